@@ -1,0 +1,69 @@
+# Every entry point of the project; CI calls the same words. `make` alone lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+MAKEFLAGS += --no-print-directory
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-hosts test-numa soak system-packages bench check format install clean
+
+help: ## list the targets
+	@echo "poprun-py: targets"
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
+	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
+
+test: $(DEV_STAMP) ## run the default tests (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -q -n 2 tests --ignore=tests/lab --ignore=tests/numa -m "not soak" $(ARGS)
+
+test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
+	$(BIN)/python -m pytest -q tests/lab $(ARGS)
+
+test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
+	$(BIN)/python -m pytest -q tests/numa $(ARGS)
+
+soak: $(DEV_STAMP) ## inject 100 random faults and look at what happens
+	$(BIN)/python -m pytest -q tests -m soak $(ARGS)
+
+system-packages: ## install the Debian packages that test-hosts and test-numa need (root)
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio
+
+bench: $(DEV_STAMP) ## measure: launch, replicas, data loading, all-reduce, training step
+	for b in launch replicas dataloader allreduce train_step; do $(BIN)/python benchmarks/$$b.py; done
+
+check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p poprun_py -p popdist_py
+	$(BIN)/lint-imports
+
+format: $(DEV_STAMP) ## format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(DEV_STAMP) ## make the virtual environment in .venv, with everything for development
+
+clean: ## remove the virtual environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# The base Python's own torch, where there is one, is used as it is: a second one is large.
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "poprun-py needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $$($(PYTHON) tools/venv_flags.py) $(VENV)
+	$(PYTHON) tools/venv_flags.py --constraints > $(VENV)/constraints.txt
+	@touch $@
+
+$(STAMP): $(VENV)/.made setup.cfg constraints.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[examples]'
+	@touch $@
+
+$(DEV_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[test,docs,examples]'
+	@touch $@

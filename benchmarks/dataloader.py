@@ -1,0 +1,176 @@
+"""Items per second that a loop consumes: our DataLoader, Sync and Async, against torch's.
+
+Cases: the data-loading tutorial's (random 1x128x128 floats, 16 x 50 device iterations per step)
+and uint8 images with augmentation. Each loop reads only, or also computes for about as long as
+torch's DataLoader takes to load a step, which is where loading ahead pays.
+
+Usage: python benchmarks/dataloader.py [--json] [--seconds 3] [--workers 0 1 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from popdist_py import poptorch
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    dataset: Any
+    batch_size: int
+    device_iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    case: str
+    workers: int
+    loader: str
+    loop: str
+    items_per_second: float
+    against_torch: float
+
+
+class Images(torch.utils.data.Dataset):
+    """Random uint8 images, flipped and cropped at random as for training."""
+
+    def __init__(self, count: int, size: int = 96, crop: int = 80) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(
+            0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator
+        )
+        self.crop = crop
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image = self.images[index]
+        top, left = torch.randint(0, image.shape[-1] - self.crop, (2,)).tolist()
+        image = image[:, top : top + self.crop, left : left + self.crop]
+        if torch.rand(()) < 0.5:
+            image = image.flip(-1)
+        return image.contiguous(), index % 10
+
+
+def cases() -> list[Case]:
+    features = torch.randn(4000, 1, 128, 128)
+    labels = torch.randint(0, 10, (4000,))
+    tutorial = torch.utils.data.TensorDataset(features, labels)
+    return [Case("tutorial", tutorial, 16, 50), Case("images", Images(8192), 16, 16)]
+
+
+def loaders(case: Case, workers: int) -> dict[str, Callable[[], Iterable[Any]]]:
+    """Return what makes each of the loaders compared."""
+    shared = {"shuffle": True, "drop_last": True, "num_workers": workers}
+
+    def torch_loader() -> Iterable[Any]:
+        return torch.utils.data.DataLoader(
+            case.dataset,
+            batch_size=case.batch_size * case.device_iterations,
+            persistent_workers=workers > 0,
+            **shared,
+        )
+
+    def ours(mode: poptorch.DataLoaderMode) -> Iterable[Any]:
+        options = poptorch.Options().deviceIterations(case.device_iterations)
+        return poptorch.DataLoader(options, case.dataset, case.batch_size, mode=mode, **shared)
+
+    return {
+        "torch": torch_loader,
+        "Sync": lambda: ours(poptorch.DataLoaderMode.Sync),
+        "Async": lambda: ours(poptorch.DataLoaderMode.Async),
+    }
+
+
+def computing(seconds: float) -> Callable[[Any], None]:
+    """Return a step that computes for about this long, whatever the batch."""
+    matrix = torch.randn(256, 256)
+    begin = time.perf_counter()
+    for _ in range(20):
+        torch.mm(matrix, matrix)
+    count = round(seconds / (time.perf_counter() - begin) * 20)
+
+    def step(batch: Any) -> None:
+        batch[0].sum()
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+
+    return step
+
+
+def reading(batch: Any) -> None:
+    batch[0].sum()  # every byte is looked at
+
+
+def measure(
+    make: Callable[[], Iterable[Any]], step: Callable[[Any], None], seconds: float
+) -> float:
+    """Return items per second over whole epochs, after a first one to warm up."""
+    loader = make()
+    for batch in loader:
+        step(batch)
+    items, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for batch in loader:
+            step(batch)
+            items += len(batch[0])
+    rate = items / (time.perf_counter() - begin)
+    if isinstance(loader, poptorch.DataLoader):
+        loader.terminate()
+    return rate
+
+
+def compare(case: Case, workers: int, seconds: float) -> list[Result]:
+    results = []
+    torch_rate = 0.0
+    for loop in ("reading", "computing"):
+        per_step = case.batch_size * case.device_iterations
+        step = reading if loop == "reading" else computing(per_step / torch_rate)
+        rates = {
+            name: measure(make, step, seconds) for name, make in loaders(case, workers).items()
+        }
+        torch_rate = rates["torch"]
+        results += [
+            Result(case.name, workers, name, loop, rate, rate / torch_rate)
+            for name, rate in rates.items()
+        ]
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per measurement")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--case", choices=["tutorial", "images"], help="only this case")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = [
+        result
+        for case in cases()
+        if arguments.case in (None, case.name)
+        for workers in arguments.workers
+        for result in compare(case, workers, arguments.seconds)
+    ]
+    if arguments.json:
+        print(json.dumps({"torch": torch.__version__, "results": [asdict(r) for r in results]}))
+        return
+    print(f"{'case':10}{'workers':>8}  {'loop':10}{'loader':7}{'items/s':>10}{'x torch':>9}")
+    for r in results:
+        print(
+            f"{r.case:10}{r.workers:8}  {r.loop:10}{r.loader:7}"
+            f"{r.items_per_second:10.0f}{r.against_torch:9.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Training steps per second: ours with 2 instances against DDP over gloo, and one process.
+
+Every row trains one model with the same global batch in five ways: ours; DDP over gloo with 2
+processes; ours with the tree of the deterministic mode; the same 2 processes without any reduction
+(what two unconnected processes reach); and one process with 2 threads. The ways of 2 processes are
+taken in turns within one job, the jobs and the single processes in turns too; medians over all.
+
+Usage: python benchmarks/train_step.py [--json] [--models cnn mlp resnet18] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+INSTANCES = 2
+# Samples that each of two instances trains on in a step, and the shape of one.
+BATCHES = {"cnn": (16, (1, 128, 128)), "mlp": (64, (2048,)), "resnet18": (8, (3, 64, 64))}
+
+
+def network(name: str) -> Any:
+    """Return the bare network, with 10 classes."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    if name == "mlp":  # 25.2 million parameters
+        hidden = [layer for _ in range(6) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(2048, 10))
+    if name == "resnet18":
+        from popdist_py import poptorch  # noqa: F401, I001 (lets torchvision be imported)
+        from torchvision.models import resnet18
+
+        return resnet18(num_classes=10)
+    return nn.Sequential(  # that of the data-loading tutorial
+        nn.Conv2d(1, 5, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Conv2d(5, 12, 5),
+        nn.ReLU(),
+        nn.GroupNorm(3, 12),
+        nn.Flatten(),
+        nn.Linear(41772, 100),
+        nn.ReLU(),
+        nn.Linear(100, 10),
+    )
+
+
+def with_loss(name: str) -> Any:
+    """Return the network with its loss, as PopTorch trains it."""
+    from torch import nn
+
+    class Training(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network(name)
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            return self.loss(self.network(x), labels)
+
+    return Training()
+
+
+def batch(name: str, instances: int) -> tuple[Any, Any]:
+    import torch
+
+    samples, shape = BATCHES[name]
+    samples *= INSTANCES // instances
+    return torch.randn(samples, *shape), torch.randint(0, 10, (samples,))
+
+
+def ours(name: str, deterministic: bool = False) -> Callable[[], Any]:
+    """Return a step of ours."""
+    import popdist_py
+    from popdist_py import poptorch
+
+    options = poptorch.Options()
+    options.broadcastBuffers(False)
+    options.Distributed.configureProcessId(
+        popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
+    )
+    options.Emulator.deterministicReduction(deterministic)
+    net = with_loss(name)
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    model = poptorch.trainingModel(net, options, optimizer=optimizer)
+    x, labels = batch(name, INSTANCES)
+    return lambda: model(x, labels)
+
+
+def plain(name: str, instances: int, ddp: bool) -> Callable[[], Any]:
+    """Return a step of PyTorch, with DDP over gloo or without any reduction."""
+    import torch
+
+    net = with_loss(name)
+    if ddp:
+        net = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    x, labels = batch(name, instances)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(x, labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def timed(steps: dict[str, Callable[[], Any]], seconds: float, meet: Callable[[], None]) -> Any:
+    """Return the milliseconds of the steps, all ways taken in turns."""
+    taken: dict[str, list[float]] = {way: [] for way in steps}
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    once = 0.0
+    while once == 0.0 or len(next(iter(taken.values()))) < max(3, int(seconds / once)):
+        begin = time.perf_counter()
+        for way, step in steps.items():
+            meet()
+            start = time.perf_counter()
+            step()
+            meet()
+            taken[way].append(1000 * (time.perf_counter() - start))
+        once = once or agreed(time.perf_counter() - begin)
+    return taken
+
+
+def agreed(seconds: float) -> float:
+    """Return a time that is equal on all instances, so that all stop after the same turn."""
+    import popdist_py
+
+    return float(popdist_py.all_reduce(seconds, "max"))
+
+
+def work(name: str, seconds: float, single: bool) -> None:
+    """Measure as one of the instances, or as the single process; print the times."""
+    import torch
+
+    import popdist_py
+
+    if single:
+        torch.set_num_threads(INSTANCES)
+        steps = {"one process": plain(name, 1, ddp=False)}
+    else:
+        torch.set_num_threads(1)
+        popdist_py.init()
+        torch.distributed.init_process_group("gloo")
+        steps = {
+            "ours": ours(name),
+            "ddp": plain(name, INSTANCES, ddp=True),
+            "deterministic": ours(name, deterministic=True),
+            "unconnected": plain(name, INSTANCES, ddp=False),
+        }
+    taken = timed(steps, seconds, (lambda: None) if single else popdist_py.barrier)
+    if popdist_py.getInstanceIndex() == 0:
+        print(json.dumps(taken), flush=True)
+    if not single:
+        torch.distributed.destroy_process_group()
+
+
+def run(words: list[object]) -> dict[str, list[float]]:
+    """Run a program and return the line of JSON that it prints."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    line = next(line for line in done.stdout.splitlines() if '": [' in line)
+    return json.loads(line.removeprefix("[1,0]<stdout>:"))
+
+
+def rows(names: list[str], rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield one row for every model."""
+    launcher = ["-m", "poprun_py", "--num-instances", INSTANCES, "--num-replicas", INSTANCES]
+    for name in names:
+        taken: dict[str, list[float]] = {}
+        worker = [__file__, "--models", name, "--seconds", seconds]
+        for _ in range(rounds):
+            for words in ([*launcher, *worker, "--worker"], [*worker, "--single"]):
+                for way, times in run(words).items():
+                    taken.setdefault(way, []).extend(times)
+        ms = {way: statistics.median(times) for way, times in taken.items()}
+        yield {
+            "model": name,
+            **{f"{way}_ms": round(value, 2) for way, value in ms.items()},
+            "ours/ddp": round(ms["ddp"] / ms["ours"], 3),
+            "ours/one process": round(ms["one process"] / ms["ours"], 3),
+            "ours/unconnected": round(ms["unconnected"] / ms["ours"], 3),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each job")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--single", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker or arguments.single:
+        work(arguments.models[0], arguments.seconds, arguments.single)
+        return
+    found = []
+    for row in rows(arguments.models, arguments.rounds, arguments.seconds):
+        found.append(row)
+        if not arguments.json:
+            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""PopDist in Python: what the instances of a poprun-py job know about one another.
+
+Importing this package imports neither torch, NumPy nor mpi4py; ``init()`` joins the job.
+PopDist's own names keep their spelling. A name's module is imported when the name is first
+used: the launcher imports this package for the wire alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popdist_py.collectives.api import (
+        all_gather,
+        all_reduce,
+        barrier,
+        broadcast,
+        reduce_scatter,
+        synchronize,
+    )
+    from popdist_py.context import execute_on_instances, init
+    from popdist_py.errors import (
+        CollectiveMismatchError,
+        InstanceLostError,
+        NotInitialisedError,
+        PopdistError,
+        WireError,
+    )
+    from popdist_py.heartbeat import RESUME_EXIT_CODE, stopRequested
+    from popdist_py.names import (
+        checkNumIpusPerReplica,
+        finalizeBackend,
+        getDeviceId,
+        getInstanceIndex,
+        getLocalInstanceIndex,
+        getNumInstances,
+        getNumIpusPerReplica,
+        getNumLocalReplicas,
+        getNumTotalReplicas,
+        getReplicaIndexOffset,
+        initializeBackend,
+        isBackendInitialized,
+        isPopdistEnvSet,
+        registerDefaultBackend,
+    )
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "RESUME_EXIT_CODE",
+    "CollectiveMismatchError",
+    "InstanceLostError",
+    "NotInitialisedError",
+    "PopdistError",
+    "WireError",
+    "__version__",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "checkNumIpusPerReplica",
+    "execute_on_instances",
+    "finalizeBackend",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "getReplicaIndexOffset",
+    "init",
+    "initializeBackend",
+    "isBackendInitialized",
+    "isPopdistEnvSet",
+    "reduce_scatter",
+    "registerDefaultBackend",
+    "stopRequested",
+    "synchronize",
+]
+
+# Which module each name lives in.
+_MODULES = {
+    "collectives.api": (
+        "all_gather",
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "reduce_scatter",
+        "synchronize",
+    ),
+    "context": (
+        "execute_on_instances",
+        "init",
+    ),
+    "errors": (
+        "CollectiveMismatchError",
+        "InstanceLostError",
+        "NotInitialisedError",
+        "PopdistError",
+        "WireError",
+    ),
+    "heartbeat": (
+        "RESUME_EXIT_CODE",
+        "stopRequested",
+    ),
+    "names": (
+        "checkNumIpusPerReplica",
+        "finalizeBackend",
+        "getDeviceId",
+        "getInstanceIndex",
+        "getLocalInstanceIndex",
+        "getNumInstances",
+        "getNumIpusPerReplica",
+        "getNumLocalReplicas",
+        "getNumTotalReplicas",
+        "getReplicaIndexOffset",
+        "initializeBackend",
+        "isBackendInitialized",
+        "isPopdistEnvSet",
+        "registerDefaultBackend",
+    ),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+_SUBMODULES = frozenset({"checkpoint", "heartbeat", "poptorch"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,119 @@
+"""Checkpoint files that are whole or not there: bytes in, bytes out.
+
+What the bytes mean is the caller's matter (``popdist_py.poptorch.checkpoint`` puts a training in
+them). Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+_MAGIC = b"popdist checkpoint 1\n"
+_NAME = re.compile(r"step-(\d{12,})\.checkpoint")
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was saved after a number of steps."""
+
+    step: int
+    data: bytes
+
+
+class Checkpoints:
+    """The checkpoints in one folder, the last ``keep`` of them.
+
+    A file appears under its name only when all of it is on the disk, and carries a checksum: one
+    that was cut short or damaged is never loaded. One process writes; any number may read.
+
+    Args:
+        folder: where the files are; made when the first one is saved.
+        keep: how many are kept, at least 1.
+
+    Raises:
+        ValueError: ``keep`` is below 1.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep}: at least 1 checkpoint has to be kept")
+        self.folder = Path(folder)
+        self._keep = keep
+
+    def save(self, step: int, data: bytes) -> Path:
+        """Write the checkpoint of ``step``, then remove those that are too old.
+
+        A checkpoint of the same step is replaced.
+
+        Raises:
+            ValueError: ``step`` is negative.
+            OSError: the folder or file cannot be written; older checkpoints are as they were.
+        """
+        if step < 0:
+            raise ValueError(f"step={step}: the number of steps done is expected")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._remove_partial()
+        path = self.folder / f"step-{step:012}.checkpoint"
+        partial = self.folder / f".{path.name}.{os.getpid()}.partial"
+        try:
+            with partial.open("wb") as file:
+                file.write(_MAGIC + _digest(step, data) + data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        self._sync_folder()
+        for _, old in self._files()[self._keep :]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole, or None if there is none."""
+        return next(self._whole(), None)
+
+    def _whole(self) -> Iterator[Checkpoint]:
+        for step, path in self._files():
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            head = len(_MAGIC) + _DIGEST_BYTES
+            data = content[head:]
+            if content[:head] == _MAGIC + _digest(step, data):
+                yield Checkpoint(step, data)
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return step and path of every checkpoint, newest first."""
+        if not self.folder.is_dir():
+            return []
+        matches = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted(((int(m[1]), path) for m, path in matches if m), reverse=True)
+
+    def _remove_partial(self) -> None:
+        """Remove what a writer that was killed left behind."""
+        for path in self.folder.glob(".step-*.partial"):
+            path.unlink(missing_ok=True)
+
+    def _sync_folder(self) -> None:
+        """Have the new name itself on the disk."""
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _digest(step: int, data: bytes) -> bytes:
+    """Return the checksum of a checkpoint; a renamed file does not pass for another step."""
+    digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
+    digest.update(data)
+    return digest.digest()

@@ -1,0 +1,135 @@
+"""Element-wise reduction of arrays, in one fixed order.
+
+Pure NumPy on memory that others provide. float16 and bfloat16 are added up in float32. NumPy has no
+bfloat16: an array of the dtype ``BFLOAT16`` holds its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from popdist_py.collectives import ReduceOp
+
+__all__ = ["BFLOAT16", "CHUNK_BYTES", "Array", "Reduction", "dtype_name"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+
+_FUNCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "prod": np.multiply,
+}
+# A chunk and its partners stay in the second-level cache.
+CHUNK_BYTES = 256 * 1024
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of an element type as PyTorch and NumPy users know it."""
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+class Reduction:
+    """Reduces arrays of one dtype with one operation.
+
+    Args:
+        op: the operation; ``mean`` divides by ``count``.
+        dtype: of the arrays.
+        count: number of instances whose arrays are reduced in the end.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype.
+    """
+
+    def __init__(self, op: ReduceOp, dtype: np.dtype[Any], count: int) -> None:
+        self.op: ReduceOp = op
+        self.dtype = dtype
+        self.is_half = dtype in (np.float16, BFLOAT16)
+        if not self.is_half and dtype.kind not in "biufc":
+            raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
+        if op == "mean" and dtype.kind in "biu":
+            raise TypeError(
+                f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
+            )
+        self.function = _FUNCTIONS[op]
+        self.divisor = count if op == "mean" else None
+        self.wide = np.dtype(np.float32) if self.is_half else dtype
+        self.chunk = max(1, CHUNK_BYTES // self.wide.itemsize)
+        self._scratch: tuple[Array, ...] = ()
+
+    def widen(self, source: Array, out: Array) -> Array:
+        """Return the values of ``source`` as ``wide``; in ``out`` if they must be converted."""
+        if not self.is_half:
+            return source
+        if self.dtype == BFLOAT16:
+            bits = out.view(np.uint32)
+            np.copyto(bits, source.view(np.uint16))
+            np.left_shift(bits, np.uint32(16), out=bits)
+        else:
+            np.copyto(out, source)
+        return out
+
+    def narrow(self, value: Array, out: Array) -> None:
+        """Store ``value`` in ``out``, rounded to nearest even."""
+        if self.dtype == BFLOAT16:
+            np.copyto(out.view(np.uint16), _bfloat16_bits(value))
+        elif value is not out:
+            np.copyto(out, value, casting="same_kind")
+
+    def finish(self, value: Array) -> None:
+        """Turn the sum over all instances into the result, in place."""
+        if self.divisor is not None:
+            np.divide(value, self.divisor, out=value)
+
+    def partial(self, sources: Sequence[Array], out: Array) -> None:
+        """Reduce ``sources`` in order into ``out`` (of dtype ``wide``, no source but the first)."""
+        first, scratch = sources[0], self._rows(out.size)[1]
+        if self.is_half:
+            self.widen(first, out)
+        elif len(sources) == 1:
+            if out is not first:
+                np.copyto(out, first)
+        else:
+            self.function(first, sources[1], out=out)
+            sources = sources[1:]
+        for source in sources[1:]:
+            self.function(out, self.widen(source, scratch), out=out)
+
+    def __call__(self, sources: Sequence[Array], out: Array) -> None:
+        """Reduce flat ``sources`` in order into ``out``, which may be any one of them."""
+        for start in range(0, out.size, self.chunk):
+            part = slice(start, start + self.chunk)
+            self.chunked([source[part] for source in sources], out[part])
+
+    def chunked(self, sources: Sequence[Array], out: Array) -> None:
+        """Reduce sources of at most one chunk."""
+        if len(sources) == 2 and not self.is_half:
+            self.function(sources[0], sources[1], out=out)
+            self.finish(out)
+            return
+        total = self._rows(out.size)[0]
+        self.partial(sources, total)
+        self.finish(total)
+        self.narrow(total, out)
+
+    def _rows(self, size: int) -> tuple[Array, ...]:
+        if not self._scratch:
+            self._scratch = (np.empty(self.chunk, self.wide), np.empty(self.chunk, self.wide))
+        return tuple(row[:size] for row in self._scratch)
+
+
+def _bfloat16_bits(value: Array) -> Array:
+    """Round float32 to the upper 16 bits, to nearest even; a NaN stays a quiet NaN."""
+    bits = value.view(np.uint32)
+    rounded = bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
+    result = (rounded >> np.uint32(16)).astype(np.uint16)
+    nan = np.isnan(value)
+    if nan.any():
+        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    return result

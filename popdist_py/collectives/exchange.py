@@ -1,0 +1,209 @@
+"""Reducing large arrays: each owner reduces its slice, then everybody has the slices of all.
+
+Four ways to the others' data, fastest first: it lives in the window; it is read out of their
+memory; it passes through the slots, reduced by both of two instances or in slices. Between hosts
+the owners of one slice add theirs up ("lane").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
+from popdist_py.collectives.host import Host, Plan
+from popdist_py.collectives.link import Link
+from popdist_py.collectives.tree import Adder, combine, nodes_of
+
+__all__ = ["Exchange"]
+
+# The kernel looks up every page that it reads: below, passing through the slots is faster.
+_READ_BYTES = 2 * CHUNK_BYTES
+
+
+class Exchange:
+    """Reduces large arrays over the instances of this host, and of all hosts.
+
+    Args:
+        host: this one.
+        hosts: index in the job of the instances of every host.
+        lane: the owners of this instance's slice on all hosts; None with one host, and for an
+            instance that owns no slice.
+    """
+
+    def __init__(
+        self, host: Host, hosts: Sequence[Sequence[int]], lane: Link | None, slot_bytes: int
+    ) -> None:
+        self._host = host
+        self._hosts = hosts
+        self._lane = lane
+        self._slot_bytes = slot_bytes
+        # Made once: fresh memory costs a page fault for every 4 KiB. Pages come with the first use.
+        self._scratch = np.empty((host.size, CHUNK_BYTES), np.uint8)
+        # A slice has one owner on every host, so the smallest host says how many there are.
+        self._num_owners = min(map(len, hosts))
+
+    def in_place(self, plan: Plan, views: Sequence[Array]) -> None:
+        """Reduce arrays that live in the window, given those of all instances of the host."""
+        self._reduce_own_slice(plan, views, views)
+        self._host.rendezvous.wait_for_all(plan.signature)
+
+    def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
+        """Reduce arrays that lie anywhere, given where."""
+        if len(self._hosts) > 1:
+            self._by_slices(plan, flat)
+        elif self._host.can_read and flat.nbytes > _READ_BYTES:
+            self._by_reading(plan, flat, addresses)
+        elif self._host.size == 2:
+            self._by_pairs(plan, flat)
+        else:
+            self._by_slices(plan, flat)
+
+    def add_replicas(self, plan: Plan, leaves: Sequence[Array]) -> None:
+        """Add up the rows of all instances by the tree; they live in the window."""
+        columns, step = leaves[0].shape[1], CHUNK_BYTES // 4 // leaves[0].itemsize
+        for part in self._own_slice(columns, step):
+            total = self._tree_sum(leaves, part, plan)
+            for rows in leaves:
+                np.copyto(rows[0, part], total)
+        self._host.rendezvous.wait_for_all(plan.signature)
+
+    # --- Ways to the others' data ---------------------------------------------------------------
+
+    def _by_reading(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
+        """Read the others' parts of the own slice, reduce it in place, read the other slices."""
+        host, reduction = self._host, _reduction_of(plan)
+        others = [position for position in range(host.size) if position != host.position]
+        rows = {position: self._scratch[position].view(flat.dtype) for position in others}
+        for part in self._own_slice(flat.size, reduction.chunk):
+            sources = {host.position: flat[part]}
+            for position in others:
+                sources[position] = rows[position][: part.stop - part.start]
+                address = addresses[position] + part.start * flat.itemsize
+                host.read(position, address, sources[position], plan)
+            reduction.chunked([sources[position] for position in range(host.size)], flat[part])
+        host.rendezvous.wait_for_all(plan.signature)
+        for position in others:
+            part = _slice_of(position, self._num_owners, flat.size)
+            address = addresses[position] + part.start * flat.itemsize
+            host.read(position, address, flat[part], plan)
+        host.rendezvous.wait_for_all(plan.signature)
+
+    def _by_pairs(self, plan: Plan, flat: Array) -> None:
+        """Both instances reduce everything: one meeting for each chunk."""
+        host, reduction = self._host, _reduction_of(plan)
+        step = min(reduction.chunk, self._slot_bytes // flat.itemsize)
+        for start in range(0, flat.size, step):
+            turn = host.next_turn()
+            chunk = flat[start : start + step]
+            slots = [slot[: chunk.size] for slot in plan.slots[turn]]
+            np.copyto(slots[host.position], chunk)
+            host.meet(plan, turn)
+            reduction.chunked(slots, chunk)
+
+    def _by_slices(self, plan: Plan, flat: Array) -> None:
+        """Of each chunk every owner reduces its slice, and all copy the slices of all owners."""
+        host = self._host
+        step = self._slot_bytes // flat.itemsize
+        for start in range(0, flat.size, step):
+            turn = host.next_turn()
+            chunk = flat[start : start + step]
+            slots = [slot[: chunk.size] for slot in plan.slots[turn]]
+            np.copyto(slots[host.position], chunk)
+            host.meet(plan, turn)
+            self._reduce_own_slice(plan, slots, [slots[host.position]])
+            host.rendezvous.wait_for_all(plan.signature)
+            for owner in range(self._num_owners):
+                part = _slice_of(owner, self._num_owners, chunk.size)
+                np.copyto(chunk[part], slots[owner][part])
+
+    # --- Slices ---------------------------------------------------------------------------------
+
+    def _own_slice(self, size: int, step: int) -> Iterator[slice]:
+        """Yield the chunks of the slice that this instance reduces; none if it owns no slice."""
+        position = self._host.position
+        if position >= self._num_owners:
+            return
+        own = _slice_of(position, self._num_owners, size)
+        for start in range(own.start, own.stop, max(1, step)):
+            yield slice(start, min(start + step, own.stop))
+
+    def _reduce_own_slice(
+        self, plan: Plan, sources: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        """Reduce this instance's slice of the sources of this host, and of all hosts.
+
+        While a chunk travels between hosts, the next one is reduced.
+        """
+        reduction = _reduction_of(plan)
+        if self._lane is None:
+            for part in self._own_slice(sources[0].size, reduction.chunk):
+                reduction.chunked([source[part] for source in sources], outputs[0][part])
+                for output in outputs[1:]:
+                    np.copyto(output[part], outputs[0][part])
+            return
+        pending: Callable[[], None] | None = None
+        for part in self._own_slice(sources[0].size, 4 * reduction.chunk):
+            started = self._start_between_hosts(plan, sources, outputs, part)
+            if pending is not None:
+                pending()
+            pending = started
+        if pending is not None:
+            pending()
+
+    def _start_between_hosts(
+        self, plan: Plan, sources: Sequence[Array], outputs: Sequence[Array], part: slice
+    ) -> Callable[[], None]:
+        """Begin to reduce ``part`` over the hosts; what is returned ends it."""
+        reduction, lane = _reduction_of(plan), self._lane
+        assert lane is not None
+        total = np.empty(part.stop - part.start, reduction.wide)
+        for start in range(0, total.size, reduction.chunk):
+            stop = min(start + reduction.chunk, total.size)
+            at = slice(part.start + start, part.start + stop)
+            reduction.partial([source[at] for source in sources], total[start:stop])
+        request = lane.start_all_reduce(total, reduction.op)
+
+        def end() -> None:
+            lane.finish(request, plan.signature)
+            reduction.finish(total)
+            for output in outputs:
+                reduction.narrow(total, output[part])
+
+        return end
+
+    def _tree_sum(self, parts: Sequence[Array], part: slice, plan: Plan) -> Array:
+        """Add up the leaves of all replicas in ``part``."""
+        rows = parts[0].shape[0]
+        leaves = rows * sum(map(len, self._hosts))
+        adder = Adder(parts[0].dtype, part.stop - part.start)
+        held = {
+            (0, instance * rows + row): view[row, part]
+            for instance, view in zip(self._host.instances, parts, strict=True)
+            for row in range(rows)
+        }
+        found = combine(held, leaves, adder)
+        if self._lane is not None:
+            nodes = [
+                nodes_of((i * rows + row for i in host for row in range(rows)), leaves)
+                for host in self._hosts
+            ]
+            values = list(found.values())
+            found = combine(
+                self._lane.all_gather_nodes(values, nodes, plan.signature), leaves, adder
+            )
+        (total,) = found.values()
+        return total
+
+
+def _reduction_of(plan: Plan) -> Reduction:
+    assert plan.reduction is not None
+    return plan.reduction
+
+
+def _slice_of(owner: int, num_owners: int, size: int) -> slice:
+    """Return the slice that one owner reduces; slices end at cache lines."""
+    per_owner = -(-size // num_owners // 16) * 16
+    start = min(owner * per_owner, size)
+    return slice(start, min(start + per_owner, size))

@@ -1,0 +1,59 @@
+"""From MPI's world to the best communicator for it: shared memory where that works, else MPI.
+
+Importing it initialises MPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpi4py import MPI
+
+from popdist_py.collectives import Communicator
+from popdist_py.collectives.host import window_for
+from popdist_py.collectives.mpi import MpiCommunicator
+from popdist_py.collectives.rendezvous import is_supported
+from popdist_py.collectives.shared import SharedCommunicator
+from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.window import Window, WindowError
+from popdist_py.environment import CollectiveSettings
+
+__all__ = ["join", "join_group"]
+
+
+def join(settings: CollectiveSettings) -> Communicator:
+    """Connect all instances of the job.
+
+    The communicator has a duplicate of MPI's world, so that the library's messages never meet those
+    of a program that uses mpi4py itself.
+    """
+    world = MPI.COMM_WORLD.Dup()
+    local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.Get_rank())
+    window = _window(local, settings)
+    # A host that cannot share memory decides for all: everybody must speak the same protocol.
+    if world.allreduce(window is not None, MPI.LAND) and window is not None:
+        return SharedCommunicator(world, local, window, settings)
+    return MpiCommunicator(world, settings)
+
+
+def _window(local: MPI.Comm, settings: CollectiveSettings) -> Window | None:
+    """Return shared memory of this host's instances, or None if they cannot have any."""
+    if not local.allreduce(settings.shared_memory and is_supported(), MPI.LAND):
+        return None
+    try:
+        return window_for(local)
+    except WindowError:
+        return None
+
+
+def join_group(instances: Sequence[int], settings: CollectiveSettings) -> Communicator:
+    """Connect some instances of the job; only they make this call.
+
+    Args:
+        instances: their indices, sorted, without repetition.
+        settings: the user's.
+    """
+    if len(instances) == 1:
+        return SoloCommunicator(instances)
+    group = MPI.COMM_WORLD.Get_group().Incl(list(instances))
+    return MpiCommunicator(MPI.COMM_WORLD.Create_group(group), settings, instances)

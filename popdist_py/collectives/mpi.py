@@ -1,0 +1,123 @@
+"""The communicator over MPI alone: for groups of instances, and where memory cannot be shared.
+
+Importing it initialises MPI, so ``popdist_py.context`` imports it when a job of several instances
+starts, and never before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction, dtype_name
+from popdist_py.collectives.background import Background
+from popdist_py.collectives.link import Link
+from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.tree import Adder, combine, nodes_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from popdist_py.collectives import ReduceOp
+    from popdist_py.environment import CollectiveSettings
+
+__all__ = ["MpiCommunicator"]
+
+
+class MpiCommunicator:
+    """Instances that talk through MPI; satisfies ``popdist_py.collectives.Communicator``.
+
+    Args:
+        comm: theirs; MPI rank = instance index, unless ``instances`` says otherwise.
+        settings: the user's.
+        instances: index in the job of each rank.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, settings: CollectiveSettings, instances: Sequence[int] | None = None
+    ) -> None:
+        self.instances = range(comm.Get_size()) if instances is None else instances
+        self._link = Link(comm, self.instances, settings.hang_timeout)
+        self.background = Background()
+        # Nobody asked who is where; for what depends on it, far apart is the safe guess.
+        self.spans_hosts = True
+        self.instance_index: int = comm.Get_rank()
+        self.num_instances: int = comm.Get_size()
+
+    def all_reduce(self, array: Array, op: ReduceOp = "sum", name: str = "") -> None:
+        """Reduce ``array`` in place."""
+        reduction = Reduction(op, array.dtype, self.num_instances)
+        doing = Signature("all_reduce", f"op={op}", dtype_name(array.dtype), array.shape, name)
+        self.agree(doing)
+        flat = array.reshape(-1)
+        total = reduction.widen(flat, np.empty(flat.shape, reduction.wide))
+        self._link.all_reduce(total, op, doing)
+        reduction.finish(total)
+        if total is not flat:
+            reduction.narrow(total, flat)
+
+    def add_replicas(self, leaves: Array) -> None:
+        """Add up the rows of all instances in the order of the tree over replicas."""
+        doing = Signature("add_replicas", "", dtype_name(leaves.dtype), leaves.shape)
+        self.agree(doing)
+        rows = leaves.shape[0]
+        total = rows * self.num_instances
+        step = max(1, CHUNK_BYTES // leaves.itemsize)
+        add = Adder(leaves.dtype, step)
+        nodes = [
+            nodes_of(range(i * rows, (i + 1) * rows), total) for i in range(self.num_instances)
+        ]
+        for start in range(0, leaves.shape[1], step):
+            part = slice(start, start + step)
+            add.start()
+            first = self.instance_index * rows
+            own = {(0, first + row): leaves[row, part] for row in range(rows)}
+            mine = list(combine(own, total, add).values())
+            everyone = self._link.all_gather_nodes(mine, nodes, doing)
+            (leaves[0, part],) = combine(everyone, total, add).values()
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """Overwrite ``array`` with the one of instance ``root``."""
+        doing = Signature("broadcast", f"root={root}", dtype_name(array.dtype), array.shape)
+        self.agree(doing)
+        self._link.broadcast(array.reshape(-1).view(np.uint8), self.instances.index(root), doing)
+
+    def all_gather(self, array: Array, name: str = "") -> Array:
+        """Return the arrays of all instances, stacked."""
+        doing = Signature("all_gather", "", dtype_name(array.dtype), array.shape, name)
+        self.agree(doing)
+        return self._link.all_gather(array, doing)
+
+    def all_gather_object(self, value: object) -> list[Any]:
+        """Return the value of every instance, in instance order."""
+        doing = Signature("all_gather")
+        self.agree(doing)
+        return self._link.all_gather_object(value, doing)
+
+    def broadcast_object(self, value: object, root: int = 0) -> Any:
+        """Return the value of instance ``root``."""
+        doing = Signature("broadcast", f"root={root}")
+        self.agree(doing)
+        return self._link.broadcast_object(value, self.instances.index(root), doing)
+
+    def gradient_buffer(self, num_bytes: int) -> Array:
+        """Return memory; nothing is shared here."""
+        self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
+        return np.zeros(num_bytes, np.uint8)
+
+    def barrier(self) -> None:
+        """Return once every instance has called this."""
+        self.agree(Signature("barrier"))
+
+    def agree(self, signature: Signature) -> None:
+        """Return once all instances make the call ``signature``."""
+        self.background.settle()
+        if not self._link.compare(signature.code, 0, signature)[0]:
+            raise mismatch(self._link.all_gather_object(str(signature), signature))
+
+    def close(self) -> None:
+        """End what runs in the background; MPI itself is finalised by mpi4py at exit."""
+        if self._link.lost is None:
+            self.background.settle()

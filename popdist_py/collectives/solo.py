@@ -1,0 +1,86 @@
+"""The communicator of a job with one instance: every collective is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from popdist_py.collectives.background import Background
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from popdist_py.collectives import ReduceOp
+    from popdist_py.collectives.signature import Signature
+
+__all__ = ["SoloCommunicator"]
+
+
+class SoloCommunicator:
+    """One instance alone; satisfies ``popdist_py.collectives.Communicator``.
+
+    Args:
+        instances: its index in the job.
+    """
+
+    instance_index = 0
+    num_instances = 1
+    spans_hosts = False
+
+    def __init__(self, instances: Sequence[int] = (0,)) -> None:
+        self.instances = instances
+        self.background = Background()
+
+    def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
+        """Leave ``array`` as it is: the reduction over one instance.
+
+        Raises:
+            TypeError: the operation is not defined for the dtype, as with several instances.
+        """
+        from popdist_py.collectives.arithmetic import Reduction
+
+        self.background.settle()
+        Reduction(op, array.dtype, 1)
+
+    def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
+        """Add up the rows in the order of the tree over replicas."""
+        from popdist_py.collectives.arithmetic import CHUNK_BYTES
+        from popdist_py.collectives.tree import Adder, combine
+
+        step = max(1, CHUNK_BYTES // 4 // leaves.itemsize)
+        adder = Adder(leaves.dtype, step)
+        for start in range(0, leaves.shape[1], step):
+            part = slice(start, start + step)
+            adder.start()
+            rows = {(0, row): values for row, values in enumerate(leaves[:, part])}
+            (leaves[0, part],) = combine(rows, len(leaves), adder).values()
+
+    def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        """Return memory; nobody shares it."""
+        import numpy as np
+
+        return np.zeros(num_bytes, np.uint8)
+
+    def broadcast(self, array: np.ndarray[Any, Any], root: int = 0) -> None:
+        """Leave ``array`` as it is."""
+
+    def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
+        """Return ``array`` with a leading dimension of 1."""
+        return array[None].copy()
+
+    def all_gather_object(self, value: object) -> list[Any]:
+        """Return ``[value]``."""
+        return [value]
+
+    def broadcast_object(self, value: object, root: int = 0) -> Any:
+        """Return ``value``."""
+        return value
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+    def agree(self, signature: Signature) -> None:
+        """Return at once: there is nobody to differ from."""
+
+    def close(self) -> None:
+        """Do nothing: nothing is held."""

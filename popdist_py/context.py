@@ -1,0 +1,205 @@
+"""This process as an instance of a job: read the wire, join the others, leave in good order.
+
+Holds the one piece of state of the library: the instance's environment and its communicator.
+Imports mpi4py only when the job has several instances, and torch never.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Any, TypeVar
+
+from popdist_py import heartbeat
+from popdist_py.collectives import Communicator
+from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.environment import (
+    CollectiveSettings,
+    InstanceEnvironment,
+    is_popdist_environment,
+)
+from popdist_py.errors import NotInitialisedError
+
+__all__ = [
+    "communicator",
+    "environment",
+    "execute_on_instances",
+    "finalize",
+    "init",
+    "is_initialised",
+    "is_launched",
+]
+
+Result = TypeVar("Result")
+
+# Set by MPICH's process manager.
+_HYDRA = "PMI_FD"
+
+_communicator: Communicator | None = None
+# Within execute_on_instances: those that take part, innermost last.
+_groups: list[Communicator] = []
+_known_groups: dict[tuple[int, ...], Communicator] = {}
+
+
+def is_launched() -> bool:
+    """Tell whether this process was started by poprun-py."""
+    return is_popdist_environment(os.environ)
+
+
+def environment() -> InstanceEnvironment:
+    """Return what the launcher told this instance; the defaults of a lone one without it.
+
+    Raises:
+        WireError: the variables are incomplete or contradict one another.
+    """
+    return InstanceEnvironment.from_environ(os.environ)
+
+
+def init() -> None:
+    """Join the other instances of the job; a second call does nothing.
+
+    Without the launcher, or with one instance, no MPI is started. Afterwards an exception that
+    nobody catches ends the whole job instead of leaving the others in a collective for ever.
+
+    Raises:
+        WireError: the launcher's variables are incomplete, or MPI reports another job.
+    """
+    global _communicator
+    if _communicator is not None:
+        return
+    instance = environment()
+    heartbeat.begin()
+    if instance.num_instances == 1:
+        _communicator = SoloCommunicator()
+        return
+    _communicator = _join(instance)
+    _install_abort_hook()
+    atexit.register(finalize)
+
+
+def _join(instance: InstanceEnvironment) -> Communicator:
+    """Connect to the other instances and check that they are those of the wire."""
+    if _HYDRA in os.environ:
+        # An instance that ends with an error must not wait for the others in MPICH's MPI_Finalize.
+        import mpi4py
+
+        mpi4py.rc.finalize = False
+    from popdist_py.collectives.joining import join
+    from popdist_py.errors import WireError
+
+    joined = join(CollectiveSettings.from_environ(os.environ))
+    if (joined.instance_index, joined.num_instances) != (
+        instance.instance_index,
+        instance.num_instances,
+    ):
+        raise WireError(
+            f"MPI says rank {joined.instance_index} of {joined.num_instances}, the launcher said "
+            f"instance {instance.instance_index} of {instance.num_instances}: start the program "
+            "with poprun-py, or unset the POPDIST_* variables"
+        )
+    return joined
+
+
+def communicator() -> Communicator:
+    """Return the connection to the other instances; within a group, to those of the group.
+
+    A job of one instance needs no ``init()``.
+
+    Raises:
+        NotInitialisedError: the job has several instances and ``init()`` was not called.
+    """
+    if _groups:
+        return _groups[-1]
+    if _communicator is not None:
+        return _communicator
+    if environment().num_instances == 1:
+        return SoloCommunicator()
+    raise NotInitialisedError(
+        "popdist_py.init() was not called: this job has "
+        f"{environment().num_instances} instances, which must join before they communicate"
+    )
+
+
+def is_initialised() -> bool:
+    """Tell whether ``init()`` was called and ``finalize()`` was not."""
+    return _communicator is not None
+
+
+def finalize() -> None:
+    """Leave the job; called at exit. Calling it again does nothing."""
+    global _communicator
+    leaving, _communicator = _communicator, None
+    _known_groups.clear()
+    if leaving is not None:
+        leaving.close()
+
+
+def execute_on_instances(
+    instances: Collection[int], func: Callable[..., Result], *args: Any, **kwargs: Any
+) -> Result | None:
+    """Call ``func(*args, **kwargs)`` on the listed instances only and return its result there.
+
+    The other instances return ``None`` at once. Collectives inside ``func`` are among the listed
+    instances.
+
+    Args:
+        instances: instance indices, for example ``{0}`` or ``range(2)``.
+        func: what the listed instances call.
+        args: positional arguments of ``func``.
+        kwargs: keyword arguments of ``func``.
+    """
+    if environment().instance_index not in instances:
+        return None
+    if _communicator is None:
+        return func(*args, **kwargs)
+    present = set(instances) & set(_communicator.instances)
+    _groups.append(_group(tuple(sorted(present))))
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _groups.pop()
+
+
+def _group(instances: tuple[int, ...]) -> Communicator:
+    """Return the connection of some instances, made when they first meet."""
+    assert _communicator is not None
+    if len(instances) == _communicator.num_instances:
+        return _communicator
+    if instances not in _known_groups:
+        from popdist_py.collectives.joining import join_group
+
+        settings = CollectiveSettings.from_environ(os.environ)
+        _known_groups[instances] = join_group(instances, settings)
+    return _known_groups[instances]
+
+
+def _install_abort_hook() -> None:
+    """End the process at once when an exception reaches the top.
+
+    mpi4py finalises MPI at exit, and that waits for the other instances, which may be waiting for
+    this one. The traceback is printed by the hook that stood there before.
+    """
+    previous = sys.excepthook
+
+    def abort(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        try:
+            previous(kind, value, trace)
+        except BaseException:
+            traceback.print_exc()
+        _leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = abort
+
+
+def _leave(code: int) -> None:
+    """End the process with ``code`` without finalising MPI, after its output is written."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(code)

@@ -1,0 +1,205 @@
+"""The wire between launcher and library: environment variables <-> InstanceEnvironment.
+
+The one module that ``poprun_py`` and ``popdist_py`` share. Standard library only; it never reads
+``os.environ`` by itself, so that both sides can be tested as values. Nothing else may name a
+``POPDIST_*`` variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from popdist_py.errors import WireError
+
+__all__ = ["CollectiveSettings", "InstanceEnvironment", "is_popdist_environment"]
+
+NUM_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
+NUM_IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
+NUM_LOCAL_REPLICAS = "POPDIST_NUM_LOCAL_REPLICAS"
+UNIFORM_REPLICAS = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+NODE_DEVICE_ID = "POPDIST_NODE_DEVICE_ID"
+EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
+REPLICA_INDEX_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
+
+# Beyond PopRun: the size of the host's share, for LOCAL_WORLD_SIZE and shared-memory collectives.
+NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
+
+# Beyond PopRun, from the supervisor: memory shared with the instance's wrapper, a signal number and
+# the file that takes the stacks of all threads when it comes ("NUMBER:PATH"), and how many times
+# the job was started again.
+HEARTBEAT = "POPDIST_HEARTBEAT"
+STACKS = "POPDIST_STACKS"
+RESTART_COUNT = "POPDIST_RESTART_COUNT"
+
+# What a user may set for the collectives.
+HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
+SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
+GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
+
+
+def is_popdist_environment(environ: Mapping[str, str]) -> bool:
+    """Tell whether ``environ`` was made by the launcher (PopDist's own test: the replica total)."""
+    return NUM_TOTAL_REPLICAS in environ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceEnvironment:
+    """What one instance knows about the job: R replicas, I instances, this one's share L = R/I.
+
+    The defaults describe a program that runs without the launcher: one instance, one replica.
+    """
+
+    num_total_replicas: int = 1
+    num_local_replicas: int = 1
+    num_ipus_per_replica: int = 1
+    replica_index_offset: int = 0
+    local_instance_index: int = 0
+    num_local_instances: int = 1
+    uniform_replicas: bool = True
+    node_device_id: int | None = None
+    executable_cache_path: str | None = None
+
+    @property
+    def num_instances(self) -> int:
+        """Number of instances I = R / L.
+
+        Raises:
+            WireError: the replicas are not spread uniformly, so that I is not known.
+        """
+        self._require_uniform()
+        return self.num_total_replicas // self.num_local_replicas
+
+    @property
+    def instance_index(self) -> int:
+        """Index of this instance in [0, I): its replica offset divided by L.
+
+        Raises:
+            WireError: the replicas are not spread uniformly, so that the index is not known.
+        """
+        self._require_uniform()
+        return self.replica_index_offset // self.num_local_replicas
+
+    def _require_uniform(self) -> None:
+        if not self.uniform_replicas:
+            raise WireError(
+                f"{UNIFORM_REPLICAS} is not set: the instance index and count are only known "
+                "when every instance has the same number of replicas"
+            )
+
+    def to_environ(self) -> dict[str, str]:
+        """Return the variables of this instance, in the order in which PopRun sets them."""
+        variables = {
+            NUM_TOTAL_REPLICAS: str(self.num_total_replicas),
+            NUM_IPUS_PER_REPLICA: str(self.num_ipus_per_replica),
+            NUM_LOCAL_REPLICAS: str(self.num_local_replicas),
+        }
+        if self.uniform_replicas:
+            variables[UNIFORM_REPLICAS] = "1"
+        if self.node_device_id is not None:
+            variables[NODE_DEVICE_ID] = str(self.node_device_id)
+        if self.executable_cache_path is not None:
+            variables[EXECUTABLE_CACHE_PATH] = self.executable_cache_path
+        variables[REPLICA_INDEX_OFFSET] = str(self.replica_index_offset)
+        variables[LOCAL_INSTANCE_INDEX] = str(self.local_instance_index)
+        variables[NUM_LOCAL_INSTANCES] = str(self.num_local_instances)
+        return variables
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> InstanceEnvironment:
+        """Read the instance from ``environ``; without the launcher's variables, the defaults.
+
+        Raises:
+            WireError: a variable is missing, is no integer, or the numbers contradict.
+        """
+        if not is_popdist_environment(environ):
+            return cls()
+        total = _integer(environ, NUM_TOTAL_REPLICAS, minimum=1)
+        local = _integer(environ, NUM_LOCAL_REPLICAS, minimum=1)
+        offset = _integer(environ, REPLICA_INDEX_OFFSET, minimum=0)
+        uniform = environ.get(UNIFORM_REPLICAS) == "1"
+        if offset + local > total or (uniform and (total % local or offset % local)):
+            raise WireError(
+                f"{NUM_TOTAL_REPLICAS}={total}, {NUM_LOCAL_REPLICAS}={local} and "
+                f"{REPLICA_INDEX_OFFSET}={offset} contradict one another: the local replicas must "
+                "divide the total and the offset must be a multiple of them"
+            )
+        return cls(
+            num_total_replicas=total,
+            num_local_replicas=local,
+            num_ipus_per_replica=_integer(environ, NUM_IPUS_PER_REPLICA, minimum=1, default=1),
+            replica_index_offset=offset,
+            local_instance_index=_integer(environ, LOCAL_INSTANCE_INDEX, minimum=0, default=0),
+            num_local_instances=_integer(environ, NUM_LOCAL_INSTANCES, minimum=1, default=1),
+            uniform_replicas=uniform,
+            node_device_id=(
+                _integer(environ, NODE_DEVICE_ID, minimum=0) if NODE_DEVICE_ID in environ else None
+            ),
+            executable_cache_path=environ.get(EXECUTABLE_CACHE_PATH),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectiveSettings:
+    """How the instances of a job communicate.
+
+    Attributes:
+        hang_timeout: seconds after which a wait for another instance is an error; inf: never.
+        shared_memory: whether instances of a host may exchange data through shared memory.
+        gradient_overlap: whether gradients are reduced while backward runs; None: what measures
+            faster.
+    """
+
+    hang_timeout: float = 300.0
+    shared_memory: bool = True
+    gradient_overlap: bool | None = None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> CollectiveSettings:
+        """Read the settings from ``environ``.
+
+        Raises:
+            WireError: a value is none that is accepted.
+        """
+        text = environ.get(HANG_TIMEOUT, "300")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = -1.0
+        if not seconds >= 0:
+            raise WireError(f"{HANG_TIMEOUT}={text!r}: a number of seconds is expected; 0 = never")
+        return cls(
+            hang_timeout=seconds or float("inf"),
+            shared_memory=bool(_switch(environ, SHARED_MEMORY, default=True)),
+            gradient_overlap=_switch(environ, GRADIENT_OVERLAP, default=None),
+        )
+
+
+def _switch(environ: Mapping[str, str], name: str, *, default: bool | None) -> bool | None:
+    """Read a variable that is 0 or 1, or ``default`` when it is absent or empty."""
+    text = environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise WireError(f"{name}={text!r}: 0 or 1 is expected")
+    return default if text == "" else text == "1"
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, *, minimum: int, default: int | None = None
+) -> int:
+    """Read one whole number, or ``default`` when the variable is absent."""
+    text = environ.get(name)
+    if text is None:
+        if default is not None:
+            return default
+        raise WireError(
+            f"{name} is not set although {NUM_TOTAL_REPLICAS} is: start the program with "
+            "poprun-py, or unset the POPDIST_* variables to run it alone"
+        )
+    try:
+        value = int(text)
+    except ValueError:
+        value = minimum - 1
+    if value < minimum:
+        raise WireError(f"{name}={text!r}: a whole number of at least {minimum} is expected")
+    return value

@@ -1,0 +1,38 @@
+"""The exceptions of popdist_py: one tree, nothing else.
+
+PopdistError                    anything that this library reports
+|-- WireError                   the variables set by the launcher are incomplete or contradict
+|-- NotInitialisedError         a collective was called before popdist_py.init()
+|-- CollectiveMismatchError     instances disagree on shape, dtype, operation or name
+`-- InstanceLostError           another instance ended inside a collective
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CollectiveMismatchError",
+    "InstanceLostError",
+    "NotInitialisedError",
+    "PopdistError",
+    "WireError",
+]
+
+
+class PopdistError(Exception):
+    """Anything that popdist_py reports on its own behalf."""
+
+
+class WireError(PopdistError):
+    """The environment variables set by the launcher are incomplete or contradict one another."""
+
+
+class NotInitialisedError(PopdistError):
+    """A collective was called before ``popdist_py.init()`` in a job of several instances."""
+
+
+class CollectiveMismatchError(PopdistError):
+    """The instances called one collective with different shapes, dtypes, operations or names."""
+
+
+class InstanceLostError(PopdistError):
+    """Another instance of the job ended while this one waited for it in a collective."""

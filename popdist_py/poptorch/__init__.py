@@ -1,0 +1,170 @@
+"""The PopTorch API on emulated IPUs, in plain PyTorch: names follow PopTorch."""
+
+from __future__ import annotations
+
+from popdist_py import __version__
+from popdist_py.poptorch import (
+    enums,
+    ops,
+    optim,
+    options,
+    poptorch_core,
+    profiling,
+    testing,
+    torchvision_shim,
+)
+from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.annotations import (
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    NameScope,
+    removeBlocks,
+)
+from popdist_py.poptorch.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.dataloader import DataLoader
+from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
+from popdist_py.poptorch.distributed_options import DistributedOptions
+from popdist_py.poptorch.enums import (
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from popdist_py.poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
+from popdist_py.poptorch.executor import PoplarExecutor
+from popdist_py.poptorch.hooks import registerPostCompileHook, registerPreCompileHook
+from popdist_py.poptorch.logger import install_excepthook, logger, setLogLevel
+from popdist_py.poptorch.losses import identity_loss
+from popdist_py.poptorch.module_text import module_repr
+from popdist_py.poptorch.module_text import print_module as print
+from popdist_py.poptorch.ops import (
+    CPU,
+    MultiConv,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    registerCustomOp,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
+from popdist_py.poptorch.options import Options, TensorLocationSettings
+from popdist_py.poptorch.saving import load
+from popdist_py.poptorch.strategies import (
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from popdist_py.poptorch.tensor_ids import getIpuTensorId
+from popdist_py.poptorch.tracing import is_running as isRunningOnIpu
+from popdist_py.poptorch.wrappers import inferenceModel, trainingModel
+
+__all__ = [
+    "CPU",
+    "AsynchronousDataAccessor",
+    "Attribute",
+    "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "CommGroupType",
+    "ConfigFileError",
+    "ConnectionType",
+    "DataLoader",
+    "DataLoaderMode",
+    "DistributedOptions",
+    "Error",
+    "HalfFloatCastingBehavior",
+    "ICustomArgParser",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConv",
+    "MultiConvPlanType",
+    "NameScope",
+    "Options",
+    "OutputMode",
+    "OverlapMode",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "PoplarExecutor",
+    "RecoverableError",
+    "ReductionType",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "SharingStrategy",
+    "Stage",
+    "SyncPattern",
+    "TensorLocationSettings",
+    "UnrecoverableError",
+    "VariableRetrievalMode",
+    "__version__",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "enums",
+    "for_loop",
+    "fps",
+    "getIpuTensorId",
+    "identity_loss",
+    "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "load",
+    "logger",
+    "module_repr",
+    "nearest",
+    "nop",
+    "ops",
+    "optim",
+    "options",
+    "poptorch_core",
+    "print",
+    "profiling",
+    "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "registerCustomOp",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "removeBlocks",
+    "serializedMatMul",
+    "setLogLevel",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "testing",
+    "trainingModel",
+]
+
+torchvision_shim.define_missing_operators()
+install_excepthook()

@@ -1,0 +1,309 @@
+"""PopTorch's AsynchronousDataAccessor: a data set iterated ahead of time by a process of its own.
+
+The side of the training process: starts and ends the loader process, receives which slot of shared
+memory holds the next item, and hands out its tensors without a copy. The other side, and the
+messages between the two, are in ``loader_process.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import weakref
+from collections.abc import Iterator
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import torch
+
+from popdist_py.poptorch import custom_types, loader_process
+from popdist_py.poptorch.dataloader import DataLoader
+from popdist_py.poptorch.enums import DataLoaderMode, SharingStrategy
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.loader_channel import (
+    Channel,
+    EndOfEpoch,
+    Failure,
+    Filled,
+    GiveBack,
+    Start,
+    Stop,
+)
+from popdist_py.poptorch.loader_process import Job, LoaderArguments
+from popdist_py.poptorch.parcel import Parcel
+from popdist_py.poptorch.shared_slots import Slot, read
+
+__all__ = ["AsynchronousDataAccessor"]
+
+_SECONDS_TO_STOP: Final = 10.0  # as long as PopTorch waits before it sends a signal
+_SECONDS_TO_TERMINATE: Final = 5.0
+_MAX_SLOTS: Final = 200  # Python passes at most 256 file descriptors to a fork server
+
+_START_METHODS: Final = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+
+
+class AsynchronousDataAccessor:
+    """Iterates a data set in a process of its own and keeps the next items ready.
+
+    Args:
+        dataset: an iterable of tensors, of lists, tuples or dicts of tensors, or of registered
+            custom types: a DataLoader, a data set, any iterable. Must be picklable unless the
+            strategy is Fork.
+        buffer_size: how many items are kept in memory, the one in use included.
+        miss_sleep_time_in_ms: upper bound of the time lost when the next item is not ready yet.
+            This process is woken when it is, so nothing is lost, whatever the value.
+        load_indefinitely: whether to load the next epoch before it is asked for.
+        early_preload: whether to start loading now rather than at the first ``iter()``.
+        sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
+            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file).
+        rebatched_size: assemble batches of this many elements from the items' first dimension.
+
+    The tensors of an item are overwritten after the next one is asked for: clone them to keep
+    them. Tuples come back as lists.
+
+    Raises:
+        Error: the data set is empty or its first item fails; the DataLoader has an accessor.
+        AssertionError: arguments that do not go together; while iterating: an item failed (the
+            message holds the traceback).
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        _check(dataset, buffer_size, miss_sleep_time_in_ms, rebatched_size)
+        # A loader in an asynchronous mode holds its accessor: no cycle, so that both end promptly.
+        owned = isinstance(dataset, DataLoader) and dataset._mode != DataLoaderMode.Sync
+        self._dataset = weakref.proxy(dataset) if owned else dataset
+        self._rebatched_size = rebatched_size
+        source, in_place, ahead = _source(dataset, rebatched_size)
+        job = Job(
+            source=source,
+            slots=[Slot() for _ in range(buffer_size + ahead)],
+            buffer_size=buffer_size,
+            rebatched_size=rebatched_size,
+            drop_last=_drops_last(dataset),
+            in_place=in_place,
+            load_indefinitely=load_indefinitely,
+            early_preload=early_preload,
+            seed=int(torch.empty((), dtype=torch.int64).random_().item()),
+            start_method=(
+                multiprocessing.get_start_method(allow_none=True)
+                or multiprocessing.get_all_start_methods()[0]
+            ),
+            parsers=custom_types.registered(),
+        )
+        self._slots = job.slots
+        self._description: Any = None  # of the item received last
+        self._held: int | None = None  # the slot whose tensors have been handed out
+        self._epoch = 0
+        self._begun = False  # whether an item of this epoch has been handed out
+        self._iterating = False
+
+        ours, theirs = multiprocessing.Pipe()
+        self._process = _start(job, theirs, sharing_strategy)
+        theirs.close()
+        self._channel = Channel(ours, self._process.sentinel)
+        # On deletion, and at exit before Python waits for its child processes.
+        self._finalizer = util.Finalize(
+            self, _shut_down, (self._process, self._channel), exitpriority=100
+        )
+        answer = self._receive()
+        if isinstance(answer, Failure):
+            self.terminate()
+            raise Error(
+                "AsynchronousDataAccessor worker thread failed to start: the data set must yield "
+                "a first item, be importable in a new process, and the program must guard its "
+                f"code by if __name__ == '__main__'. Details:\n{answer.traceback}"
+            )
+
+    def terminate(self) -> None:
+        """End the loader process; the accessor cannot be iterated afterwards."""
+        self._iterating = False
+        self._finalizer()
+
+    def __len__(self) -> int:
+        """Return the number of items in an epoch, if the data set knows its length."""
+        length = len(self._dataset)
+        counted = isinstance(self._dataset, DataLoader) and self._dataset._batching.rebatched
+        if self._rebatched_size is None or counted:
+            return length
+        return length * (getattr(self._dataset, "batch_size", 1) or 1) // self._rebatched_size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch: one that was begun and not finished is left."""
+        if not self._finalizer.still_active():
+            raise Error(
+                "the AsynchronousDataAccessor has been terminated: make a new one to iterate again"
+            )
+        self._give_back()
+        if self._begun:
+            self._epoch += 1
+            self._begun = False
+        self._send(Start(self._epoch))
+        self._iterating = True
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next item; its tensors are valid until the one after is asked for."""
+        self._give_back()
+        if not self._iterating:
+            raise StopIteration
+        while True:
+            match self._receive():
+                case Filled(epoch, slot, description):
+                    if description is not None:
+                        self._description = description
+                    self._held = slot
+                    if epoch == self._epoch:
+                        self._begun = True
+                        return read(self._slots[slot], self._description)
+                    self._give_back()  # of an epoch that was left
+                case EndOfEpoch(epoch) if epoch == self._epoch:
+                    self._epoch += 1
+                    self._begun = self._iterating = False
+                    raise StopIteration
+                case Failure(text):
+                    self.terminate()
+                    raise AssertionError(f"An error occurred in the data fetcher:\n{text}")
+
+    def _give_back(self) -> None:
+        if self._held is not None:
+            slot, self._held = self._held, None
+            self._send(GiveBack(slot))
+
+    def _send(self, message: object) -> None:
+        # A process that is gone has left its last words: receiving them reports the error.
+        with contextlib.suppress(OSError):
+            self._channel.send(message)
+
+    def _receive(self) -> Any:
+        """Wait for a message; the end of the process is one too."""
+        try:
+            return self._channel.receive()
+        except (EOFError, OSError):
+            self._process.join(_SECONDS_TO_TERMINATE)
+            return Failure(f"the loader process ended with exit code {self._process.exitcode}")
+
+
+def _check(
+    dataset: Any, buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int | None
+) -> None:
+    assert buffer_size >= 1, f"buffer_size is {buffer_size}: it must be at least 1"
+    assert miss_sleep_time_in_ms >= 0, (
+        f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}: it must not be negative"
+    )
+    assert rebatched_size is None or rebatched_size > 1, (
+        f"rebatched_size is {rebatched_size}: it must be None or greater than 1"
+    )
+    if not isinstance(dataset, DataLoader):
+        return
+    if dataset._accessor is not None:
+        raise Error(
+            "The DataLoader already uses an AsynchronousDataAccessor: iterate it directly, or make "
+            "it with mode=DataLoaderMode.Sync"
+        )
+    if dataset._mode == DataLoaderMode.Sync and rebatched_size is None:
+        assert dataset.combinedBatchSize in (None, 1) or dataset._batching.drop_last, (
+            "The last batch of the DataLoader may be incomplete (drop_last=False): give "
+            "rebatched_size, or use drop_last=True"
+        )
+
+
+def _drops_last(dataset: Any) -> bool:
+    if isinstance(dataset, DataLoader):
+        return dataset._batching.drop_last
+    return not isinstance(dataset, torch.utils.data.DataLoader) or dataset.drop_last
+
+
+def _source(dataset: Any, rebatched_size: int | None) -> tuple[Any, bool, int]:
+    """Decide what the loader process iterates.
+
+    Returns:
+        The data set or, of a DataLoader, its arguments; whether its batches can be collated in
+        place; and how many batches its workers load at once.
+    """
+    ordinary = (DataLoader.__iter__, torch.utils.data.DataLoader.__iter__)
+    if (
+        not isinstance(dataset, torch.utils.data.DataLoader)
+        or type(dataset).__iter__ not in ordinary
+    ):
+        return dataset, False, 0
+    arguments = _arguments(dataset)
+    ahead = dataset.num_workers * (dataset.prefetch_factor or 0)
+    in_place = (
+        not isinstance(dataset.dataset, torch.utils.data.IterableDataset)
+        and dataset.batch_sampler is not None
+        and dataset.worker_init_fn is None  # it may ask for the data set, and expects its own
+        and rebatched_size in (None, dataset.batch_size)
+        and ahead < _MAX_SLOTS
+    )
+    return LoaderArguments(arguments), in_place, ahead if in_place else 0
+
+
+def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
+    """Return the arguments that make a plain torch DataLoader equal to ``loader``."""
+    names = [
+        "dataset",
+        "num_workers",
+        "collate_fn",
+        "timeout",
+        "worker_init_fn",
+        "generator",
+        "persistent_workers",
+        "in_order",
+    ]
+    if loader.num_workers > 0:
+        names += ["prefetch_factor", "multiprocessing_context"]
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        names += ["batch_size", "drop_last"]
+    elif loader.batch_sampler is not None:
+        names += ["batch_sampler"]
+    else:
+        names += ["batch_size", "sampler"]
+    return {name: getattr(loader, name) for name in names}
+
+
+def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
+    """Start the loader process."""
+    method = _START_METHODS[SharingStrategy(strategy)]
+    context: Any = multiprocessing.get_context(method)
+    if method == "forkserver":
+        # Imported once: a second accessor's process starts at once.
+        context.set_forkserver_preload(["__main__", loader_process.__name__])
+    content = Parcel(job, on_disk=strategy == SharingStrategy.FileSystem)
+    process = context.Process(
+        target=loader_process.run,
+        args=(job if method == "fork" else content, connection),
+        name="poptorch-data-loader",
+    )
+    process.start()
+    return process
+
+
+def _shut_down(process: Any, channel: Channel) -> None:
+    """Ask the loader process to end, and make it end if it does not."""
+    try:
+        with contextlib.suppress(OSError):
+            channel.send(Stop())
+        process.join(_SECONDS_TO_STOP)
+        if process.is_alive():
+            process.terminate()
+            process.join(_SECONDS_TO_TERMINATE)
+    finally:  # an interrupt while waiting must not leave it behind
+        if process.is_alive():
+            process.kill()
+            process.join()
+        channel.close()

@@ -1,0 +1,148 @@
+"""The batching contract: how a call's samples become micro-batches, and outputs a result.
+
+Samples per call = micro-batch x device iterations x (R / G) x gradient accumulation; the order is
+row-major over [device iteration][accumulation step][replica group][micro-batch].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["Batching", "Collector", "Values"]
+
+# One output of all replicas: a tensor for each, or one tensor [replicas, ...].
+Values = Sequence[torch.Tensor] | torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batching:
+    """The factors of one model: DI, GA, R, G, and what is returned."""
+
+    device_iterations: int
+    gradient_accumulation: int
+    replicas: int
+    group_size: int
+    group_type: enums.CommGroupType
+    output_mode: enums.OutputMode
+    output_period: int
+
+    @classmethod
+    def of(cls, options: Any, *, training: bool) -> Batching:
+        """Read the factors from ``options``; the default output mode depends on ``training``."""
+        mode = options.output_mode
+        if mode == enums.OutputMode.Default:
+            mode = enums.OutputMode.Final if training else enums.OutputMode.All
+        return cls(
+            device_iterations=options.device_iterations,
+            gradient_accumulation=options.Training.gradient_accumulation,
+            replicas=options.replication_factor,
+            group_size=options.input_group_size,
+            group_type=options.input_cgt,
+            output_mode=mode,
+            output_period=options.output_return_period,
+        )
+
+    @property
+    def num_groups(self) -> int:
+        """Number of replica groups R / G that read different inputs."""
+        return self.replicas // self.group_size
+
+    @property
+    def num_steps(self) -> int:
+        """Micro-batches that one replica runs in one call: DI x GA."""
+        return self.device_iterations * self.gradient_accumulation
+
+    @property
+    def num_slices(self) -> int:
+        """Slices that every input is cut into: DI x (R / G) x GA."""
+        return self.num_steps * self.num_groups
+
+    def check(self) -> None:
+        """Check that the output mode fits the number of device iterations.
+
+        Raises:
+            Error: the period of EveryN does not divide the device iterations.
+        """
+        if self.output_mode == enums.OutputMode.EveryN and (
+            self.device_iterations % self.output_period
+        ):
+            raise Error(
+                f"OutputMode.EveryN: the period {self.output_period} must divide "
+                f"Options.deviceIterations({self.device_iterations})"
+            )
+
+    def micro_batch(self, size: int, shape: Sequence[int]) -> int:
+        """Return the micro-batch of an input whose first dimension is ``size``.
+
+        Raises:
+            AssertionError: ``size`` is not divisible by the factors.
+        """
+        assert size % self.num_slices == 0, (
+            f"Invalid batch dimension: In the input {list(shape)}, the batch dimension ({size}) "
+            f"must be a multiple of Options.deviceIterations({self.device_iterations}) * "
+            f"(Options.replicationFactor({self.replicas}) / "
+            f"Options.inputReplicaGrouping({self.group_size})) * "
+            f"Options.Training.gradientAccumulation({self.gradient_accumulation}) = "
+            f"{self.num_slices} because it is used to calculate the batch size which will be "
+            "executed on the device in any given iteration."
+        )
+        return size // self.num_slices
+
+    def group_of(self, replica: int) -> int:
+        """Return the input group of a replica."""
+        if self.group_type == enums.CommGroupType.Orthogonal:
+            return replica % self.num_groups
+        return replica // self.group_size
+
+    def wanted(self, step: int) -> bool:
+        """Tell whether the outputs of micro-batch ``step`` (0 to DI x GA - 1) are returned."""
+        if self.output_mode == enums.OutputMode.Final:
+            return step == self.num_steps - 1
+        if self.output_mode == enums.OutputMode.EveryN:
+            return (step + 1) % self.output_period == 0
+        return True
+
+    @property
+    def num_returned(self) -> int:
+        """Micro-batches in a result: the multiplier of an output's first dimension."""
+        if self.output_mode == enums.OutputMode.All:
+            return self.replicas * self.num_steps
+        if self.output_mode == enums.OutputMode.EveryN:
+            return self.replicas * self.num_steps // self.output_period
+        return self.replicas
+
+
+class Collector:
+    """Gathers one output tensor over the micro-batches of a call."""
+
+    def __init__(self, batching: Batching) -> None:
+        self._sum = batching.output_mode == enums.OutputMode.Sum
+        self._parts: list[torch.Tensor] = []
+
+    def add(self, step: int, values: Values) -> None:
+        """Take what the replicas returned for micro-batch ``step``."""
+        part = joined(values)
+        if self._sum and step > 0:
+            self._parts[0] = self._parts[0] + part
+        else:
+            self._parts.append(part)
+
+    def result(self) -> torch.Tensor:
+        """Return everything along dimension 0; a 0-d output stays 0-d only if it is alone."""
+        return joined(self._parts)
+
+
+def joined(values: Values) -> torch.Tensor:
+    """Return the tensors of several replicas along dimension 0, where 0-d ones count as one."""
+    if isinstance(values, torch.Tensor):
+        return values if values.dim() == 1 else values.flatten(0, 1)
+    if len(values) == 1:
+        return values[0]
+    return torch.stack(list(values)) if values[0].dim() == 0 else torch.cat(list(values))

@@ -1,0 +1,115 @@
+"""Tensors on their way between host and device: dtypes, layout, warnings.
+
+Sources of the rules: PopTorch's supported types; 64-bit integers travel as 32-bit ones, doubles and
+bfloat16 as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+import torch
+
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+
+__all__ = ["Boundary", "forbid_backward"]
+
+_SUPPORTED: Final = (
+    torch.float32,
+    torch.float16,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.int64,
+    torch.float64,
+    torch.bfloat16,
+)
+
+
+class Boundary:
+    """What happens to a tensor that enters or leaves the device.
+
+    Args:
+        double_precision: keep float64 instead of computing in float32.
+    """
+
+    def __init__(self, *, double_precision: bool) -> None:
+        self._double = double_precision
+        self._warned: set[str] = set()
+        # Inputs of this kind of the first call are widened: torch indexes with 64-bit integers.
+        self.widen_integers = False
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the device's dtype for state of a host dtype."""
+        if dtype == torch.float64:
+            return dtype if self._double else torch.float32
+        return torch.float32 if dtype == torch.bfloat16 else dtype
+
+    def check(self, tensor: torch.Tensor) -> None:
+        """Check an input.
+
+        Raises:
+            Error: a dtype that the device lacks, or a tensor without elements.
+        """
+        if tensor.dtype not in _SUPPORTED:
+            raise Error(
+                f"Unsupported {tensor.dtype} input type: expected one of "
+                f"{', '.join(str(dtype) for dtype in _SUPPORTED)}"
+            )
+        if tensor.numel() == 0:
+            raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the input as the device gets it; the same tensor if nothing has to change."""
+        if tensor.requires_grad:
+            self._warn_once(
+                "Input tensor has requires_grad=True set. This tensor will be detached because "
+                "backward pass via inputs is not supported."
+            )
+            tensor = tensor.detach()
+        if not tensor.is_contiguous():
+            self._warn_once(
+                "At least one input tensor is not contiguous: it is copied on every call"
+            )
+            tensor = tensor.contiguous()
+        wanted = self.dtype(tensor.dtype)
+        if self.widen_integers and tensor.dtype == torch.int32:
+            wanted = torch.int64
+        return tensor if tensor.dtype is wanted else tensor.to(wanted)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a result as the host gets it."""
+        if tensor.dtype == torch.int64:
+            return tensor.to(torch.int32)
+        wanted = self.dtype(tensor.dtype)
+        return tensor if tensor.dtype is wanted else tensor.to(wanted)
+
+    def write_back(
+        self, changed: Iterable[int], given: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
+    ) -> None:
+        """Copy the inputs that the forward changed in place into the caller's tensors."""
+        for index in changed:
+            if given[index].data_ptr() != device[index].data_ptr():
+                given[index].detach().copy_(device[index])
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text)
+
+
+def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
+    raise Error(
+        "backward() cannot be called explicitly on the output of a training model: the model "
+        "runs the backward pass and the update itself"
+    )
+
+
+def forbid_backward(tensor: torch.Tensor) -> torch.Tensor:
+    """Let ``tensor.backward()`` explain itself."""
+    tensor.backward = _explicit_backward  # type: ignore[method-assign]
+    return tensor

@@ -1,0 +1,427 @@
+"""Compiling: from a module, options and example arguments to a program.
+
+Every check of a model against its options stands here or is called from here; running the result is
+``program.py``'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from popdist_py.collectives import Communicator
+from popdist_py.environment import CollectiveSettings
+from popdist_py.poptorch import enums, session_options, strategies
+from popdist_py.poptorch.anchors import Anchors
+from popdist_py.poptorch.batching import Batching
+from popdist_py.poptorch.boundary import Boundary
+from popdist_py.poptorch.counters import Counters
+from popdist_py.poptorch.device_optimizer import DeviceOptimizer
+from popdist_py.poptorch.device_state import DeviceState
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.gradients import FlatBuffers, Gradients, SharedGradients, TreeGradients
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
+from popdist_py.poptorch.program import Program, Training
+from popdist_py.poptorch.random_streams import RandomStreams
+from popdist_py.poptorch.replica_choice import choose_replicas
+from popdist_py.poptorch.replicas import Model
+from popdist_py.poptorch.structure import Call
+from popdist_py.poptorch.threads import OneThread
+from popdist_py.poptorch.trace import Trace, trace
+
+__all__ = ["Compiled", "Compiler", "Executable"]
+
+_MAX_IPUS: Final = 64
+# Capturing takes some 6 milliseconds for each operation of the forward.
+_MAX_CAPTURED_OPERATIONS: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Executable:
+    """What compiling found out, and nothing that refers to tensors: it can be stored.
+
+    Attributes:
+        trace: what the first forward showed.
+        placement: which IPU holds what.
+        replica_execution: "loop" or "fused".
+        widen_integers: whether 32-bit integers are indices.
+        mixed_precision: whether halves are multiplied, alone or with floats.
+    """
+
+    trace: Trace
+    placement: strategies.Placement
+    replica_execution: str
+    widen_integers: bool
+    mixed_precision: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiled:
+    """A compiled model on the device."""
+
+    executable: Executable
+    state: DeviceState
+    program: Program
+    streams: RandomStreams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compiler:
+    """Everything that compiling one model needs.
+
+    Attributes:
+        model: the module whose forward runs.
+        user_model: the user's module that ``model`` is a shallow copy of.
+        options: the wrapper's options.
+        optimizer: the user's optimiser; None for inference.
+        boundary: how tensors enter and leave.
+        communicator: the other instances; one alone for inference.
+        forward: runs the model on the tensors of one micro-batch.
+    """
+
+    model: nn.Module
+    user_model: nn.Module
+    options: Options
+    optimizer: torch.optim.Optimizer | None
+    boundary: Boundary
+    communicator: Communicator
+    forward: Callable[[Sequence[torch.Tensor]], Any]
+
+    @property
+    def training(self) -> bool:
+        """Whether the model trains."""
+        return self.optimizer is not None
+
+    @property
+    def batching(self) -> Batching:
+        """How a call's samples are cut."""
+        return Batching.of(self.options, training=self.training)
+
+    def compile(
+        self, call: Call, known: Executable | None, advance: Callable[[int], None]
+    ) -> Compiled:
+        """Compile for arguments like those of ``call``.
+
+        Args:
+            call: example arguments of a whole call.
+            known: the result of an earlier compilation, which is then not repeated.
+            advance: told the percentage done.
+
+        Raises:
+            Error, AssertionError: the model, its options and its arguments do not fit.
+        """
+        session_options.check(self.options._Popart.options)
+        batching = self.batching
+        batching.check()
+        sizes = [_micro_batch(batching, tensor) for tensor in call.leaves]
+        for tensor in call.leaves:
+            self.boundary.check(tensor)
+        advance(10)
+        state = self._make_state()
+        advance(30)
+        found = known or self._trace(call, sizes, state)
+        self.boundary.widen_integers = found.widen_integers
+        self._check_placement(found.placement, batching)
+        advance(60)
+        self._give_buffers(found.trace, state, batching)
+        compiled = self.build(found, state, call)
+        advance(100)
+        return compiled
+
+    # -- tracing ------------------------------------------------------------------------------
+
+    def _make_state(self) -> DeviceState:
+        replicas = self.options.replication_factor * self.communicator.num_instances
+        state = DeviceState(self.model, self.user_model, self.boundary.dtype, replicas)
+        _share(state, self.communicator)
+        for name in self.options._Popart.options.get("updatableNamedBuffers", ()):
+            if name not in state.buffers:
+                raise Error(
+                    f"Options.updatableNamedBuffers: the model has no buffer {name!r}, only "
+                    f"{', '.join(state.buffers) or 'none'}"
+                )
+        return state
+
+    def _trace(self, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
+        """Run the forward once; if torch refuses its formats, once more with the device's rules."""
+        try:
+            return self._trace_with(call, sizes, state, lenient=False)
+        except (RuntimeError, IndexError) as error:
+            logger.debug("Tracing again with the device's rules on mixed formats: %s", error)
+            try:
+                return self._trace_with(call, sizes, state, lenient=True)
+            except (RuntimeError, IndexError):
+                self.boundary.widen_integers = False
+            raise
+
+    def _trace_with(
+        self, call: Call, sizes: Sequence[int], state: DeviceState, *, lenient: bool
+    ) -> Executable:
+        self.boundary.widen_integers = lenient
+        inputs = [
+            self.boundary.to_device(tensor if tensor.dim() == 0 else tensor[:size])
+            for tensor, size in zip(call.leaves, sizes, strict=True)
+        ]
+        if state.has_own_tensors:
+            state.select(0, self._first_replica)
+        strategy = self.options._execution_strategy
+        with_half = lenient or self._has_half(inputs)
+        with ExitStack() as stack:
+            if with_half:
+                stack.enter_context(MixedPrecision())
+            recorded: list[strategies.Placement] = []
+
+            @contextmanager
+            def around() -> Iterator[None]:
+                with strategies.record_placement(
+                    strategy, self.model, self.training, self.options
+                ) as placement:
+                    recorded.append(placement)
+                    yield
+
+            found = trace(self.forward, inputs, state, training=self.training, around=around)
+        return Executable(
+            trace=found,
+            placement=recorded[0],
+            replica_execution=self.options.Emulator.replica_execution,
+            widen_integers=lenient,
+            mixed_precision=with_half,
+        )
+
+    def _has_half(self, inputs: Sequence[torch.Tensor]) -> bool:
+        held = [*inputs, *self.model.parameters()] if isinstance(self.model, nn.Module) else inputs
+        return any(tensor.dtype == torch.float16 for tensor in held)
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _check_placement(self, placement: strategies.Placement, batching: Batching) -> None:
+        """Check that the pipeline can be filled and that there are enough IPUs."""
+        strategy = self.options._execution_strategy
+        if isinstance(strategy, strategies.PipelinedExecution):
+            _check_pipeline(placement.num_stages, batching, training=self.training)
+        ipus = placement.num_ipus
+        rounded = 1 << (ipus - 1).bit_length()
+        if rounded != ipus:
+            if not self.options.auto_round_num_ipus:
+                raise Error(
+                    f"The model uses {ipus} IPUs, which is not a power of two: place its blocks "
+                    f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
+                )
+            logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
+        total = rounded * batching.replicas
+        if total > _MAX_IPUS:
+            raise Error(
+                f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
+                "use several processes, for example with poprun-py"
+            )
+
+    def _give_buffers(self, found: Trace, state: DeviceState, batching: Batching) -> None:
+        """Give replicas their own copies of the buffers that the forward changes."""
+        if not found.modified_buffers or batching.replicas == 1:
+            return
+        if self.options.broadcast_buffers:
+            raise Error(
+                "Buffer broadcasting is unsupported for buffers that the model changes "
+                f"({', '.join(sorted(found.modified_buffers))}) with a replication factor of "
+                f"{batching.replicas}: use Options.broadcastBuffers(False)"
+            )
+        state.give_replicas_buffers(found.modified_buffers, batching.replicas)
+
+    # -- building -----------------------------------------------------------------------------
+
+    @property
+    def _first_replica(self) -> int:
+        return self.communicator.instance_index * int(self.options.replication_factor)
+
+    def build(self, found: Executable, state: DeviceState, call: Call) -> Compiled:
+        """Return a program for what was found, on device tensors that exist already."""
+        batching = self.batching
+        training = self._make_training(found, state)
+        anchors = Anchors(
+            self.options.anchored_tensors,
+            batching,
+            {**state.parameters, **state.buffers},
+            found.trace.loss_output,
+        )
+        streams = RandomStreams(self._seed())
+        model = Model(
+            forward=self.forward,
+            state=state,
+            trace=found.trace,
+            batching=batching,
+            streams=streams,
+            training=self.training,
+            first_replica=self._first_replica,
+            gradients=training.gradients if training else None,
+            # Inputs that the forward changes are the caller's own, so they cannot be copies.
+            aligned_inputs=bool(
+                self.options.Emulator.deterministic_reduction and not found.trace.changed_inputs
+            ),
+        )
+        modes = self._modes(found)
+        how, replicas = choose_replicas(
+            found.replica_execution,
+            model,
+            [self._first_step(tensor) for tensor in call.leaves],
+            trained=training.optimizer.parameters if training else [],
+            loop_reason=self._why_loop(anchors),
+            quick_capture=self._captures_quickly(found.placement),
+            modes=modes,
+        )
+        popart = self.options._Popart.options
+        program = Program(
+            state=state,
+            batching=batching,
+            replicas=replicas,
+            training=training,
+            is_random=found.trace.is_random,
+            modes=modes,
+            anchors=anchors,
+            counters=Counters(
+                batching,
+                len(call.leaves),
+                len(found.trace.shared),
+                synthetic=bool(popart.get("syntheticDataMode", 0)),
+            ),
+        )
+        executable = replace(found, replica_execution=how)
+        return Compiled(executable=executable, state=state, program=program, streams=streams)
+
+    def _modes(self, found: Executable) -> list[type[Any]]:
+        modes: list[type[Any]] = []
+        if self.options.Emulator.deterministic_reduction:
+            modes.append(OneThread)
+        if found.mixed_precision:
+            modes.append(MixedPrecision)
+        if self.options._Popart.options.get("enableFloatingPointChecks"):
+            modes.append(FloatingPointTraps)
+        return modes
+
+    @property
+    def _overlap(self) -> bool | None:
+        """Whether gradients are reduced while backward runs; None: what measures faster."""
+        return CollectiveSettings.from_environ(os.environ).gradient_overlap
+
+    def _why_loop(self, anchors: Anchors) -> str | None:
+        """Return why replicas have to run one after the other; None if they need not."""
+        if self.options.Emulator.deterministic_reduction and self.training:
+            return "the reduction is deterministic"
+        if self.training and self._overlap:
+            return "gradients are reduced while backward runs"
+        if anchors.needs_each_backward:
+            return "gradients of single replicas are anchored"
+        return None
+
+    def _captures_quickly(self, placement: strategies.Placement) -> bool:
+        """Tell whether a graph of the model is small: recurrent layers have one for each step."""
+        recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
+        return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS
+
+    def _first_step(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what all replicas get of an input in the first micro-batch."""
+        device = self.boundary.to_device(tensor)
+        steps = self.batching.num_steps
+        return device if steps == 1 else device[: device.shape[0] // steps]
+
+    def _make_training(self, found: Executable, state: DeviceState) -> Training | None:
+        """Return the reduction and the update of a training model."""
+        if self.optimizer is None:
+            return None
+        used = _same_group(found.trace.used_parameters, state)
+        device = DeviceOptimizer(
+            self.optimizer,
+            state.device_tensors,
+            used,
+            stochastic_rounding=bool(
+                self.options._Popart.options.get("enableStochasticRounding", False)
+            ),
+        )
+        # What nobody updates needs no gradient.
+        trained = {id(parameter) for parameter in device.parameters}
+        for parameter in used.values():
+            parameter.requires_grad_(id(parameter) in trained)
+        replicas = self.options.replication_factor
+        gradients: Gradients
+        if self.options.Emulator.deterministic_reduction:
+            gradients = TreeGradients(device.parameters, self.communicator, replicas)
+        else:
+            gradients = SharedGradients(device.parameters, self.communicator, self._overlap)
+        return Training(
+            optimizer=device,
+            gradients=gradients,
+            gradient_scale=self._gradient_scale(replicas * self.communicator.num_instances),
+        )
+
+    def _gradient_scale(self, replicas: int) -> float:
+        training = self.options.Training
+        if training.accumulation_and_replication_reduction_type == enums.ReductionType.Sum:
+            return 1.0
+        return 1.0 / (int(training.gradient_accumulation) * replicas)
+
+    def _seed(self) -> int:
+        """Return the seed of the device, equal on all instances."""
+        if self.options.exists("random_seed"):
+            return int(self.options.random_seed)
+        mine = int(torch.randint(2**31, (), generator=_fresh_generator()))
+        return int(self.communicator.broadcast_object(mine))
+
+
+def _fresh_generator() -> torch.Generator:
+    """Return a generator that leaves torch's own stream alone, seeded from the system."""
+    generator = torch.Generator()
+    generator.seed()
+    return generator
+
+
+def _micro_batch(batching: Batching, tensor: torch.Tensor) -> int:
+    size = 1 if tensor.dim() == 0 else tensor.shape[0]
+    if tensor.numel() == 0:
+        raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
+    return batching.micro_batch(size, tensor.shape)
+
+
+def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
+    """Return the used parameters, and those that other replicas use in their place."""
+    stems = {name.partition("[")[0] for name in used if name.endswith("]")}
+    return {
+        name: parameter
+        for name, parameter in state.parameters.items()
+        if name in used or (name.endswith("]") and name.partition("[")[0] in stems)
+    }
+
+
+def _share(state: DeviceState, communicator: Communicator) -> None:
+    """Give every instance the weights and buffers of instance 0."""
+    if communicator.num_instances == 1:
+        return
+    tensors = [parameter.data for parameter in state.parameters.values()]
+    tensors += list(state.buffers.values())
+    flat = FlatBuffers(tensors)
+    flat.fill(tensors)
+    for array in flat.arrays:
+        communicator.broadcast(array)
+    torch._foreach_copy_(tensors, flat.views)
+
+
+def _check_pipeline(stages: int, batching: Batching, *, training: bool) -> None:
+    if stages == 1:
+        return
+    if training and batching.gradient_accumulation < stages:
+        raise Error(
+            f"The pipeline has {stages} stages (forward and backward): "
+            f"Training.gradientAccumulation is {batching.gradient_accumulation} and must be at "
+            "least that number"
+        )
+    if not training and batching.device_iterations < stages:
+        raise Error(
+            f"The pipeline has {stages} stages: deviceIterations is "
+            f"{batching.device_iterations} and must be at least that number"
+        )

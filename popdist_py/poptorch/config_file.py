@@ -1,0 +1,73 @@
+"""Options from text: files of setter calls, JSON, and the engine options of the environment.
+
+Text in, setter calls out; it knows no option by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.errors import ConfigFileError
+from popdist_py.poptorch.logger import logger
+
+__all__ = ["apply_json", "apply_lines", "engine_options"]
+
+
+def apply_lines(options: Any, path: Path) -> None:
+    """Run every line of the file ``path`` as a call on ``options``.
+
+    Blank lines and lines that start with ``#`` are skipped; ``poptorch`` is the package.
+
+    Raises:
+        ConfigFileError: a line is no valid Python.
+    """
+    import popdist_py.poptorch as poptorch
+
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    kept = [line for line in lines if line and not line.startswith("#")]
+    names = {"options": options, "poptorch": poptorch}
+    for number, line in enumerate(kept, start=1):
+        try:
+            code = compile(f"options.{line}", path.name, "exec")
+        except SyntaxError as error:
+            raise ConfigFileError(
+                f"{type(error).__name__} at line {number} of {path.name}: {error.msg}\n> {line}"
+            ) from error
+        exec(code, names)
+
+
+def apply_json(options: Any, text: str) -> None:
+    """Call the setters that the JSON object ``text`` names, with its values as arguments."""
+    for accessor, value in json.loads(text).items():
+        target = options
+        for name in accessor.split("."):
+            target = getattr(target, name)
+        arguments = value if isinstance(value, list) else [value]
+        target(*(_argument(argument) for argument in arguments))
+
+
+def _argument(value: Any) -> Any:
+    """Turn "Enum.Member" into the member; leave anything else as it is."""
+    if not isinstance(value, str) or value.count(".") != 1:
+        return value
+    name, member = value.split(".")
+    kind = getattr(enums, name, None) if name in enums.__all__ else None
+    return value if kind is None else kind[member]
+
+
+def engine_options(wanted: Mapping[str, str]) -> dict[str, str]:
+    """Return ``wanted`` with what ``POPLAR_ENGINE_OPTIONS`` sets, which takes precedence."""
+    given = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
+    merged = dict(wanted)
+    for name, value in given.items():
+        if name in merged and merged[name] != value:
+            logger.warning(
+                "%s=%s is overridden by POPLAR_ENGINE_OPTIONS: %s", name, merged[name], value
+            )
+        merged[name] = value
+    return merged

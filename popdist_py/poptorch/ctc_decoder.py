@@ -1,0 +1,106 @@
+"""CTC beam search decoding: the most likely label sequences of a batch.
+
+Prefix beam search without a language model (Graves, "Supervised Sequence Labelling", 2012, 7.5).
+"""
+
+from __future__ import annotations
+
+from math import exp, inf, log1p
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.placement import on_host
+
+__all__ = ["ctc_beam_search_decoder"]
+
+_Prefix = tuple[int, ...]
+
+
+def ctc_beam_search_decoder(
+    probs: torch.Tensor,
+    lengths: torch.Tensor,
+    blank: int = 0,
+    beam_width: int = 100,
+    top_paths: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Find the most likely label sequences.
+
+    Args:
+        probs: log-probabilities [time, batch, classes].
+        lengths: valid time steps of each element of the batch [batch].
+        blank: the class that stands for no label.
+        beam_width: prefixes kept at every time step.
+        top_paths: sequences to return; at most ``beam_width``.
+
+    Returns:
+        Log-probabilities [batch, paths], lengths [batch, paths] (int32), and labels
+        [batch, paths, time] (int32, blank behind the end).
+
+    Raises:
+        Error: not tensors.
+    """
+    for name, value in (("probs", probs), ("lengths", lengths)):
+        if not isinstance(value, torch.Tensor):
+            raise Error(
+                f"ctc_beam_search_decoder: {name} must be a torch.Tensor, got "
+                f"{type(value).__name__}"
+            )
+    assert 0 <= blank < probs.shape[2], f"blank is {blank}: expected 0 to {probs.shape[2] - 1}"
+    assert 1 <= top_paths <= beam_width, (
+        f"top_paths is {top_paths}: expected 1 to the beam width, {beam_width}"
+    )
+    time, batch, _ = probs.shape
+    scores = torch.full((batch, top_paths), -inf, dtype=torch.float32)
+    path_lengths = torch.zeros((batch, top_paths), dtype=torch.int32)
+    paths = torch.full((batch, top_paths, time), blank, dtype=torch.int32)
+    with on_host():
+        values: Any = probs.detach().float().transpose(0, 1).tolist()
+        num_steps: Any = lengths.tolist()
+    for element, (steps, length) in enumerate(zip(values, num_steps, strict=True)):
+        beam = _search(steps[:length], blank, beam_width)
+        for rank, (prefix, score) in enumerate(beam[:top_paths]):
+            scores[element, rank] = score
+            path_lengths[element, rank] = len(prefix)
+            paths[element, rank, : len(prefix)] = torch.tensor(prefix, dtype=torch.int32)
+    return scores, path_lengths, paths
+
+
+def _search(steps: list[list[float]], blank: int, width: int) -> list[tuple[_Prefix, float]]:
+    """Return prefixes and log-probabilities, the most likely first."""
+    # Per prefix: the log-probability of all alignments that end in blank, and in its last label.
+    beam: dict[_Prefix, tuple[float, float]] = {(): (0.0, -inf)}
+    for step in steps:
+        following: dict[_Prefix, tuple[float, float]] = {}
+        for prefix, (in_blank, in_label) in beam.items():
+            both = _add(in_blank, in_label)
+            _extend(following, prefix, ends_in_blank=both + step[blank])
+            for label, value in enumerate(step):
+                if label == blank:
+                    continue
+                if prefix and prefix[-1] == label:
+                    # The same label again is a repetition, unless a blank lies in between.
+                    _extend(following, prefix, ends_in_label=in_label + value)
+                    _extend(following, (*prefix, label), ends_in_label=in_blank + value)
+                else:
+                    _extend(following, (*prefix, label), ends_in_label=both + value)
+        ranked = sorted(following.items(), key=lambda entry: -_add(*entry[1]))
+        beam = dict(ranked[:width])
+    return [(prefix, _add(*ends)) for prefix, ends in beam.items()]
+
+
+def _extend(
+    beam: dict[_Prefix, tuple[float, float]],
+    prefix: _Prefix,
+    ends_in_blank: float = -inf,
+    ends_in_label: float = -inf,
+) -> None:
+    in_blank, in_label = beam.get(prefix, (-inf, -inf))
+    beam[prefix] = (_add(in_blank, ends_in_blank), _add(in_label, ends_in_label))
+
+
+def _add(a: float, b: float) -> float:
+    """Return log(exp(a) + exp(b))."""
+    high, low = (a, b) if a > b else (b, a)
+    return high if low == -inf else high + log1p(exp(low - high))

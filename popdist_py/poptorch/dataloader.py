@@ -1,0 +1,295 @@
+"""PopTorch's DataLoader: batches of the size that one call of a wrapped model takes.
+
+Combines micro-batch, device iterations, replicas and gradient accumulation into one batch size,
+and gives each instance its own share of the data set. How tensors travel from a loader process
+(mode Async) is the accessor's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from popdist_py.poptorch.enums import DataLoaderMode
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.samplers import (
+    BatchDataset,
+    GroupedBatchSampler,
+    ShardSampler,
+    concatenate,
+    sampler_length,
+)
+from popdist_py.sharding import shard
+
+__all__ = ["DataLoader"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batching:
+    """How many elements a batch holds, on the way from the data set to the model."""
+
+    combined: int | None  # per call of the model; None when the data set yields whole batches
+    loaded: int | None  # per batch that torch's DataLoader loads
+    rebatched: bool  # whether the accessor assembles loaded batches into combined ones
+    drop_last: bool
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """Loads what one call of a wrapped model takes: batch_size x DI x (R / G) x GA elements.
+
+    Args:
+        options: the options of the model that will be fed; they get frozen.
+        dataset: map-style or iterable data set.
+        batch_size: elements of one micro-batch; None if the data set yields whole batches.
+        shuffle: whether to read in a random order, new each epoch; not for iterable data sets.
+            With several processes it needs ``options.randomSeed``, equal on all of them.
+        num_workers: worker processes that load batches.
+        drop_last: whether to leave out the elements that do not fill a batch.
+        persistent_workers: whether workers outlive an epoch; None means yes if there are any.
+        auto_distributed_partitioning: whether each process reads only its own share.
+        mode: Sync loads in this process; Async in a process of its own, ahead of time;
+            AsyncRebatched lets the workers load batches of another size.
+        async_options: keyword arguments of :class:`AsynchronousDataAccessor`.
+        rebatched_worker_size: batch size of the workers in mode AsyncRebatched.
+        batch_sampler: yields the indices of one micro-batch at a time; DI x (R / G) x GA of its
+            batches are concatenated along dimension 0.
+        **kwargs: passed to :class:`torch.utils.data.DataLoader`.
+
+    Raises:
+        AssertionError: options of a wrong type; a combination that cannot be partitioned or
+            rebatched.
+        Error: batch_sampler beside batch_size, shuffle or automatic partitioning.
+
+    In the modes Async and AsyncRebatched, tensors are valid until the next one is asked for, and
+    tuples come as lists. Source: PopTorch user guide, "Efficient data batching".
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None,
+        rebatched_worker_size: int | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        assert isinstance(options, Options), (
+            f"'options' is of type {type(options).__name__}: expected poptorch.Options"
+        )
+        options._freeze()
+        self._options = options
+        self._mode = mode
+        self._accessor: Any = None
+        partitioned = auto_distributed_partitioning and options.Distributed.numProcesses > 1
+        shuffle = bool(shuffle)
+
+        if batch_sampler is not None:
+            _check_batch_sampler(batch_size, shuffle, partitioned)
+            batch_size = getattr(batch_sampler, "batch_size", batch_size)
+        batching = _batching(
+            options, batch_size, drop_last, mode, rebatched_worker_size, async_options
+        )
+        if batch_sampler is not None and mode != DataLoaderMode.AsyncRebatched:
+            batching = replace(batching, rebatched=False)  # its batches may differ in size
+        self._batching = batching
+        self._steps_per_call = _micro_batches(options)
+
+        torch_arguments: dict[str, Any] = {
+            "num_workers": num_workers,
+            "persistent_workers": (
+                num_workers > 0 if persistent_workers is None else persistent_workers
+            ),
+            **kwargs,
+        }
+        if batch_sampler is not None:
+            dataset, grouped = _group_batches(
+                dataset, batch_sampler, self._steps_per_call, drop_last, kwargs.get("collate_fn")
+            )
+            torch_arguments |= grouped
+        else:
+            torch_arguments["batch_size"] = batching.loaded
+            # The accessor drops a last incomplete batch itself when it rebatches.
+            torch_arguments["drop_last"] = (
+                drop_last and not batching.rebatched and batching.loaded is not None
+            )
+            if isinstance(dataset, IterableDataset):
+                _check_iterable(num_workers, partitioned, kwargs)
+                torch_arguments["shuffle"] = shuffle
+            elif partitioned and not (shuffle and "sampler" in kwargs):
+                torch_arguments["sampler"] = _shard_sampler(
+                    options, dataset, batching, shuffle, kwargs.get("sampler")
+                )
+            else:
+                torch_arguments["shuffle"] = shuffle
+        super().__init__(dataset, **torch_arguments)
+
+        if batching.combined is not None and not drop_last and batch_sampler is None:
+            self._warn_of_short_batch(batching.combined)
+        if mode != DataLoaderMode.Sync:
+            from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+
+            rebatched_size = batching.combined if batching.rebatched else None
+            self._accessor = AsynchronousDataAccessor(
+                self, **(async_options or {}), rebatched_size=rebatched_size
+            )
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """Number of elements per call of the model; None if batch_size is None."""
+        return self._batching.combined
+
+    @property
+    def options(self) -> Options:
+        """The (frozen) options that this loader was made with."""
+        return self._options
+
+    def terminate(self) -> None:
+        """End the loader process of the modes Async and AsyncRebatched; nothing in mode Sync."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        combined = self._batching.combined
+        if not self._batching.rebatched or combined is None:
+            return super().__len__()
+        elements = self._num_elements()
+        return elements // combined if self._batching.drop_last else ceil(elements / combined)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if self._accessor is not None:
+            return iter(self._accessor)
+        return super().__iter__()
+
+    def _num_elements(self) -> int:
+        """Return how many elements an epoch of this process has."""
+        source = self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler
+        return len(source)  # type: ignore[arg-type]
+
+    def _warn_of_short_batch(self, combined: int) -> None:
+        if isinstance(self.dataset, IterableDataset) or not hasattr(self.sampler, "__len__"):
+            return
+        short = self._num_elements() % combined
+        if short:
+            logger.warning(
+                "The data set's %d elements do not divide into batches of %d: the last tensor "
+                "will have a batch size of %d. Use drop_last=True to leave it out",
+                self._num_elements(),
+                combined,
+                short,
+            )
+
+
+def _micro_batches(options: Options) -> int:
+    """Return how many micro-batches one call of the model takes: DI x (R / G) x GA."""
+    groups = options.replication_factor // options.input_group_size
+    return int(options.device_iterations * groups * options.Training.gradient_accumulation)
+
+
+def _batching(
+    options: Options,
+    batch_size: int | None,
+    drop_last: bool,
+    mode: DataLoaderMode,
+    rebatched_worker_size: int | None,
+    async_options: dict[str, Any] | None,
+) -> _Batching:
+    """Decide the sizes of batches; AssertionError for sizes that do not go together."""
+    combined = None if batch_size is None else batch_size * _micro_batches(options)
+    assert "rebatched_size" not in (async_options or {}), (
+        "'rebatched_size' is not an option for async_options: use mode AsyncRebatched"
+    )
+    rebatched = mode == DataLoaderMode.AsyncRebatched or (
+        mode == DataLoaderMode.Async and not drop_last
+    )
+    # One element fills a batch: there is nothing to assemble, and no batch is ever short.
+    rebatched = rebatched and combined is not None and combined > 1
+    loaded = combined
+    if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
+        assert 1 <= rebatched_worker_size <= (combined or 0), (
+            f"rebatched_worker_size is {rebatched_worker_size}: it must be at least 1 and not "
+            f"greater than the combined batch size, {combined}"
+        )
+        loaded = rebatched_worker_size
+    return _Batching(combined=combined, loaded=loaded, rebatched=rebatched, drop_last=drop_last)
+
+
+def _check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool) -> None:
+    if batch_size != 1 or shuffle:
+        raise Error(
+            "batch_sampler is mutually exclusive with batch_size and shuffle: got "
+            f"batch_size={batch_size} and shuffle={shuffle}; give only the batch_sampler"
+        )
+    if partitioned:
+        raise Error(
+            "batch_sampler is mutually exclusive with auto_distributed_partitioning: partition "
+            "in the sampler and give auto_distributed_partitioning=False"
+        )
+
+
+def _check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) -> None:
+    assert not partitioned, (
+        "auto_distributed_partitioning is not supported for an IterableDataset with several "
+        "processes: partition inside the data set and give auto_distributed_partitioning=False"
+    )
+    if num_workers > 1 and kwargs.get("worker_init_fn") is None:
+        logger.warning(
+            "IterableDataset used with num_workers=%d but no worker_init_fn specified: as a "
+            "result every element of the data set will be returned %d times by the DataLoader",
+            num_workers,
+            num_workers,
+        )
+
+
+def _group_batches(
+    dataset: Any,
+    batch_sampler: Iterable[Any],
+    size: int,
+    drop_last: bool,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return the data set and the torch arguments that concatenate ``size`` sampler batches."""
+    sampler_length(batch_sampler)  # warns early where the length is unknown
+    if size == 1:
+        return dataset, {"batch_sampler": batch_sampler}
+    return BatchDataset(dataset, collate_fn or default_collate), {
+        "batch_sampler": GroupedBatchSampler(batch_sampler, size, drop_last),
+        "collate_fn": concatenate,
+    }
+
+
+def _shard_sampler(
+    options: Options, dataset: Any, batching: _Batching, shuffle: bool, sampler: Any
+) -> ShardSampler:
+    """Return the sampler of this process's share of the data set."""
+    assert batching.combined is not None, (
+        "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
+        "auto_distributed_partitioning=False"
+    )
+    assert not shuffle or options.exists("random_seed"), (
+        "shuffle=True with several processes needs the same seed on all of them: set it with "
+        "poptorch.Options.randomSeed()"
+    )
+    order: Any = range(len(dataset)) if sampler is None else sampler
+    share = shard(
+        len(order),
+        num_processes=options.Distributed.numProcesses,
+        process=options.Distributed.processId,
+        step=batching.combined,
+        drop_last=batching.drop_last,
+    )
+    return ShardSampler(order, share, options.random_seed if shuffle else None)

@@ -1,0 +1,180 @@
+"""Reducing gradients while backward still runs: in buckets, each as soon as it is complete.
+
+Between hosts the network then works beside the cores; within one host both need the same memory, so
+it rarely pays. Whether it does is measured in the first steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from popdist_py.collectives import Communicator
+from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.background import Handle
+
+__all__ = ["Buckets", "Trial"]
+
+_BUCKET_BYTES = 8 * 1024 * 1024
+_STEPS_OF_EACH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Neighbouring gradients that are reduced together.
+
+    Attributes:
+        members: index of their parameters.
+        array: the part of the flat buffer that holds them.
+    """
+
+    members: tuple[int, ...]
+    array: Array
+
+
+class Buckets:
+    """The gradients of one model in the order in which backward completes them.
+
+    Buckets are reduced in one fixed order, the same on all instances. How often a backward adds to
+    a parameter in one accumulation window is learned from the window before.
+
+    Args:
+        parameters: whose gradients they are.
+        views: where in the flat buffers the gradients belong.
+        communicator: the other instances.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        views: Sequence[torch.Tensor],
+        communicator: Communicator,
+    ) -> None:
+        self._views = views
+        self._communicator = communicator
+        self._buckets = _in_buckets(views)
+        self._arrivals = [0] * len(views)
+        self._expected = [0] * len(views)
+        self._handles: list[Handle] = []
+        self._is_open = False
+        self._has_learned = False
+        # Parameters outlive their optimiser, and must not keep its buckets alive.
+        arrived = weakref.WeakMethod(self._arrived)
+        for index, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(_tell, arrived, index))
+
+    def begin(self, *, overlap: bool) -> None:
+        """Start an accumulation window, in which buckets may be reduced before ``finish``.
+
+        After a window without ``finish``, as trials of other ways of running are, none are.
+        """
+        self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
+        self._handles = []
+        self._is_open = overlap and self._has_learned
+        self._has_learned = False
+
+    @torch.no_grad()
+    def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+        self._arrivals[index] += 1
+        if not self._is_open:
+            return
+        if self._arrivals[index] > self._expected[index] > 0:
+            raise RuntimeError(
+                "a parameter got more gradients than in the step before, after its sum was on the "
+                "way: set POPDIST_GRADIENT_OVERLAP=0 for models whose control flow changes"
+            )
+        view = self._views[index]
+        if parameter.grad is not None and parameter.grad is not view:
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        while len(self._handles) < len(self._buckets) and self._is_complete(len(self._handles)):
+            self._reduce_next()
+
+    def _is_complete(self, number: int) -> bool:
+        return all(
+            self._arrivals[index] == self._expected[index] > 0
+            for index in self._buckets[number].members
+        )
+
+    def _reduce_next(self) -> None:
+        array = self._buckets[len(self._handles)].array
+        reduce = partial(self._communicator.all_reduce, array, name="gradients")
+        self._handles.append(self._communicator.background.submit(reduce))
+
+    def finish(self) -> None:
+        """Reduce what was not, once all gradients are in their views, and wait for all."""
+        self._is_open = False
+        self._has_learned = True
+        while len(self._handles) < len(self._buckets):
+            self._reduce_next()
+        for handle in self._handles:
+            handle.wait()
+
+
+def _tell(arrived: weakref.WeakMethod[Any], index: int, parameter: torch.Tensor) -> None:
+    method = arrived()
+    if method is not None:
+        method(index, parameter)
+
+
+def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
+    """Group neighbours of one dtype, from the last parameter to the first."""
+    groups: list[list[int]] = []
+    num_bytes = 0
+    for index in reversed(range(len(views))):
+        is_neighbour = bool(groups) and views[groups[-1][-1]].dtype == views[index].dtype
+        if not is_neighbour or num_bytes >= _BUCKET_BYTES:
+            groups.append([])
+            num_bytes = 0
+        groups[-1].append(index)
+        num_bytes += views[index].nbytes
+    return [_Bucket(tuple(members), _span([views[i] for i in members])) for members in groups]
+
+
+def _span(views: Sequence[torch.Tensor]) -> Array:
+    """Return the array from the first element of the last view to the last of the first."""
+    first, last = views[-1], views[0]
+    size = last.storage_offset() + last.numel() - first.storage_offset()
+    flat: Array = first.as_strided((size,), (1,), first.storage_offset()).numpy()
+    return np.asarray(flat)
+
+
+class Trial:
+    """Chooses between two ways by timing the first steps of each; all instances choose alike.
+
+    Args:
+        agree: returns the largest of a number over all instances.
+        fixed: the choice, if there is nothing to measure.
+    """
+
+    def __init__(self, agree: Callable[[float], float], fixed: bool | None = None) -> None:
+        self._agree = agree
+        self._choice = fixed
+        self._times: list[float] = []
+        self._start = 0.0
+
+    def begin(self) -> bool:
+        """Start a step; return whether it goes the second way."""
+        if self._choice is not None:
+            return self._choice
+        self._start = time.perf_counter()
+        # Even steps one way, odd ones the other: what else changes meanwhile meets both.
+        return len(self._times) % 2 == 1
+
+    def end(self) -> None:
+        """End a step."""
+        if self._choice is not None:
+            return
+        self._times.append(time.perf_counter() - self._start)
+        if len(self._times) == 2 * _STEPS_OF_EACH + 2:
+            measured = self._times[2:]  # the first step of each way warms up
+            first, second = (statistics.median(measured[way::2]) for way in (0, 1))
+            self._choice = self._agree(second) < self._agree(first)

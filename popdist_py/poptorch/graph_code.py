@@ -1,0 +1,257 @@
+"""From a captured graph to a Python function with as few and as cheap operations as possible.
+
+Every rewriting keeps the values; whether the result is right is tested by whoever captures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+__all__ = ["function_of"]
+
+_ATEN: Final = torch.ops.aten
+# Element by element, so that they may run before a view instead of behind it.
+_POINTWISE: Final = frozenset(
+    {
+        _ATEN.relu.default,
+        _ATEN.tanh.default,
+        _ATEN.sigmoid.default,
+        _ATEN.gelu.default,
+        _ATEN.silu.default,
+        _ATEN.threshold_backward.default,
+        _ATEN.tanh_backward.default,
+        _ATEN.sigmoid_backward.default,
+        _ATEN.gelu_backward.default,
+        _ATEN.silu_backward.default,
+    }
+)
+_VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
+
+
+def function_of(module: fx.GraphModule) -> Callable[..., list[Any]]:
+    """Return the function of a graph that make_fx captured: positional tensors to a list."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _simplify(graph, node)
+    if not any(_writes(node) for node in graph.nodes):
+        graph.eliminate_dead_code()
+        _merge_repetitions(graph)
+        graph.eliminate_dead_code()
+    return _compiled(module)
+
+
+# -- rewriting ------------------------------------------------------------------------------------
+
+
+def _simplify(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace one operation by something cheaper with the same value, if there is any."""
+    same = _unchanged_argument(node)
+    if same is not None:
+        node.replace_all_uses_with(same)
+        graph.erase_node(node)
+    elif node.target in _VIEWS:
+        _shorten_views(graph, node)
+    elif node.target in _POINTWISE:
+        _move_before_views(graph, node)
+    elif _is_biased_product(node):
+        _fuse_bias(graph, node)
+
+
+def _unchanged_argument(node: fx.Node) -> Any:
+    """Return the argument that ``node`` passes on unchanged; None if it computes something."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, fx.Node):
+        return None
+    if node.target in (_ATEN.detach.default, _ATEN.alias.default):
+        return first
+    if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
+        return first
+    if node.target is _ATEN.permute.default:
+        dims = list(node.args[1])  # type: ignore[arg-type]
+        return first if dims == sorted(dims) and min(dims, default=0) >= 0 else None
+    if node.target is _ATEN.t.default and first.target is _ATEN.t.default:
+        return first.args[0]
+    return None
+
+
+def _shape(node: Any) -> tuple[int, ...] | None:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _replace(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], **kw: Any) -> None:
+    with graph.inserting_before(node):
+        other = graph.call_function(target, args, kw)
+    other.meta = dict(node.meta)
+    node.replace_all_uses_with(other)
+    graph.erase_node(node)
+
+
+def _shorten_views(graph: fx.Graph, node: fx.Node) -> None:
+    """Let a view of a view look at the first tensor, or vanish where the shape is the same."""
+    source = node.args[0]
+    while isinstance(source, fx.Node) and source.target in _VIEWS:
+        source = source.args[0]
+    shape = _shape(node)
+    if shape is not None and shape == _shape(source):
+        assert isinstance(source, fx.Node)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+    elif source is not node.args[0] and shape is not None:
+        _replace(graph, node, _ATEN.view.default, (source, list(shape)))
+
+
+def _move_before_views(graph: fx.Graph, node: fx.Node) -> None:
+    """Compute on the tensors behind the views, and view the result."""
+    tensors = [argument for argument in node.args if isinstance(argument, fx.Node)]
+    if not all(t.target in _VIEWS for t in tensors):
+        return
+    shape, sources = _shape(node), {_shape(t.args[0]) for t in tensors}
+    if shape is None or len(sources) != 1 or None in sources:
+        return
+    if any(_shape(tensor) != shape for tensor in tensors):
+        return
+    arguments = tuple(a.args[0] if isinstance(a, fx.Node) else a for a in node.args)
+    target: Any = node.target
+    with graph.inserting_before(node):
+        computed = graph.call_function(target, arguments, dict(node.kwargs))
+    value = node.meta["val"]
+    computed.meta = {"val": value.view(next(iter(sources)))} if _viewable(value) else {}
+    _replace(graph, node, _ATEN.view.default, (computed, list(shape)))
+
+
+def _viewable(value: torch.Tensor) -> bool:
+    return value.is_contiguous()
+
+
+def _is_biased_product(node: fx.Node) -> bool:
+    """Tell whether ``node`` adds a vector to a reshaped matrix product that nothing else uses."""
+    if node.target is not _ATEN.add.Tensor or node.kwargs:
+        return False
+    bias, view = node.args
+    if not isinstance(bias, fx.Node) or not isinstance(view, fx.Node):
+        return False
+    if view.target not in _VIEWS or len(view.users) != 1:
+        return False
+    product = view.args[0]
+    return (
+        isinstance(product, fx.Node)
+        and product.target is _ATEN.mm.default
+        and len(product.users) == 1
+        and len(_shape(bias) or ()) == 1
+        and bias.meta["val"].dtype == product.meta["val"].dtype
+    )
+
+
+def _fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace product, view and addition by torch's product with addition."""
+    bias, view = node.args
+    assert isinstance(view, fx.Node)
+    product = view.args[0]
+    assert isinstance(product, fx.Node)
+    with graph.inserting_before(node):
+        added = graph.call_function(_ATEN.addmm.default, (bias, *product.args))
+    added.meta = dict(product.meta)
+    _replace(graph, node, _ATEN.view.default, (added, view.args[1]))
+
+
+def _writes(node: fx.Node) -> bool:
+    """Tell whether an operation changes a tensor, or draws random numbers."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return (
+        node.target._schema.is_mutable
+        # Batch norms change their statistics without a mark in their schema.
+        or "batch_norm" in node.target._schema.name
+        or torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def _merge_repetitions(graph: fx.Graph) -> None:
+    """Do operations on equal arguments once."""
+    seen: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        known = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def _fast_calls() -> dict[Any, Callable[..., Any]]:
+    """Return torch's own bindings of common operations, which cost less than the general call."""
+    same_name = (
+        "t", "mm", "addmm", "bmm", "relu", "tanh", "sigmoid", "neg", "gather", "unsqueeze",
+        "permute", "convolution", "native_layer_norm", "_log_softmax", "_softmax", "clone",
+        "transpose", "embedding", "scatter_add", "exp", "log", "sqrt", "rsqrt", "baddbmm",
+    )  # fmt: skip
+    calls = {getattr(_ATEN, name).default: getattr(torch, name) for name in same_name
+             if hasattr(getattr(_ATEN, name), "default")}  # fmt: skip
+    for name in ("add", "sub", "mul", "div"):
+        calls[getattr(_ATEN, name).Tensor] = getattr(torch, name)
+    for name in ("view", "expand", "new_zeros"):
+        calls[getattr(_ATEN, name).default] = getattr(torch.Tensor, name)
+    calls[_ATEN.transpose.int] = torch.transpose
+    calls[_ATEN.ne.Scalar] = torch.ne
+    calls[_ATEN.where.self] = torch.where
+    calls[_ATEN.sum.dim_IntList] = torch.sum
+    calls[_ATEN.select.int] = torch.select
+    return calls
+
+
+_FAST: Final = _fast_calls()
+
+
+def _compiled(module: fx.GraphModule) -> Callable[..., list[Any]]:
+    """Return a function that makes the calls of the graph and drops what is no longer needed."""
+    names: dict[str, Any] = {}
+    last_use = {used: node for node in module.graph.nodes for used in node.all_input_nodes}
+    ends: dict[fx.Node, list[str]] = {}
+    for used, node in last_use.items():
+        ends.setdefault(node, []).append(used.name)
+    lines: list[str] = []
+    parameters: list[str] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            parameters.append(node.name)
+        elif node.op == "get_attr":
+            names[node.name] = getattr(module, str(node.target))
+        elif node.op == "output":
+            lines.append(f"return {_text(node.args[0], names)}")
+        elif node.target is _ATEN.scalar_tensor.default:
+            names[node.name] = node.target(*node.args, **node.kwargs)
+        else:
+            function = f"call_{len(names)}"
+            names[function] = _FAST.get(node.target) or getattr(node.target, "_op", node.target)
+            words = [_text(argument, names) for argument in node.args]
+            words += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
+            lines.append(f"{node.name} = {function}({', '.join(words)})")
+            if done := [name for name in ends.get(node, ()) if name not in names]:
+                lines.append(" = ".join([*done, "None"]))
+    source = f"def run({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
+    exec(compile(source, "<captured graph>", "exec"), names)
+    run: Callable[..., list[Any]] = names["run"]
+    return run
+
+
+def _text(value: Any, names: dict[str, Any]) -> str:
+    """Return an argument as source code; what has no short text becomes a global name."""
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, list | tuple):
+        inner = "".join(f"{_text(item, names)}, " for item in value)
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    if value is None or type(value) in (int, bool, str):
+        return repr(value)
+    name = f"value_{len(names)}"
+    names[name] = value
+    return name

@@ -1,0 +1,323 @@
+"""What runs in the loader process of an accessor: iterate a data set, put items into shared slots.
+
+One loop that answers the accessor's commands; the accessor's side is ``accessor.py``. The batches
+of a map-style DataLoader are collated straight into a slot, by its worker processes if it has any;
+items of any other iterable are copied into one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch import custom_types
+from popdist_py.poptorch.loader_channel import (
+    Channel,
+    EndOfEpoch,
+    Failure,
+    Filled,
+    GiveBack,
+    Ready,
+    Start,
+    Stop,
+)
+from popdist_py.poptorch.shared_slots import Slot, SlotWriter, map_tensors, tensors_of
+
+__all__ = ["Job", "LoaderArguments", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderArguments:
+    """A source that is a torch DataLoader, to be made in the loader process."""
+
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What an accessor asks its loader process to do.
+
+    Attributes:
+        source: an iterable of items, a map-style data set, or :class:`LoaderArguments`.
+        slots: enough that a slot is free whenever one is needed.
+        buffer_size: how many items the accessor may hold or have waiting for it.
+        rebatched_size: elements of the batches to assemble from the items; None to pass them on.
+        drop_last: whether a last batch with fewer elements is left out when rebatching.
+        in_place: whether the source is a map-style DataLoader that can collate into slots.
+        load_indefinitely: whether to begin the next epoch without being asked.
+        early_preload: whether to begin the first one without being asked.
+        seed: of the random numbers of this process.
+        start_method: how a DataLoader starts its workers, if it is not told.
+        parsers: the registered custom types.
+    """
+
+    source: Any
+    slots: list[Slot]
+    buffer_size: int
+    rebatched_size: int | None
+    drop_last: bool
+    in_place: bool
+    load_indefinitely: bool
+    early_preload: bool
+    seed: int
+    start_method: str
+    parsers: dict[type, Any]
+
+
+class _Stopped(Exception):
+    """The accessor asked to stop, or is gone."""
+
+
+@dataclass
+class _Slots:
+    """Which slots are free, and which the accessor has."""
+
+    total: int
+    free: list[int] = field(default_factory=list)
+    lent: set[int] = field(default_factory=set)
+
+    def reclaim(self) -> None:
+        """Count every slot as free that the accessor does not have: nothing is being loaded."""
+        self.free = [slot for slot in range(self.total) if slot not in self.lent]
+
+    def give_back(self, slot: int) -> None:
+        self.lent.discard(slot)
+        self.free.append(slot)
+
+
+# --- Sources: iterables, new each epoch, of (slot, description) ---------------------------------
+
+_Token = tuple[int, Any]
+
+
+class _InPlaceDataset(torch.utils.data.Dataset[Any]):
+    """A data set that is asked for (slot, indices) and answers (slot, samples)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, request: tuple[int, Any]) -> tuple[int, Any]:
+        slot, indices = request
+        several = getattr(self._dataset, "__getitems__", None)
+        if several:
+            return slot, several(indices)
+        return slot, [self._dataset[index] for index in indices]
+
+
+class _InPlaceCollate:
+    """Collates (slot, samples) into the slot; what goes on from there is its description."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
+        # The default one is replaced by its equal that writes into the slot without a copy.
+        self._collate_fn = None if collate_fn is torch.utils.data.default_collate else collate_fn
+        self._slots = slots
+
+    def __call__(self, request: tuple[int, Any]) -> _Token:
+        slot, samples = request
+        writer = SlotWriter(self._slots[slot])
+        collate = self._collate_fn or writer.collate
+        return slot, writer.put(collate(samples))
+
+
+class _InPlaceBatches:
+    """A batch sampler that adds to every batch the slot it shall go to."""
+
+    def __init__(self, batches: Iterable[Any], slots: _Slots, minimum: int) -> None:
+        self._batches = batches
+        self._slots = slots
+        self._minimum = minimum
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        # Torch asks for the first batch when the work of an earlier epoch is done or thrown away.
+        self._slots.reclaim()
+        for indices in self._batches:
+            if not self._minimum or len(indices) >= self._minimum:
+                yield self._slots.free.pop(), indices
+
+
+class _InPlace:
+    """Batches of a map-style DataLoader, collated into slots."""
+
+    def __init__(self, job: Job, ledger: _Slots) -> None:
+        arguments = dict(job.source.arguments)
+        minimum = job.rebatched_size if job.rebatched_size and job.drop_last else 0
+        self._batches = _InPlaceBatches(arguments["batch_sampler"], ledger, minimum)
+        self._dataset = _InPlaceDataset(arguments["dataset"])
+        self._collate = _InPlaceCollate(arguments["collate_fn"], job.slots)
+        self._generator = arguments["generator"]
+        self._workers: torch.utils.data.DataLoader[Any] | None = None
+        if arguments["num_workers"] > 0:
+            arguments["dataset"] = self._dataset
+            arguments["batch_sampler"] = self._batches
+            arguments["collate_fn"] = self._collate
+            self._workers = torch.utils.data.DataLoader(**arguments)
+
+    def __iter__(self) -> Iterator[_Token]:
+        if self._workers is not None:
+            return iter(self._workers)
+        # What torch's loader does without workers, less its bookkeeping; it draws a seed first.
+        torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        return (self._collate(self._dataset.__getitems__(request)) for request in self._batches)
+
+
+class _Copied:
+    """Items of any iterable, rebatched if asked for, copied into slots."""
+
+    def __init__(self, job: Job, ledger: _Slots) -> None:
+        self._job = job
+        self._ledger = ledger
+        self._items: Any = job.source
+        if isinstance(job.source, LoaderArguments):
+            self._items = torch.utils.data.DataLoader(**job.source.arguments)
+
+    def __iter__(self) -> Iterator[_Token]:
+        self._ledger.reclaim()
+        size = self._job.rebatched_size
+        items = _iterate(self._items)
+        groups = ([item] for item in items) if size is None else _rebatched(items, size)
+        for parts in groups:
+            if size and self._job.drop_last and sum(map(_num_rows, parts)) < size:
+                return
+            slot = self._ledger.free.pop()
+            writer = SlotWriter(self._job.slots[slot])
+            yield slot, writer.put(parts[0] if len(parts) == 1 else writer.concatenate(parts))
+
+
+def _iterate(items: Any) -> Iterator[Any]:
+    if hasattr(items, "__iter__") or not hasattr(items, "__len__"):
+        return iter(items)
+    return (items[index] for index in range(len(items)))  # a map-style data set
+
+
+def _num_rows(item: Any) -> int:
+    return next(tensors_of(item)).shape[0]
+
+
+def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of parts of items with ``size`` rows together; the last one may have fewer."""
+    parts: list[Any] = []
+    missing = size
+    for item in items:
+        start, stop = 0, _num_rows(item)
+        while stop - start >= missing:
+            yield [*parts, _rows(item, start, start + missing)]
+            start, parts, missing = start + missing, [], size
+        if start < stop:
+            parts.append(_rows(item, start, stop))
+            missing -= stop - start
+    if parts:
+        yield parts
+
+
+def _rows(item: Any, start: int, stop: int) -> Any:
+    return map_tensors(lambda tensor: tensor[start:stop], item)
+
+
+# --- The loop -----------------------------------------------------------------------------------
+
+
+class _Loader:
+    """Sends filled slots, at most ``buffer_size`` ahead, and answers commands in between."""
+
+    def __init__(self, job: Job, channel: Channel) -> None:
+        self._job = job
+        self._channel = channel
+        self._ledger = _Slots(len(job.slots))
+        self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
+        self._asked = 0 if job.early_preload else -1  # the newest epoch that may be loaded
+        self._sent: Any = None  # the description that the accessor knows
+
+    def run(self) -> None:
+        """Load epoch after epoch until told to stop."""
+        epoch = 0
+        tokens = iter(self._source)
+        token = next(tokens, None)
+        if token is None:
+            raise ValueError("the data set is empty: it must have at least one item")
+        self._channel.send(Ready())
+        while True:
+            self._wait_for(epoch)
+            epoch = self._asked
+            had_items = token is not None
+            if self._finish(epoch, tokens, token):
+                self._channel.send(EndOfEpoch(epoch))
+                epoch += 1
+                if self._job.load_indefinitely and had_items:
+                    self._asked = max(self._asked, epoch)
+            del tokens  # ends the workers of an epoch that was left, before the next one begins
+            self._wait_for(epoch)
+            tokens = iter(self._source)
+            token = next(tokens, None)
+
+    def _wait_for(self, epoch: int) -> None:
+        """Answer commands until this epoch, or a later one, may be loaded."""
+        while self._asked < epoch:
+            self._answer()
+
+    def _finish(self, epoch: int, tokens: Iterator[_Token], token: _Token | None) -> bool:
+        """Send the rest of an epoch; return whether it ended, rather than another was asked for."""
+        while token is not None:
+            slot, description = token
+            self._ledger.lent.add(slot)
+            news = None if description == self._sent else description
+            self._channel.send(Filled(epoch, slot, news))
+            self._sent = description
+            while self._channel.ready() or len(self._ledger.lent) >= self._job.buffer_size:
+                self._answer()
+            if self._asked > epoch:
+                return False
+            token = next(tokens, None)
+        return True
+
+    def _answer(self) -> None:
+        """Wait for a command and carry it out."""
+        match self._channel.receive():
+            case GiveBack(slot):
+                self._ledger.give_back(slot)
+            case Start(epoch):
+                self._asked = max(self._asked, epoch)
+            case Stop():
+                raise _Stopped
+
+
+def run(job: Job, connection: Connection) -> None:
+    """Be the loader process of an accessor (the target of its process)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the accessor's to handle
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # A process that was forked or spawned would start its own ones in the same way.
+    multiprocessing.set_start_method(job.start_method, force=True)
+    torch.set_num_threads(1)  # as in torch's workers: the cores are for the program's computing
+    torch.manual_seed(job.seed)
+    random.seed(job.seed)
+    custom_types.restore(job.parsers)
+    channel = Channel(connection)
+    try:
+        _Loader(job, channel).run()
+    except (_Stopped, EOFError, BrokenPipeError):
+        pass
+    except Exception:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the main process may be gone
+        with contextlib.suppress(OSError):
+            channel.send(Failure(text))
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,163 @@
+"""What counts as a loss, and which one a training model minimises.
+
+A loss is the result of one of torch's loss functions or of identity_loss. The final loss is the one
+that all others lead to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["LossRecorder", "identity_loss"]
+
+_FUNCTIONS: Final = frozenset(
+    {
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cosine_embedding_loss",
+        "cross_entropy",
+        "ctc_loss",
+        "gaussian_nll_loss",
+        "hinge_embedding_loss",
+        "huber_loss",
+        "kl_div",
+        "l1_loss",
+        "margin_ranking_loss",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "multilabel_soft_margin_loss",
+        "nll_loss",
+        "nll_loss2d",
+        "poisson_nll_loss",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "triplet_margin_loss",
+        "triplet_margin_with_distance_loss",
+    }
+)
+
+
+def _loss_functions() -> frozenset[Callable[..., Any]]:
+    """Return torch's loss functions in every place where a program can find them."""
+    found = []
+    for place in (F, torch, torch._C._nn):
+        found += [getattr(place, name) for name in _FUNCTIONS if hasattr(place, name)]
+    return frozenset(found)
+
+
+_LOSSES: Final = _loss_functions()
+
+
+def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Mark ``x`` as the loss; its gradient is one for every element it sums over.
+
+    Args:
+        x: any shape.
+        reduction: "sum", "mean" (both 0-d) or "none" (shape of ``x``), or the ReductionType.
+
+    Raises:
+        AssertionError: another reduction.
+    """
+    name = getattr(reduction, "name", reduction)
+    name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)
+    assert name in ("sum", "mean", "none"), (
+        f"Unsupported reduction {reduction!r}: expected 'sum', 'mean' or 'none'"
+    )
+    mode = LossRecorder.active
+    result = x.clone() if name == "none" else x.sum() if name == "sum" else x.mean()
+    if mode is not None:
+        mode.record(result, (x,))
+    return result
+
+
+class LossRecorder(TorchFunctionMode):
+    """Watches a forward and knows which of the losses met all others lead to."""
+
+    active: LossRecorder | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses: list[torch.Tensor] = []
+        self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def __enter__(self) -> LossRecorder:
+        LossRecorder.active = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        LossRecorder.active = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _LOSSES:
+            self.record(result, args, kwargs)
+        else:
+            origins = self._origins(args, kwargs)
+            if origins:
+                self._mark(result, origins)
+        return result
+
+    def record(
+        self, loss: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Note that ``loss`` was computed from ``args``."""
+        origins = self._origins(args, kwargs)
+        self._mark(loss, origins | {len(self._losses)})
+        self._losses.append(loss)
+
+    def _origins(self, args: Any, kwargs: dict[str, Any] | None = None) -> set[int]:
+        """Return the losses that led to any of the tensors in ``args``."""
+        if not self._losses:
+            return set()
+        origins: set[int] = set()
+        for value in (*args, *(kwargs or {}).values()):
+            if isinstance(value, torch.Tensor):
+                origins |= self._leads_to.get(value, set())
+            elif isinstance(value, list | tuple):
+                origins |= self._origins(value)
+        return origins
+
+    def _mark(self, result: Any, origins: set[int]) -> None:
+        if isinstance(result, torch.Tensor):
+            self._leads_to[result] = self._leads_to.get(result, set()) | origins
+        elif isinstance(result, list | tuple):
+            for item in result:
+                self._mark(item, origins)
+
+    def final(self) -> torch.Tensor:
+        """Return the loss on which all others depend.
+
+        Raises:
+            Error: there is no loss, or several do not lead to one another.
+        """
+        if not self._losses:
+            raise Error(
+                "Couldn't find a loss in graph: the model must return the result of one of "
+                "torch's losses, or mark its own with poptorch.identity_loss()"
+            )
+        everything = set(range(len(self._losses)))
+        final = self._losses[-1]
+        if self._leads_to[final] != everything:
+            names = ", ".join(str(loss.grad_fn) for loss in self._losses)
+            raise Error(
+                f"Multiple independent losses found in graph ({names}): combine them and mark "
+                "the result with poptorch.identity_loss()"
+            )
+        return final

@@ -1,0 +1,42 @@
+"""The tree of a module as text, with the blocks that its submodules begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from popdist_py.poptorch.annotations import _BlockHook
+
+__all__ = ["module_repr", "print_module"]
+
+
+def module_repr(module: nn.Module) -> str:
+    """Return the tree of ``module``; annotated submodules show ``BeginBlock(...)`` before them."""
+    extra = module.extra_repr()
+    lines = extra.splitlines() if extra else []
+    children = [
+        f"({name}): {_indented(_block_text(child) + module_repr(child))}"
+        for name, child in module.named_children()
+    ]
+    name = module._get_name()
+    if not children and len(lines) <= 1:
+        return f"{name}({extra})"
+    return "\n".join([f"{name}(", *(f"  {line}" for line in lines + children), ")"])
+
+
+def _indented(text: str) -> str:
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(f"  {line}" for line in rest)])
+
+
+def _block_text(module: nn.Module) -> str:
+    hooks = module._forward_pre_hooks.values()
+    return "".join(f"{hook!r} " for hook in hooks if isinstance(hook, _BlockHook))
+
+
+def print_module(module: Any) -> None:
+    """Print the tree of a module or a wrapper."""
+    from popdist_py.poptorch.executor import PoplarExecutor
+
+    print(repr(module) if isinstance(module, PoplarExecutor) else module_repr(module))  # noqa: T201

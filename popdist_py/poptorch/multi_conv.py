@@ -1,0 +1,162 @@
+"""MultiConv: convolutions that the device runs side by side; a hint that changes no number.
+
+Checks what PopTorch checks: its settings, and that there are convolutions for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from popdist_py.poptorch import tracing
+from popdist_py.poptorch.enums import MultiConvPlanType
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["MultiConv"]
+
+_CONVOLUTIONS: Final = frozenset(
+    {
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+        torch.conv_transpose1d,
+        torch.conv_transpose2d,
+        torch.conv_transpose3d,
+        torch.convolution,
+    }
+)
+
+
+class _Counter(TorchFunctionMode):
+    """Counts the convolutions of the enclosed code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        self.convolutions += func in _CONVOLUTIONS
+        return func(*args, **(kwargs or {}))
+
+
+class _Active(threading.local):
+    any: bool = False
+
+
+_active = _Active()
+
+
+class MultiConv:
+    """The convolutions inside may run at the same time on the device.
+
+    Raises:
+        Error: nested in another one, without a convolution inside, or with a list of settings
+            whose length is not the number of convolutions. Only inside of wrapped models.
+    """
+
+    def __init__(self) -> None:
+        self._settings: dict[str, Any] = {}
+        self._counter: _Counter | None = None
+
+    def availableMemoryProportions(self, value: float | list[float]) -> MultiConv:
+        """Set how much of the tile memory the convolutions may use: one for all, or one for each.
+
+        Raises:
+            AssertionError: not a number from 0 to 1, or a list of them.
+        """
+        valid = all(isinstance(one, float) and 0.0 <= one <= 1.0 for one in _as_list(value, float))
+        assert valid, f"Invalid available memory proportions {value!r}: expected 0.0 to 1.0"
+        return self._set("available memory proportions", value)
+
+    def partialsTypes(self, value: torch.dtype | list[torch.dtype]) -> MultiConv:
+        """Set the dtype of partial sums: torch.float or torch.half, for all or for each.
+
+        Raises:
+            ValueError: another dtype.
+        """
+        if not all(one in (torch.float, torch.half) for one in _as_list(value, torch.dtype)):
+            raise ValueError(
+                f"Invalid partials types {value!r}: expected torch.float or torch.half, or a list"
+            )
+        return self._set("partials types", value)
+
+    def planType(self, value: MultiConvPlanType | None) -> MultiConv:
+        """Set whether convolutions are planned together; None leaves it to the device.
+
+        Raises:
+            AssertionError: not a MultiConvPlanType.
+        """
+        assert value is None or isinstance(value, MultiConvPlanType), (
+            f"Invalid plan type {value!r}: expected a poptorch.MultiConvPlanType or None"
+        )
+        return self._set("plan type", value)
+
+    def perConvReservedTiles(self, value: int) -> MultiConv:
+        """Set how many tiles are kept for each convolution."""
+        assert isinstance(value, int), f"Invalid perConvReservedTiles {value!r}: expected an int"
+        return self._set("reserved tiles", value)
+
+    def cycleBackOff(self, value: float) -> MultiConv:
+        """Set how much slower than the fastest plan a plan may be."""
+        assert isinstance(value, float), f"Invalid cycleBackOff {value!r}: expected a float"
+        return self._set("cycle back off", value)
+
+    def enableConvDithering(self, value: bool | list[bool]) -> MultiConv:
+        """Set whether convolutions are laid out from different tiles, for all or for each.
+
+        Raises:
+            ValueError: not a bool or a list of bools.
+        """
+        if not all(isinstance(one, bool) for one in _as_list(value, bool)):
+            raise ValueError(f"Invalid convolution dithering {value!r}: expected bool or a list")
+        return self._set("convolution dithering", value)
+
+    def _set(self, name: str, value: Any) -> MultiConv:
+        self._settings[name] = value
+        return self
+
+    def __enter__(self) -> MultiConv:
+        if tracing.is_running():
+            if _active.any:
+                raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
+            _active.any = True
+            self._counter = _Counter()
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return
+        counter.__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        _active.any = False
+        if kind is None:
+            self._check(counter.convolutions)
+
+    def _check(self, convolutions: int) -> None:
+        if not convolutions:
+            raise Error("Unexpected end_multi_conv: there is no convolution inside the MultiConv")
+        for name, value in self._settings.items():
+            if isinstance(value, (list, tuple)) and len(value) != convolutions:
+                raise Error(
+                    f"the MultiConv has {convolutions} convolutions but {len(value)} {name}: give "
+                    "one value for all, or one for each"
+                )
+
+
+def _as_list(value: Any, kind: type) -> list[Any]:
+    """Return one value or several as a list; [None], which no check accepts, for others."""
+    if isinstance(value, kind):
+        return [value]
+    return list(value) if isinstance(value, (list, tuple)) else [None]

@@ -1,0 +1,155 @@
+"""What the device's operators lack: limits that a program has to meet to run on hardware.
+
+Pure checks of one call each; the recorder of a traced forward makes them. Without them a program
+would run here and fail there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["check_limits", "check_value_is_not_needed"]
+
+_Arguments = tuple[Any, ...]
+_Keywords = dict[str, Any]
+
+
+def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
+    """Check one call of the torch function ``name``.
+
+    Raises:
+        Error: the device has no such operation, or not with these arguments.
+    """
+    check = _CHECKS.get(name)
+    if check is not None:
+        check(name, args, kwargs)
+
+
+def check_value_is_not_needed(
+    name: str, args: _Arguments, on_device: Callable[[torch.Tensor], bool]
+) -> None:
+    """Check that a call does not ask for values that only the device knows.
+
+    Args:
+        name: the torch function.
+        args: its positional arguments.
+        on_device: tells whether only the device knows the value of a tensor.
+
+    Raises:
+        Error: it does.
+    """
+    read: list[Any] = []
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        for one in index:
+            if isinstance(one, slice):
+                read += [one.start, one.stop, one.step]
+            elif name == "__getitem__" and getattr(one, "dtype", None) == torch.bool:
+                read.append(one)
+    elif name in _READS and (name != "where" or len(args) == 1):
+        read.append(args[0])
+    if any(isinstance(value, torch.Tensor) and on_device(value) for value in read):
+        raise Error(
+            f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "
+            "but only the device knows it. Use torch.where, poptorch.cond or "
+            "poptorch.dynamic_slice, or masks of a fixed shape"
+        )
+
+
+_READS: Final = {
+    "item": "Tensor.item()",
+    "tolist": "Tensor.tolist()",
+    "__bool__": "a Python condition on a tensor",
+    "__int__": "int() of a tensor",
+    "__float__": "float() of a tensor",
+    "__index__": "a tensor as a Python index",
+    "nonzero": "nonzero()",
+    "argwhere": "argwhere()",
+    "masked_select": "masked_select()",
+    "__getitem__": "indexing with a boolean mask, or a slice with a tensor as its bound,",
+    "__setitem__": "assigning to a slice with a tensor as its bound",
+    "where": "where() with only a condition",
+}
+
+
+def _argument(
+    args: _Arguments, kwargs: _Keywords, position: int, name: str, default: Any = None
+) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
+
+
+def _interpolate(_: str, args: _Arguments, kwargs: _Keywords) -> None:
+    mode = _argument(args, kwargs, 3, "mode", "nearest")
+    if mode in ("linear", "trilinear"):
+        raise Error(
+            f"interpolate with mode {mode!r}: only 'nearest' is supported for this number of "
+            "dimensions"
+        )
+
+
+def _one_hot(_: str, args: _Arguments, kwargs: _Keywords) -> None:
+    if _argument(args, kwargs, 1, "num_classes", -1) < 0:
+        raise Error("one_hot: num_classes must be given, the classes are not known in advance")
+
+
+def _bincount(_: str, args: _Arguments, kwargs: _Keywords) -> None:
+    if not _argument(args, kwargs, 2, "minlength", 0):
+        raise Error("bincount: minlength must be given, the values are not known in advance")
+
+
+def _no_indices(name: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
+    raise Error(f"{name.removesuffix('_with_indices')}: return_indices=True is unsupported")
+
+
+def _recurrent(name: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
+    settings = [one for one in args if isinstance(one, (bool, int, float))]
+    biases, layers, dropout, train, bidirectional = settings[:5]
+    if layers != 1:
+        raise Error(f"{name}: only one layer is supported, got num_layers={layers}")
+    if bidirectional:
+        raise Error(f"{name}: bidirectional=True is unsupported")
+    if dropout and train:
+        raise Error(f"{name}: dropout is unsupported, got {dropout}")
+    if not biases and name != "gru":
+        raise Error(f"{name}: bias=False is unsupported")
+
+
+def _topk(_: str, args: _Arguments, kwargs: _Keywords) -> None:
+    if not _argument(args, kwargs, 4, "sorted", True):
+        raise Error("topk: sorted=False is unsupported")
+
+
+def _ctc_loss(_: str, args: _Arguments, kwargs: _Keywords) -> None:
+    reduction = _argument(args, kwargs, 5, "reduction", "mean")
+    if reduction not in ("mean", "sum"):
+        raise Error(f"ctc_loss: reduction must be 'mean' or 'sum', got {reduction!r}")
+    targets = _argument(args, kwargs, 1, "targets")
+    if targets.dim() != 2:
+        raise Error(f"ctc_loss: only 2-D targets are supported, got {targets.dim()}-D ones")
+
+
+def _set_item(_: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if any(isinstance(one, slice) and one.step not in (None, 1) for one in index):
+        raise Error("assigning to a slice with a step other than 1 is unsupported")
+
+
+_CHECKS: Final[dict[str, Callable[[str, _Arguments, _Keywords], None]]] = {
+    "interpolate": _interpolate,
+    "one_hot": _one_hot,
+    "bincount": _bincount,
+    **{f"max_pool{n}d_with_indices": _no_indices for n in (1, 2, 3)},
+    **{f"adaptive_max_pool{n}d_with_indices": _no_indices for n in (1, 2, 3)},
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "rnn_tanh": _recurrent,
+    "rnn_relu": _recurrent,
+    "topk": _topk,
+    "ctc_loss": _ctc_loss,
+    "__setitem__": _set_item,
+}

@@ -1,0 +1,354 @@
+"""PopTorch's operations: control flow, dynamic slices, hints for the compiler, host and custom ops.
+
+Each computes in plain PyTorch what the device would; what has a module of its own (printing, CTC
+decoding, point clouds, overlapped I/O, MultiConv) is only exported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch import tracing
+from popdist_py.poptorch.ctc_decoder import ctc_beam_search_decoder
+from popdist_py.poptorch.custom_ops import custom_op, registerCustomOp
+from popdist_py.poptorch.enums import MatMulSerializationMode
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.multi_conv import MultiConv
+from popdist_py.poptorch.overlap import set_overlap_for_input, set_overlap_for_output
+from popdist_py.poptorch.placement import on_host
+from popdist_py.poptorch.point_clouds import fps, nearest
+from popdist_py.poptorch.printing import ipu_print_tensor
+
+__all__ = [
+    "CPU",
+    "MultiConv",
+    "cond",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
+    "ipu_print_tensor",
+    "nearest",
+    "nop",
+    "recomputationCheckpoint",
+    "registerCustomOp",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]
+
+
+# --- Identities with a hint for the compiler ------------------------------------------------------
+
+
+def nop(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``; on hardware it stops optimisations across this point.
+
+    Raises:
+        Error: not a tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"nop needs a torch.Tensor, got {type(tensor).__name__}")
+    return tensor.view_as(tensor)
+
+
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Keep these values for the backward pass instead of computing them again.
+
+    Args:
+        *tensors: tensors, or one list or tuple of them.
+
+    Returns:
+        The same values: one tensor for one, a tuple for several, a list or tuple for one of these.
+
+    Raises:
+        ValueError: an argument is not a tensor.
+    """
+    if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+        kept = [_checkpoint(tensor) for tensor in tensors[0]]
+        kind = type(tensors[0])
+        return kind(*kept) if hasattr(kind, "_fields") else kind(kept)
+    results = tuple(_checkpoint(tensor) for tensor in tensors)
+    return results[0] if len(results) == 1 else results
+
+
+def _checkpoint(tensor: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(
+            f"All inputs of recomputationCheckpoint must be tensors, got {type(tensor).__name__}"
+        )
+    return tensor.view_as(tensor)
+
+
+def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
+    """Return ``tensor``; on hardware its operation may use this proportion of the tile memory.
+
+    Raises:
+        Error: not a tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
+    assert isinstance(available_memory_proportion, (int, float)), (
+        f"the available memory proportion is a number, got {available_memory_proportion!r}"
+    )
+    return tensor.view_as(tensor)
+
+
+def serializedMatMul(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    mode: MatMulSerializationMode,
+    factor: int = 0,
+    keep_precision: bool = False,
+) -> torch.Tensor:
+    """Return ``lhs @ rhs``; on hardware computed in ``factor`` steps to save memory.
+
+    Args:
+        lhs: [..., M, K].
+        rhs: [..., K, N].
+        mode: which dimension is split: InputChannels M, ReducingDim K, OutputChannels N.
+        factor: number of parts; must divide that dimension.
+        keep_precision: whether the parts of a half result are added in float32.
+
+    Raises:
+        AssertionError: arguments of a wrong type.
+        Error: the factor does not divide the dimension.
+    """
+    assert isinstance(keep_precision, bool), f"keep_precision is a bool, got {keep_precision!r}"
+    assert isinstance(factor, int), f"factor is an int, got {factor!r}"
+    assert isinstance(mode, MatMulSerializationMode), (
+        f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
+    )
+    if tracing.is_running() and mode != MatMulSerializationMode.Disabled and factor:
+        split = {
+            MatMulSerializationMode.InputChannels: lhs.shape[-2:][0],
+            MatMulSerializationMode.ReducingDim: lhs.shape[-1],
+            MatMulSerializationMode.OutputChannels: rhs.shape[-1],
+        }[mode]
+        if split % factor:
+            raise Error(
+                f"Invalid serialization factor {factor} for mode {mode.name}: it must divide the "
+                f"dimension of size {split}"
+            )
+    return torch.matmul(lhs, rhs)
+
+
+# --- Control flow ---------------------------------------------------------------------------------
+
+
+def for_loop(
+    count: int, body: Callable[..., Any], inputs: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Call ``body`` ``count`` times, each time on what it returned before.
+
+    Args:
+        count: number of iterations.
+        body: takes the tensors as positional arguments and returns as many.
+        inputs: the tensors of the first iteration; they are not changed.
+
+    Raises:
+        ValueError: the inputs are not a list of tensors.
+        Error: in a training model, or the body returns another number of tensors.
+    """
+    _check_tensor_list("for_loop", inputs)
+    _check_inference("for_loop")
+    values = [tensor.clone() for tensor in inputs]
+    for _ in range(count):
+        values = _results(body(*values))
+        if len(values) != len(inputs):
+            raise Error(
+                f"poptorch.for_loop: the body must return as many tensors as it takes: "
+                f"{len(inputs)}, got {len(values)}"
+            )
+    return values
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: Callable[..., Any],
+    then_inps: list[torch.Tensor],
+    else_body: Callable[..., Any],
+    else_inps: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return what ``then_body`` computes if ``condition`` holds, else what ``else_body`` does.
+
+    Args:
+        condition: a tensor with one element.
+        then_body: takes ``then_inps`` as positional arguments; may use tensors around it.
+        then_inps: a list of tensors; they are not changed.
+        else_body: takes ``else_inps`` and returns as many tensors as ``then_body``.
+        else_inps: a list of tensors; they are not changed.
+
+    Raises:
+        ValueError: the inputs are not lists of tensors.
+        Error: in a training model, or the branches return different numbers of tensors.
+    """
+    _check_tensor_list("cond", then_inps)
+    _check_tensor_list("cond", else_inps)
+    _check_inference("cond")
+    if not tracing.is_running():
+        body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
+        return _results(body(*(tensor.clone() for tensor in inputs)))
+    # The value is not known while tracing: compute both, as a graph does, and choose.
+    then_values = _results(then_body(*(tensor.clone() for tensor in then_inps)))
+    else_values = _results(else_body(*(tensor.clone() for tensor in else_inps)))
+    if len(then_values) != len(else_values):
+        raise Error(
+            "poptorch.cond: both branches must return the same number of tensors, got "
+            f"{len(then_values)} and {len(else_values)}"
+        )
+    chosen = condition.reshape(()).bool()
+    pairs = zip(then_values, else_values, strict=True)
+    return [torch.where(chosen, value, other) for value, other in pairs]
+
+
+def _check_tensor_list(name: str, inputs: Any) -> None:
+    if not isinstance(inputs, list):
+        raise ValueError(
+            f"(poptorch.{name}) inputs must be a list of tensors, got {type(inputs).__name__}"
+        )
+    for index, tensor in enumerate(inputs):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"(poptorch.{name}) inputs must be a list of tensors: the object at index {index} "
+                f"is not a torch.Tensor but {type(tensor).__name__}"
+            )
+
+
+def _check_inference(name: str) -> None:
+    if tracing.is_training():
+        raise Error(f"poptorch.{name}() is only supported in inference models")
+
+
+def _results(outputs: Any) -> list[torch.Tensor]:
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+# --- Dynamic slices -------------------------------------------------------------------------------
+
+
+def dynamic_slice(
+    tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
+) -> torch.Tensor:
+    """Return ``tensor[start : start + size : step]`` along ``dim``; the start is a tensor.
+
+    Args:
+        tensor: any shape.
+        dim: the dimension to slice.
+        start: integer tensor with one element; a slice over the end goes on from the beginning.
+        size: extent of the slice; must divide the dimension.
+        step: distance of the elements.
+
+    Returns:
+        The shape of ``tensor`` with ceil(size / step) elements along ``dim``.
+
+    Raises:
+        Error: arguments of a wrong type, or sizes that do not fit.
+    """
+    _check_slice("dynamic_slice", tensor, dim, start, size)
+    if not isinstance(step, int) or step < 1:
+        raise Error(f"dynamic_slice: step must be an int of at least 1, got {step!r}")
+    extent = tensor.shape[dim]
+    if size > extent or extent % size:
+        raise Error(
+            f"The size of the slice ({size}) must be a factor of the slicing dimension ({extent})"
+        )
+    return torch.index_select(tensor, dim, _indices(start, size, step, extent))
+
+
+def dynamic_update(
+    input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
+) -> torch.Tensor:
+    """Return ``input`` with ``src`` at ``start`` along ``dim``; the start is a tensor.
+
+    Args:
+        input: any shape; not changed.
+        src: the shape of ``input`` but for ``size`` elements along ``dim``.
+        dim: the dimension to update.
+        start: integer tensor with one element.
+        size: extent of the update.
+
+    Raises:
+        Error: arguments of a wrong type, or shapes and dtypes that do not fit.
+    """
+    if not isinstance(src, torch.Tensor):
+        raise Error(f"dynamic_update: src must be a torch.Tensor, got {type(src).__name__}")
+    _check_slice("dynamic_update", input, dim, start, size)
+    if input.dim() != src.dim():
+        raise Error(
+            "dynamic_update: input and src must have the same dimensionality, got "
+            f"{input.dim()} and {src.dim()}"
+        )
+    if input.dtype != src.dtype:
+        raise Error(
+            f"dynamic_update: input and src must have the same dtype, got {input.dtype} and "
+            f"{src.dtype}"
+        )
+    if src.shape[dim] != size:
+        raise Error(
+            f"dynamic_update: src must have {size} elements in dimension {dim}, its shape is "
+            f"{tuple(src.shape)}"
+        )
+    indices = _indices(start, size, 1, input.shape[dim])
+    shape = [1] * input.dim()
+    shape[dim] = size
+    return torch.scatter(input, dim, indices.reshape(shape).expand(src.shape), src)
+
+
+def _check_slice(name: str, tensor: Any, dim: Any, start: Any, size: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if not isinstance(dim, int) or not isinstance(size, int):
+        raise Error(f"{name}: dim and size must be ints, got {dim!r} and {size!r}")
+    if not isinstance(start, torch.Tensor):
+        raise Error(f"{name}: start must be a torch.Tensor, got {type(start).__name__}")
+    if start.numel() != 1 or start.is_floating_point() or start.dtype == torch.bool:
+        raise Error(
+            f"{name}: start must be an integer tensor with one element, got {start.dtype} of "
+            f"shape {tuple(start.shape)}"
+        )
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise Error(f"{name}: dimension {dim} is out of range for shape {tuple(tensor.shape)}")
+    if size == 0:
+        raise Error(f"{name}: the start and end of a slice must be different")
+    if size < 0:
+        raise Error(f"{name}: taking a slice with the end less than the start is not supported")
+
+
+def _indices(start: torch.Tensor, size: int, step: int, extent: int) -> torch.Tensor:
+    offsets = torch.arange(0, size, step, device=start.device)
+    return (start.reshape(()).long() + offsets) % extent
+
+
+# --- The host -------------------------------------------------------------------------------------
+
+
+class CPU:
+    """Runs a callable on the host inside an inference model.
+
+    Args:
+        layer_to_call: a module (its parameters are frozen) or any callable on tensors.
+        ID: a name for it.
+    """
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        self._layer_to_call = layer_to_call
+        self._ID = ID
+        if isinstance(layer_to_call, torch.nn.Module):
+            layer_to_call.requires_grad_(False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the callable.
+
+        Raises:
+            Error: in a training model.
+        """
+        _check_inference("CPU")
+        with on_host():
+            return self._layer_to_call(*args, **kwargs)

@@ -1,0 +1,153 @@
+"""What a program may do with its optimiser: which attributes may change, and which are unknown."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any, Final
+
+import torch
+
+from popdist_py.poptorch import enums, optim
+from popdist_py.poptorch.device_optimizer import kind_of
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+
+__all__ = ["OptimizerRules", "check_optimizer", "mean_strategy"]
+
+# Subclasses of these run their parent's arithmetic only.
+_KNOWN: Final = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.RMSprop,
+    optim.LAMB,
+)
+_GLOBAL: Final = ("loss_scaling", "max_grad_norm")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check that the device can run ``optimizer``.
+
+    Raises:
+        AssertionError: an unsupported type, or ``centered`` that differs between groups.
+        ValueError: amsgrad.
+    """
+    kind_of(optimizer)
+    if type(optimizer) not in _KNOWN:
+        parent = next(kind for kind in type(optimizer).__mro__ if kind in _KNOWN)
+        logger.warning(
+            "%s is a subclass of %s: its parent's arithmetic runs on the device, its own Python "
+            "code does not",
+            type(optimizer).__name__,
+            parent.__name__,
+        )
+    if any(group.get("amsgrad") for group in optimizer.param_groups):
+        raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported: amsgrad is True")
+    centered = {bool(group.get("centered", False)) for group in optimizer.param_groups}
+    assert len(centered) == 1, "All parameter groups must have the same value for centered"
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            betas = group["betas"]
+            is_pair = isinstance(betas, tuple | list) and len(betas) == 2
+            assert is_pair, f"betas is {betas!r}: expected a pair of numbers"
+
+
+def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrategy:
+    """Return when gradients are averaged: a running mean keeps a half accumulator in range."""
+    half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+    if half and not getattr(optimizer, "use_combined_accum", False):
+        return enums.MeanReductionStrategy.Running
+    return enums.MeanReductionStrategy.Post
+
+
+class OptimizerRules:
+    """Compares an optimiser with what it was when it was last given to the model."""
+
+    def __init__(self, *, relaxed: bool, automatic_loss_scaling: bool = False) -> None:
+        self._automatic_loss_scaling = automatic_loss_scaling
+        self._level = logging.DEBUG if relaxed else logging.WARNING
+        self._known: dict[str, set[str]] = {}
+        self._said: set[str] = set()
+        self._constants: dict[str, Any] = {}
+        self._values: dict[str, Any] | None = None
+
+    def accept(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> bool:
+        """Note the optimiser's settings; return whether any differs from the last ones.
+
+        Raises:
+            Error: a constant attribute differs from its value at compile time.
+        """
+        if self._automatic_loss_scaling and isinstance(optimizer, optim.Optimizer):
+            optimizer.variable_attrs.markAsVariable("loss_scaling")
+        self._look_for_unexpected(optimizer)
+        values = _settings(optimizer)
+        constants = {name: values[name] for name in values if not _is_variable(optimizer, name)}
+        if compiled and self._values is not None:
+            for name, value in constants.items():
+                if name in self._constants and self._constants[name] != value:
+                    raise Error(
+                        f"{name} of {type(optimizer).__name__} was constant when the model was "
+                        f"compiled, {self._constants[name]}, and is now {value}: mark it with "
+                        "optimizer.variable_attrs.markAsVariable() before compiling"
+                    )
+        else:
+            self._constants = constants
+        changed = values != self._values
+        self._values = values
+        return changed
+
+    def _look_for_unexpected(self, optimizer: torch.optim.Optimizer) -> None:
+        kind = type(optimizer).__name__
+        found = {
+            "optimizer attribute": set(vars(optimizer)) - _HOOK_ATTRIBUTES,
+            "default group variable": set(optimizer.defaults),
+        }
+        for index, group in enumerate(optimizer.param_groups):
+            found[f"group {index} attribute"] = set(group)
+        for what, present in found.items():
+            known = self._known.get(what)
+            if known is None:
+                self._known[what] = present
+                continue
+            unexpected = sorted(present - known)
+            if unexpected:
+                text = f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}"
+                if text not in self._said:
+                    self._said.add(text)
+                    logger.log(self._level, text)
+
+
+# Learning-rate schedulers put these on an optimiser.
+_HOOK_ATTRIBUTES: Final = {"step", "_step_count", "_opt_called", "_step_supports_amp_scaling"}
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return every setting that counts on the device, by ``name`` or ``name of group``."""
+    names = (*kind_of(optimizer).settings, "velocity_scaling")
+    values = {
+        f"{name} of group {index}": group[name]
+        for index, group in enumerate(optimizer.param_groups)
+        for name in names
+        if name in group
+    }
+    values.update({name: getattr(optimizer, name) for name in _GLOBAL if hasattr(optimizer, name)})
+    return values
+
+
+def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:
+    """Tell whether a setting may change after compiling."""
+    name = setting.split(" of ")[0]
+    if name == "lr":
+        return True
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None:
+        return name in attributes._variable_attributes
+    default = inspect.signature(kind_of(optimizer).type).parameters.get(name)
+    if default is None:
+        return True
+    return any(group.get(name) != default.default for group in optimizer.param_groups)

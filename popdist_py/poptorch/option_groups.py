@@ -1,0 +1,382 @@
+"""The groups of Options: Training, Precision, TensorLocations, Jit, Distributed, _Popart, Emulator.
+
+Every default of a group stands here, once. Options themselves live in ``options.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.option_store import OptionStore
+
+__all__ = [
+    "TensorLocationSettings",
+    "_DistributedOptions",
+    "_EmulatorOptions",
+    "_JitOptions",
+    "_PopartOptions",
+    "_PrecisionOptions",
+    "_TensorLocationOptions",
+    "_TrainingOptions",
+]
+
+Execution = Literal["auto", "loop", "fused"]
+_Location = TypeVar("_Location", bound="TensorLocationSettings")
+
+
+class _PopartOptions:
+    """Session options of PopART, by name; they have no numeric effect unless said otherwise."""
+
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {
+            "instrumentWithHardwareCycleCounter": False,
+            "rearrangeAnchorsOnHost": False,
+        }
+        self._is_frozen = False
+
+    def checkIsFrozen(self) -> None:
+        """Do nothing unless frozen.
+
+        Raises:
+            AttributeError: the options are frozen.
+        """
+        if self._is_frozen:
+            raise AttributeError("Can't modify frozen Options")
+
+    def set(self, key: str, value: Any) -> _PopartOptions:
+        """Set one session option; names are checked when a model is compiled."""
+        self.checkIsFrozen()
+        self.options[key] = value
+        return self
+
+    def update(self, key: str, entries: Mapping[str, Any]) -> None:
+        """Add ``entries`` to the session option ``key``, which holds a dictionary."""
+        self.set(key, {**self.options.get(key, {}), **entries})
+
+    def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
+        """Set the options of the engine."""
+        self.checkIsFrozen()
+        self.options["engineOptions"] = dict(engine_options)
+        return self
+
+    def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> _PopartOptions:
+        """Switch graph patterns; no numeric effect."""
+        assert isinstance(level, int), f"level is {level!r}: expected a whole number"
+        self.checkIsFrozen()
+        self.options["patterns_level"] = level
+        for name, enabled in patterns.items():
+            self.options[f"patterns.{name}"] = bool(enabled)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        options = self.__dict__.get("options", {})
+        if name in options:
+            return options[name]
+        raise AttributeError(f"Invalid attribute {name!r} of _PopartOptions")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _PopartOptions:
+        duplicate = _PopartOptions()
+        memo[id(self)] = duplicate
+        duplicate.options = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in self.options.items()
+        }
+        return duplicate
+
+    def __repr__(self) -> str:
+        return f"_PopartOptions({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+class _JitOptions(OptionStore):
+    """Deprecated: how the model is traced."""
+
+    def __init__(self) -> None:
+        super().__init__(trace_model=False)
+
+    def traceModel(self, trace_model: bool) -> _JitOptions:
+        """Accept False; there is one way of tracing.
+
+        Raises:
+            ValueError: ``trace_model`` is True.
+        """
+        logger.warning("Jit.traceModel is deprecated: the model is always dispatched")
+        if trace_model:
+            raise ValueError("traceModel(True): tracing is gone, remove the call or pass False")
+        return self
+
+
+class _TrainingOptions(OptionStore):
+    """Options of training models only."""
+
+    def __init__(self, popart: _PopartOptions) -> None:
+        super().__init__(
+            gradient_accumulation=1,
+            accumulation_and_replication_reduction_type=enums.ReductionType.Mean,
+            meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
+        )
+        self._declare(_popart=popart)
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
+        """Set the micro-batches (GA) whose gradients make one weight update."""
+        self.set(gradient_accumulation=gradient_accumulation)
+        return self
+
+    def accumulationAndReplicationReductionType(
+        self, reduction_type: enums.ReductionType
+    ) -> _TrainingOptions:
+        """Set whether gradients are divided by GA times the total replicas (Mean) or not (Sum).
+
+        Raises:
+            ValueError: any other type.
+        """
+        if reduction_type not in (enums.ReductionType.Sum, enums.ReductionType.Mean):
+            raise ValueError(
+                f"Unsupported reduction type {reduction_type!r} for accumulation and "
+                "replication: expected ReductionType.Sum or ReductionType.Mean"
+            )
+        self.set(accumulation_and_replication_reduction_type=reduction_type)
+        return self
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: enums.MeanReductionStrategy
+    ) -> _TrainingOptions:
+        """Set when a mean is divided: Running (a running mean) or Post (once, at the end)."""
+        if not isinstance(mean_reduction_strategy, enums.MeanReductionStrategy):
+            raise ValueError(
+                f"Invalid mean reduction strategy {mean_reduction_strategy!r}: expected a "
+                "MeanReductionStrategy"
+            )
+        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
+        return self
+
+    def setAutomaticLossScaling(self, enabled: bool) -> _TrainingOptions:
+        """Let the loss scaling adapt while training; makes ``loss_scaling`` variable."""
+        self.checkIsFrozen()
+        self._popart.set("automaticLossScalingSettings.enabled", bool(enabled))
+        return self
+
+    def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
+        """Spread convolutions over tiles; no numeric effect."""
+        assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
+        self.checkIsFrozen()
+        self._popart.update("convolutionOptions", {"enableConvDithering": str(enabled).lower()})
+        return self
+
+
+class _PrecisionOptions(OptionStore):
+    """Options on number formats."""
+
+    def __init__(self, popart: _PopartOptions) -> None:
+        super().__init__(half_float_casting=enums.HalfFloatCastingBehavior.Default)
+        self._declare(_popart=popart)
+
+    def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
+        """Raise Error for divisions by zero, invalid operations and overflows on the device."""
+        assert isinstance(enabled, bool), (
+            f"enableFloatingPointExceptions needs a bool, got {type(enabled)}"
+        )
+        self.checkIsFrozen()
+        self._popart.set("enableFloatingPointChecks", enabled)
+        return self
+
+    def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
+        """Round half results up or down at random, so that their expectation is exact."""
+        assert isinstance(enabled, bool), (
+            f"enableStochasticRounding needs a bool, got {type(enabled)}"
+        )
+        self.checkIsFrozen()
+        self._popart.set("enableStochasticRounding", enabled)
+        return self
+
+    def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
+        """Set the format in which matrix products and convolutions add up.
+
+        Raises:
+            ValueError: neither torch.float nor torch.half.
+        """
+        names = {torch.float32: "float", torch.float16: "half"}
+        if dtype not in names:
+            raise ValueError(f"Invalid partials type {dtype}: expected torch.float or torch.half")
+        self.checkIsFrozen()
+        self._popart.set("partialsTypeMatMuls", names[dtype])
+        self._popart.update("convolutionOptions", {"partialsType": names[dtype]})
+        return self
+
+    def halfFloatCasting(self, half_float_casting: Any) -> _PrecisionOptions:
+        """Do nothing: deprecated, half and float mix as in torch."""
+        logger.warning("Precision.halfFloatCasting is deprecated and does nothing")
+        return self
+
+    def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
+        """Do nothing: deprecated, running statistics keep their own format.
+
+        Raises:
+            ValueError: not a bool.
+        """
+        if not isinstance(value, bool):
+            raise ValueError(f"runningStatisticsAlwaysFloat({value!r}): expected a bool")
+        logger.warning("Precision.runningStatisticsAlwaysFloat is deprecated and does nothing")
+        return self
+
+
+class TensorLocationSettings:
+    """Where the tensors of one kind live; stored and shown, without numeric effect."""
+
+    def __init__(self, **values: int) -> None:
+        self._content: dict[str, int] = dict(values)
+
+    def _put(self: _Location, name: str, value: int, kind: type) -> _Location:
+        assert isinstance(value, kind), (
+            f"Invalid type {type(value)} of {name}: expected {kind.__name__}"
+        )
+        self._content[name] = int(value)
+        return self
+
+    def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
+        """Keep the tensors on the chip (True), off it (False), or undecided (None)."""
+        if use is None:
+            self._content.pop("onChip", None)
+            return self
+        return self._put("onChip", use, bool)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
+        """Shard the tensors over replicas."""
+        return self._put("useReplicatedTensorSharding", use, bool)
+
+    def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
+        """Load the tensors through I/O tiles."""
+        return self._put("useIOTilesToLoad", use, bool)
+
+    def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
+        """Store the tensors through I/O tiles."""
+        return self._put("useIOTilesToStore", use, bool)
+
+    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
+        """Keep smaller tensors on the chip."""
+        return self._put("minElementsForOffChip", min_elements, int)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
+        """Do not shard smaller tensors."""
+        return self._put("minElementsForReplicatedTensorSharding", min_elements, int)
+
+    def toDict(self) -> dict[str, int]:
+        """Return what was set."""
+        return dict(self._content)
+
+    def __repr__(self) -> str:
+        return f"TensorLocationSettings({', '.join(f'{k}={v}' for k, v in self._content.items())})"
+
+
+class _TensorLocationOptions(OptionStore):
+    """Where activations, weights, optimiser state and accumulators live."""
+
+    def _locate(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:
+        assert isinstance(location, TensorLocationSettings), (
+            f"Invalid type {type(location)} of {name}: expected TensorLocationSettings"
+        )
+        self.createOrSet(**{name: location.toDict()})
+        return self
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Place activations."""
+        return self._locate("location_activation", location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Place weights."""
+        return self._locate("location_weight", location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Place the optimiser's state."""
+        return self._locate("location_optimizer", location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
+        """Place the gradient accumulators."""
+        return self._locate("location_accumulator", location)
+
+    def numIOTiles(self, num_tiles: int) -> _TensorLocationOptions:
+        """Set aside an even number of tiles, 32 to 192, for input and output."""
+        assert isinstance(num_tiles, int), f"numIOTiles({num_tiles!r}): expected a whole number"
+        assert 32 <= num_tiles <= 192, f"numIOTiles({num_tiles}): expected 32 to 192"
+        assert num_tiles % 2 == 0, f"numIOTiles({num_tiles}): expected an even number"
+        self.createOrSet(numIOTiles=num_tiles)
+        return self
+
+
+class _DistributedOptions(OptionStore):
+    """Which of several processes this one is."""
+
+    def __init__(self) -> None:
+        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
+        self._declare(_gcd_mappings={})
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def disable(self) -> _DistributedOptions:
+        """Be one process, whatever the environment says."""
+        return self.configureProcessId(0, 1)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> _DistributedOptions:
+        """Read the number of processes and the index of this one from these variables."""
+        return self.configureProcessId(
+            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
+        )
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
+        """Be process ``process_id`` (from 0) of ``num_processes``."""
+        self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+        return self
+
+    @property
+    def processId(self) -> int:
+        """Index of this process, from 0."""
+        return cast(int, self._values["distributed_process_id"])
+
+    @property
+    def numProcesses(self) -> int:
+        """Number of processes."""
+        return cast(int, self._values["num_distributed_processes"])
+
+
+class _EmulatorOptions(OptionStore):
+    """How this emulation computes; PopTorch has no such group."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            replica_execution="auto",
+            double_precision=False,
+            deterministic_reduction=os.environ.get("POPDIST_DETERMINISTIC", "0") == "1",
+        )
+
+    def replicaExecution(self, how: Execution) -> _EmulatorOptions:
+        """Choose how local replicas run.
+
+        Args:
+            how: ``loop`` runs one after the other and defines the result; ``fused`` runs all in
+                one vectorised pass; ``auto`` times both while compiling and keeps the faster.
+
+        Raises:
+            ValueError: any other name.
+        """
+        if how not in ("auto", "loop", "fused"):
+            raise ValueError(f"replicaExecution({how!r}): expected 'auto', 'loop' or 'fused'")
+        self.set(replica_execution=how)
+        return self
+
+    def doublePrecision(self, enabled: bool = True) -> _EmulatorOptions:
+        """Keep float64 tensors in float64 instead of computing in float32 as an IPU does."""
+        self.set(double_precision=enabled)
+        return self
+
+    def deterministicReduction(self, enabled: bool = True) -> _EmulatorOptions:
+        """Add the replicas' gradients in one fixed order, whatever the split over instances.
+
+        The same R replicas then give the same bits for every number of instances. The default is
+        what ``POPDIST_DETERMINISTIC=1`` says.
+        """
+        self.set(deterministic_reduction=enabled)
+        return self

@@ -1,0 +1,156 @@
+"""A set of named option values: typed, readable as attributes, freezable.
+
+The rules that all groups of options share; which options exist is said in ``options.py`` and
+``option_groups.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from popdist_py.poptorch.logger import logger
+
+__all__ = ["OptionStore"]
+
+Store = TypeVar("Store", bound="OptionStore")
+
+
+class OptionStore:
+    """Named values with PopTorch's rules for setting and freezing them."""
+
+    def __init__(self, **defaults: Any) -> None:
+        object.__setattr__(self, "_values", defaults)
+        object.__setattr__(self, "_is_frozen", False)
+
+    # -- values -------------------------------------------------------------------------------
+
+    def set(self, **values: Any) -> None:
+        """Change existing options.
+
+        Raises:
+            AttributeError: the options are frozen.
+            AssertionError: an unknown name, or a value of another type than the present one.
+        """
+        self.checkIsFrozen()
+        for name, value in values.items():
+            assert name in self._values, (
+                f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
+            )
+            expected = type(self._values[name])
+            assert isinstance(value, expected), (
+                f"Unexpected type {type(value)} for option {name}. Expected {expected}"
+            )
+            self._values[name] = value
+
+    def createOrSet(self, **values: Any) -> None:
+        """Change options, making those that do not exist yet."""
+        self.checkIsFrozen()
+        for name, value in values.items():
+            if name in self._values:
+                self.set(**{name: value})
+            else:
+                self._values[name] = value
+
+    def exists(self, name: str) -> bool:
+        """Tell whether an option of this name has a value."""
+        return name in self._values
+
+    def deleteIfExists(self, name: str) -> None:
+        """Forget the option of this name, if there is one."""
+        self.checkIsFrozen()
+        self._values.pop(name, None)
+
+    def __call__(self, name: str) -> Any:
+        """Return the value of the option ``name``.
+
+        Raises:
+            AssertionError: there is no such option.
+        """
+        assert name in self._values, (
+            f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
+        )
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(
+            f"Invalid attribute {name!r} of {type(self).__name__}: valid options are "
+            f"{', '.join(sorted(values))}"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            object.__setattr__(self, name, value)
+        elif name.startswith("_") and name not in self._values:
+            raise AttributeError(
+                f"Invalid private attribute {name!r}: {type(self).__name__} takes no new ones"
+            )
+        else:
+            self.set(**{name: value})
+
+    def _declare(self, **attributes: Any) -> None:
+        """Give the object its private attributes and groups, in a constructor."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    # -- freezing and copying -----------------------------------------------------------------
+
+    def checkIsFrozen(self, option: str | None = None) -> None:
+        """Do nothing unless the options are frozen.
+
+        Raises:
+            AttributeError: the options are frozen.
+        """
+        if self._is_frozen and option != "_is_frozen":
+            raise AttributeError(
+                f"Can't modify frozen Options: a data loader or a model uses this "
+                f"{type(self).__name__} already; change a clone() of it and make a new one"
+            )
+
+    def _groups(self) -> list[OptionStore]:
+        return [value for value in self.__dict__.values() if isinstance(value, OptionStore)]
+
+    def _freeze(self) -> None:
+        self._mark_frozen(True)
+
+    def _unfreeze(self) -> None:
+        self._mark_frozen(False)
+
+    def _mark_frozen(self, frozen: bool) -> None:
+        object.__setattr__(self, "_is_frozen", frozen)
+        for group in self._groups():
+            group._mark_frozen(frozen)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __deepcopy__(self: Store, memo: dict[int, Any]) -> Store:
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        for name, value in self.__dict__.items():
+            object.__setattr__(duplicate, name, copy.deepcopy(value, memo))
+        object.__setattr__(duplicate, "_is_frozen", False)
+        return duplicate
+
+    def toDict(self) -> dict[str, Any]:
+        """Return the values of this object, without those of its groups."""
+        return dict(self._values)
+
+    def __repr__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in self._values.items()]
+        groups = [
+            f"{name}={value!r}"
+            for name, value in self.__dict__.items()
+            if isinstance(value, OptionStore) and not name.startswith("__")
+        ]
+        return f"{type(self).__name__}({', '.join(values + groups)})"
+
+    @staticmethod
+    def _warn_deprecated(text: str) -> None:
+        logger.warning(text)

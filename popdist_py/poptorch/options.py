@@ -1,0 +1,394 @@
+"""Options: what a program says about how its model runs. Groups live in ``option_groups.py``.
+
+Every default of an option stands here, once.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from popdist_py.poptorch import config_file, enums, strategies
+from popdist_py.poptorch.errors import ConfigFileError
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.option_groups import (
+    TensorLocationSettings,
+    _DistributedOptions,
+    _EmulatorOptions,
+    _JitOptions,
+    _PopartOptions,
+    _PrecisionOptions,
+    _TensorLocationOptions,
+    _TrainingOptions,
+)
+from popdist_py.poptorch.option_store import OptionStore
+
+__all__ = [
+    "ConfigFileError",
+    "Options",
+    "TensorLocationSettings",
+    "_DistributedOptions",
+    "_EmulatorOptions",
+    "_JitOptions",
+    "_PopartOptions",
+    "_PrecisionOptions",
+    "_TensorLocationOptions",
+    "_TrainingOptions",
+]
+
+_UNLIMITED: Final = 2**64 - 1
+_OFFLINE_VERSIONS: Final = (1, 2, 21)
+
+
+class Options(OptionStore):
+    """Everything that a model or a data loader needs to know about how to run.
+
+    Setters return the object, so that they can be chained. Using the object in a data loader or a
+    model freezes it.
+    """
+
+    Training: _TrainingOptions
+    Precision: _PrecisionOptions
+    TensorLocations: _TensorLocationOptions
+    Distributed: _DistributedOptions
+    Jit: _JitOptions
+    Emulator: _EmulatorOptions
+    _Popart: _PopartOptions
+
+    def __init__(self) -> None:
+        super().__init__(
+            replication_factor=1,
+            input_group_size=1,
+            input_cgt=enums.CommGroupType.Consecutive,
+            broadcast_buffers=True,
+            device_iterations=1,
+            log_dir=".",
+            auto_round_num_ipus=False,
+            anchored_tensors={},
+            output_mode=enums.OutputMode.Default,
+            output_return_period=1,
+            connection_type=enums.ConnectionType.Always,
+            sync_pattern=enums.SyncPattern.Full,
+            available_memory_proportion={},
+            max_repeat_logs=4,
+        )
+        popart = _PopartOptions()
+        self._declare(
+            _Popart=popart,
+            Training=_TrainingOptions(popart),
+            Precision=_PrecisionOptions(popart),
+            TensorLocations=_TensorLocationOptions(),
+            Distributed=self._make_distributed(),
+            Jit=_JitOptions(),
+            Emulator=_EmulatorOptions(),
+            _execution_strategy=strategies.PipelinedExecution(),
+            _show_compilation_progress_bar=True,
+            _module_namescope_enabled=True,
+            _relax_optimizer_checks=False,
+            _source_location_excludes=[],
+        )
+        self._apply_environment()
+
+    def _make_distributed(self) -> _DistributedOptions:
+        return _DistributedOptions()
+
+    def _apply_environment(self) -> None:
+        """Take the settings that the environment gives to every new object."""
+        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
+        if defaults:
+            self.from_json(defaults)
+        cache = os.environ.get("POPTORCH_CACHE_DIR")
+        if cache:
+            logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s", cache)
+            self.enableExecutableCaching(cache)
+
+    # -- batching -----------------------------------------------------------------------------
+
+    def deviceIterations(self, device_iterations: int) -> Options:
+        """Set how many iterations (DI) the device loops over in one call."""
+        self.set(device_iterations=device_iterations)
+        return self
+
+    def replicationFactor(self, replication_factor: int) -> Options:
+        """Set the number R of copies of the model that this process runs."""
+        self.set(replication_factor=replication_factor)
+        return self
+
+    def inputReplicaGrouping(
+        self, input_group_size: int, input_cgt: enums.CommGroupType
+    ) -> Options:
+        """Let groups of ``input_group_size`` replicas share the same input.
+
+        Set the replication factor first.
+
+        Raises:
+            ValueError: type All, a group larger than R, or a size that does not divide R.
+        """
+        if input_cgt == enums.CommGroupType.All:
+            raise ValueError("inputReplicaGrouping: CommGroupType.All is not supported")
+        if input_cgt == enums.CommGroupType.NoGrouping:
+            input_group_size, input_cgt = 1, enums.CommGroupType.Consecutive
+        replicas = self.replication_factor
+        if input_group_size > replicas or input_group_size < 1 or replicas % input_group_size:
+            raise ValueError(
+                f"inputReplicaGrouping: group size {input_group_size} must divide the "
+                f"replication factor {replicas} and be at most as large; set it first"
+            )
+        self.set(input_group_size=input_group_size, input_cgt=input_cgt)
+        return self
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
+        """Say whether buffers are equal on all replicas; False gives each replica its own."""
+        self.set(broadcast_buffers=broadcast_buffers)
+        return self
+
+    def outputMode(
+        self, output_mode: enums.OutputMode, output_return_period: int | None = None
+    ) -> Options:
+        """Choose which micro-batches' outputs a call returns.
+
+        Args:
+            output_mode: All, Final, Sum, EveryN, or Default (All for inference, else Final).
+            output_return_period: N of EveryN; ignored for other modes.
+        """
+        mode, period = _output_mode(output_mode, output_return_period)
+        self.set(output_mode=mode, output_return_period=period)
+        return self
+
+    def defaultOutputMode(self) -> bool:
+        """Tell whether no output mode was chosen."""
+        return bool(self.output_mode == enums.OutputMode.Default)
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: enums.OutputMode | None = None,
+        output_return_period: int = 1,
+    ) -> None:
+        """Return the tensor ``long_name`` of the model under ``short_name`` after each call.
+
+        Without ``output_mode`` it follows the mode of the model's outputs.
+        """
+        self.checkIsFrozen()
+        if output_mode is None:
+            entry: list[Any] = [long_name, True]
+        else:
+            mode, period = _output_mode(output_mode, output_return_period)
+            entry = [long_name, False, mode, period]
+        self._values["anchored_tensors"][short_name] = entry
+
+    # -- execution ----------------------------------------------------------------------------
+
+    def randomSeed(self, random_seed: int) -> Options:
+        """Seed the random streams of the device, and torch's own."""
+        assert isinstance(random_seed, int), f"randomSeed({random_seed!r}): expected an integer"
+        self.createOrSet(random_seed=random_seed)
+        torch.manual_seed(random_seed)
+        return self
+
+    def setExecutionStrategy(self, strategy: Any) -> Options:
+        """Choose how blocks become stages on IPUs."""
+        if isinstance(strategy, enums.AutoStage):
+            strategy = strategies.PipelinedExecution(strategy)
+        assert isinstance(strategy, strategies._IExecutionStrategy), (
+            f"Invalid type {type(strategy)}: expected an execution strategy such as "
+            "PipelinedExecution or ShardedExecution"
+        )
+        self.checkIsFrozen()
+        object.__setattr__(self, "_execution_strategy", strategy)
+        return self
+
+    def setAvailableMemoryProportion(
+        self, available_memory_proportion: Mapping[str, float]
+    ) -> Options:
+        """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``."""
+        proportions: dict[int, float] = {}
+        for key, value in available_memory_proportion.items():
+            assert key.startswith("IPU"), f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+            proportions[int(key[3:])] = value
+        self.set(available_memory_proportion=proportions)
+        return self
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
+        """Round the number of IPUs up to a power of two instead of raising."""
+        self.set(auto_round_num_ipus=auto_round_num_ipus)
+        return self
+
+    def enableStableNorm(self, enabled: bool) -> Options:
+        """Use the numerically stable form of group norms."""
+        self._Popart.set("enableStableNorm", enabled)
+        return self
+
+    def enableSyntheticData(self, enabled: bool) -> Options:
+        """Make inputs on the device instead of sending them."""
+        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
+        return self
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Options:
+        """Name the buffers that copyNamedBuffersToDevice() sends."""
+        self._Popart.set("updatableNamedBuffers", list(buffers))
+        return self
+
+    # -- device -------------------------------------------------------------------------------
+
+    def useIpuModel(self, use_model: bool) -> Options:
+        """Use the software model of the device; here every device is one."""
+        self.createOrSet(use_model=use_model)
+        return self
+
+    def useIpuId(self, ipu_id: int) -> Options:
+        """Attach to the device of this id."""
+        self.createOrSet(ipu_id=ipu_id)
+        return self
+
+    def useOfflineIpuTarget(self, ipu_target_version: int = 2) -> Options:
+        """Compile without a device, for a version 1, 2 or 21 of the IPU."""
+        if ipu_target_version not in _OFFLINE_VERSIONS:
+            raise ValueError(
+                f"useOfflineIpuTarget({ipu_target_version}): expected one of {_OFFLINE_VERSIONS}"
+            )
+        self.set(connection_type=enums.ConnectionType.Never)
+        self.createOrSet(ipu_version=ipu_target_version)
+        return self
+
+    def connectionType(self, connection_type: enums.ConnectionType) -> Options:
+        """Choose when the model attaches to its device."""
+        assert isinstance(connection_type, enums.ConnectionType), (
+            f"Invalid type {type(connection_type)}: expected a ConnectionType"
+        )
+        self.set(connection_type=connection_type)
+        return self
+
+    def syncPattern(self, sync_pattern: enums.SyncPattern) -> Options:
+        """Choose how IPUs synchronise; no numeric effect."""
+        assert isinstance(sync_pattern, enums.SyncPattern), (
+            f"Invalid type {type(sync_pattern)}: expected a SyncPattern"
+        )
+        self.set(sync_pattern=sync_pattern)
+        return self
+
+    # -- observation --------------------------------------------------------------------------
+
+    def logDir(self, log_dir: str) -> Options:
+        """Set the folder of logs."""
+        self.set(log_dir=str(log_dir))
+        return self
+
+    def maxRepeatLogs(self, max_repeat_lines: int | None) -> Options:
+        """Limit how often one line is logged; None is no limit."""
+        self.set(max_repeat_logs=_UNLIMITED if max_repeat_lines is None else max_repeat_lines)
+        return self
+
+    def modelName(self, name: str) -> Options:
+        """Name the folder of the model's reports."""
+        self.createOrSet(model_name=name)
+        return self
+
+    def logCycleCount(self, log_cycle_count: bool) -> Options:
+        """Count and log the IPU cycles of every call."""
+        self._Popart.set("instrumentWithHardwareCycleCounter", bool(log_cycle_count))
+        return self
+
+    def enableProfiling(self, profile_dir: str | None = None) -> Options:
+        """Write reports into ``profile_dir``."""
+        wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
+        if profile_dir is not None:
+            wanted["autoReport.directory"] = str(profile_dir)
+        self._Popart.update("engineOptions", config_file.engine_options(wanted))
+        return self
+
+    def showCompilationProgressBar(self, show: bool = True) -> Options:
+        """Show the bar "Graph compilation"; compilationTime() needs it."""
+        return self._put("_show_compilation_progress_bar", bool(show))
+
+    def disableModuleNamescope(self) -> Options:
+        """Do not derive name scopes from module names."""
+        return self._put("_module_namescope_enabled", False)
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
+        """Log unexpected optimiser attributes at DEBUG instead of WARN."""
+        return self._put("_relax_optimizer_checks", bool(relax))
+
+    def sourceLocationExcludes(self, excludes: Iterable[str]) -> Options:
+        """Replace the filters of recorded source lines."""
+        return self._put("_source_location_excludes", list(excludes))
+
+    def appendToLocationExcludes(self, *excludes: str) -> Options:
+        """Add filters of recorded source lines."""
+        return self._put("_source_location_excludes", [*self._source_location_excludes, *excludes])
+
+    def _put(self, name: str, value: Any) -> Options:
+        self.checkIsFrozen()
+        object.__setattr__(self, name, value)
+        return self
+
+    def enableExecutableCaching(self, path: str | None) -> Options:
+        """Keep compiled models in the folder ``path``; None switches this off."""
+        self._Popart.set("enableEngineCaching", path is not None)
+        self._Popart.set("cachePath", "" if path is None else str(path))
+        return self
+
+    # -- the object as a whole ----------------------------------------------------------------
+
+    def loadFromFile(self, filepath: str | Path) -> Options:
+        """Apply a file of setter calls, one per line, without the ``options.`` prefix.
+
+        Raises:
+            ConfigFileError: a line is not a call that Python understands.
+        """
+        config_file.apply_lines(self, Path(filepath))
+        return self
+
+    def from_json(self, string: str) -> Options:
+        """Apply ``{"Training.gradientAccumulation": 2, ...}``: dotted setters and arguments."""
+        config_file.apply_json(self, string)
+        return self
+
+    def clone(self) -> Options:
+        """Return an independent copy that is not frozen."""
+        return copy.deepcopy(self)
+
+    def toDict(self) -> dict[str, Any]:
+        """Return all values of all groups as one flat dictionary.
+
+        Raises:
+            AssertionError: no output mode was chosen.
+        """
+        assert not self.defaultOutputMode(), (
+            "An output mode must be picked before generating a dict"
+        )
+        values = dict(self._values)
+        for group in self._groups():
+            values.update(group.toDict())
+        values.update(self._Popart.options)
+        return values
+
+    def _mark_frozen(self, frozen: bool) -> None:
+        super()._mark_frozen(frozen)
+        object.__setattr__(self._Popart, "_is_frozen", frozen)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, _Popart={self._Popart!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        duplicate = super().__deepcopy__(memo)
+        duplicate._unfreeze()
+        return duplicate
+
+
+def _output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:
+    """Check an output mode and its period; return both as they are stored."""
+    assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
+    if mode == enums.OutputMode.EveryN:
+        given = period if isinstance(period, int) else 0
+        assert given > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
+        return mode, given
+    if period is not None and period != 1:
+        logger.info("output_return_period is ignored: the output mode is %s", mode.name)
+    return mode, 1

@@ -1,0 +1,262 @@
+"""Which IPU and which stage every block, parameter and operation of a model belongs to.
+
+Annotations tell the recorder of the forward that is being traced; the strategy decides where a
+block goes; what comes out is a Placement. No numbers are computed here, and none depend on it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from popdist_py.poptorch import tracing
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.operator_limits import check_limits, check_value_is_not_needed
+from popdist_py.poptorch.overlap import checked_overlap
+
+__all__ = ["BlockPlace", "Placement", "Strategy", "current_recorder", "on_host", "record_placement"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """Where a block goes.
+
+    Attributes:
+        user_id: the block's id; None for what comes before the first block.
+        ipu: index of the IPU within a replica.
+        stage: the strategy's stage number (within its phase, if it has phases).
+        phase: the phase number; 0 for strategies without phases.
+    """
+
+    user_id: Any
+    ipu: int
+    stage: int
+    phase: int = 0
+
+
+class Strategy(Protocol):
+    """An execution strategy, as far as placing blocks goes."""
+
+    def _placer(self) -> Callable[[Any, int | None], BlockPlace]:
+        """Return a function of block id and IPU id, to be used for one forward."""
+
+
+@dataclass
+class Placement:
+    """What tracing a forward found out; filled when :func:`record_placement` ends.
+
+    Attributes:
+        blocks: the blocks in the order they were met, repetitions included.
+        num_ipus: IPUs that one replica needs.
+        num_stages: pipeline stages: neighbouring blocks on one IPU count as one; a training model
+            has all but the last one twice.
+        ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
+        operations: name of each operation and the index of its IPU, in order.
+    """
+
+    blocks: tuple[BlockPlace, ...] = ()
+    num_ipus: int = 1
+    num_stages: int = 1
+    ipu_of_parameter: dict[str, int] = field(default_factory=dict)
+    operations: tuple[tuple[str, int], ...] = ()
+
+
+_BEFORE_BLOCKS: Final = BlockPlace(None, ipu=0, stage=0)
+
+
+class _Recorder(TorchFunctionMode):
+    """Follows the blocks and operations of one forward."""
+
+    def __init__(self, strategy: Strategy, module: Any) -> None:
+        super().__init__()
+        self._place = strategy._placer()
+        self._module = module if isinstance(module, torch.nn.Module) else None
+        self._active: BlockPlace | None = _BEFORE_BLOCKS
+        self._next_auto_id = 0
+        self.blocks: list[BlockPlace] = []
+        self.operations: list[tuple[str, int]] = []
+        self.ipu_of_parameter: dict[str, int] = {}
+        # Tensors on the device, and whether their values depend on inputs or parameters rather
+        # than on buffers alone; None before these are known.
+        self._on_device: WeakIdKeyDictionary | None = None
+        self._on_host = 0  # how many host functions are being run
+        self._names: dict[int, str] = {}
+
+    # What annotations tell:
+
+    def begin_block(self, user_id: Any, ipu_id: int | None) -> None:
+        """Everything from here belongs to this block."""
+        if user_id is None:
+            user_id = str(self._next_auto_id)
+            self._next_auto_id += 1
+        self._active = self._place(user_id, ipu_id)
+        self.blocks.append(self._active)
+
+    def end_block(self) -> None:
+        """No block is active from here, whatever was before the block that ends."""
+        self._active = None
+
+    def restart_auto_ids(self) -> None:
+        """Begin to count blocks without an id from 0 again."""
+        self._next_auto_id = 0
+
+    # What the forward does:
+
+    def begin_forward(self, inputs: Any) -> None:
+        """Take note of the values on the device (those of a functional call included)."""
+        if self._module is None:
+            return
+        if self._on_device is None:
+            self._on_device = WeakIdKeyDictionary()
+        for name, parameter in self._module.named_parameters():
+            self._names[id(parameter)] = name
+            self._on_device[parameter] = True
+        self._mark(list(self._module.buffers()), depends=False)
+        self._mark(inputs, depends=True)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Run the enclosed code on the host, where no limits of the device hold."""
+        self._on_host += 1
+        try:
+            yield
+        finally:
+            self._on_host -= 1
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__" or name in _NO_OPERATIONS:
+            return func(*args, **(kwargs or {}))
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if not self._on_host:
+            check_value_is_not_needed(name, args, self._only_device_knows)
+            if any(map(self._only_device_knows, inputs)):
+                check_limits(name, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        if _is_tensors(result) and any(map(self._is_on_device, inputs)):
+            self._operation(func, inputs)
+            self._mark(result, depends=any(map(self._only_device_knows, inputs)))
+        return result
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return self._on_device is None or tensor in self._on_device
+
+    def _only_device_knows(self, tensor: torch.Tensor) -> bool:
+        if self._on_device is None:
+            return False
+        return bool(self._on_device.get(tensor, False))
+
+    def _operation(self, func: Any, inputs: list[torch.Tensor]) -> None:
+        name = resolve_name(func) or getattr(func, "__name__", str(func))
+        if self._active is None:
+            raise Error(
+                f"No active Block: all operations must belong to a Block once Blocks are used, but "
+                f"{name} comes after the end of one. Move it into a poptorch.Block, or use "
+                "poptorch.BeginBlock, which has no end"
+            )
+        self.operations.append((name, self._active.ipu))
+        for tensor in inputs:
+            parameter = self._names.get(id(tensor))
+            if parameter is not None:
+                self.ipu_of_parameter.setdefault(parameter, self._active.ipu)
+
+    def _mark(self, values: Any, depends: bool) -> None:
+        if self._on_device is not None:
+            for leaf in tree_leaves(values):
+                if isinstance(leaf, torch.Tensor):
+                    self._on_device[leaf] = depends or self._only_device_knows(leaf)
+
+
+# Neither read nor make a value on the device.
+_NO_OPERATIONS: Final = frozenset(
+    {"requires_grad_", "register_hook", "retain_grad", "__set__", "as_subclass", "__format__"}
+)
+
+
+def _is_tensors(result: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result))
+
+
+class _Current(threading.local):
+    recorder: _Recorder | None = None
+
+
+_current = _Current()
+
+
+def current_recorder() -> _Recorder | None:
+    """Return the recorder of the forward that is being traced; None everywhere else."""
+    return _current.recorder
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Mark the enclosed code as Python that has to run on the host, each time the model runs."""
+    tracing.require_python()
+    recorder = _current.recorder
+    with recorder.on_host() if recorder else nullcontext():
+        yield
+
+
+@contextmanager
+def record_placement(
+    strategy: Strategy, module: Any, training: bool, options: Any = None
+) -> Iterator[Placement]:
+    """Record where the blocks of the enclosed forward of ``module`` go.
+
+    Args:
+        strategy: the execution strategy.
+        module: the user's module, or any callable.
+        training: whether a backward pass follows.
+        options: the model's options; if given, the rules of overlapped I/O are checked too.
+
+    Yields:
+        The placement; it is filled when the context ends.
+
+    Raises:
+        AssertionError: a block that the strategy does not know or cannot place.
+        Error: an operation after the end of a Block and before the next one, or one that the
+            device lacks; overlapped I/O that breaks a rule.
+    """
+    placement = Placement()
+    recorder = _Recorder(strategy, module)
+    hook = None
+    if isinstance(module, torch.nn.Module):
+        hook = module.register_forward_pre_hook(
+            lambda _, args, kwargs: recorder.begin_forward((args, kwargs)),
+            prepend=True,
+            with_kwargs=True,
+        )
+    previous, _current.recorder = _current.recorder, recorder
+    try:
+        with checked_overlap(module, options, training) if options else nullcontext(), recorder:
+            yield placement
+    finally:
+        _current.recorder = previous
+        if hook is not None:
+            hook.remove()
+    ipus = [ipu for _, ipu in recorder.operations] + [block.ipu for block in recorder.blocks]
+    forward_stages = _num_forward_stages(recorder.blocks)
+    placement.blocks = tuple(recorder.blocks)
+    placement.num_ipus = max(ipus, default=0) + 1
+    placement.num_stages = 2 * forward_stages - 1 if training else forward_stages
+    placement.operations = tuple(recorder.operations)
+    placement.ipu_of_parameter = recorder.ipu_of_parameter
+    if isinstance(module, torch.nn.Module):
+        for name, _ in module.named_parameters():
+            placement.ipu_of_parameter.setdefault(name, 0)
+
+
+def _num_forward_stages(blocks: list[BlockPlace]) -> int:
+    return 1 + sum(block.ipu != following.ipu for block, following in pairwise(blocks))

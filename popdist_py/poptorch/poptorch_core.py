@@ -1,0 +1,7 @@
+"""The place where programs look for PopTorch's exceptions."""
+
+from __future__ import annotations
+
+from popdist_py.poptorch.errors import Error, RecoverableError, UnrecoverableError
+
+__all__ = ["Error", "RecoverableError", "UnrecoverableError"]

@@ -1,0 +1,158 @@
+"""Random numbers on the device: one stream for each (seed, global replica, micro-batch).
+
+So a split of the replicas over instances does not change any number. The host's own stream is left
+alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+__all__ = ["RandomStreams"]
+
+
+class RandomStreams:
+    """The device's random numbers, from one seed.
+
+    Attributes:
+        seed_value: the seed, the same on all instances.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed_value = seed
+
+    def stream(self, replica: int, step: int) -> int:
+        """Return the seed of the stream of one replica's micro-batch number ``step``."""
+        text = f"{self.seed_value}/{replica}/{step}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+    def seed(self, replica: int, step: int) -> None:
+        """Let torch draw from the stream of one replica's micro-batch."""
+        torch.default_generator.manual_seed(self.stream(replica, step))
+
+    @contextmanager
+    def vectorised(self, replicas: Sequence[int], step: int) -> Iterator[None]:
+        """Let random functions inside ``vmap`` draw every replica's numbers from its stream."""
+        with _PerReplica([self.stream(replica, step) for replica in replicas]):
+            yield
+
+
+@contextmanager
+def host_stream_kept(random: bool) -> Iterator[None]:
+    """Leave the host's random stream as it was, if the enclosed code draws numbers."""
+    if not random:
+        yield
+        return
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+class _PerReplica(TorchFunctionMode):
+    """Runs each random function replica by replica, each with its own stream.
+
+    A function is random if it moves torch's generator, so none has to be listed here by name; it
+    is then run again for every replica from that replica's state.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        super().__init__()
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _RANDOM:
+            return func(*args, **kwargs)
+        level = torch._C._functorch.maybe_current_level()
+        if level is None:
+            return func(*args, **kwargs)
+        results = []
+        for replica, generator in enumerate(self._generators):
+            torch.default_generator.set_state(generator.get_state())
+            own_args, own_kwargs = _of_replica((args, kwargs), replica, level)
+            with temporarily_pop_interpreter_stack():
+                results.append(func(*own_args, **own_kwargs))
+            generator.set_state(torch.default_generator.get_state())
+        return tree_map(partial(_stacked, level), *results)
+
+
+def _stacked(level: int, *values: Any) -> Any:
+    """Return the values of all replicas as one batched tensor."""
+    if not isinstance(values[0], torch.Tensor):
+        return values[0]
+    return torch._C._functorch._add_batch_dim(torch.stack(values), 0, level)
+
+
+def _of_replica(value: Any, replica: int, level: int) -> Any:
+    """Return ``value`` with the batched tensors in it replaced by one replica's slice."""
+    functorch = torch._C._functorch
+    if isinstance(value, torch.Tensor):
+        if not functorch.is_batchedtensor(value) or functorch.maybe_get_level(value) != level:
+            return value
+        return functorch.get_unwrapped(value).select(functorch.maybe_get_bdim(value), replica)
+    if isinstance(value, tuple | list):
+        return type(value)(_of_replica(item, replica, level) for item in value)
+    if isinstance(value, dict):
+        return {key: _of_replica(item, replica, level) for key, item in value.items()}
+    return value
+
+
+def _random_functions() -> frozenset[Callable[..., Any]]:
+    functional, tensor = torch.nn.functional, torch.Tensor
+    names = {
+        functional: (
+            "dropout",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+            "rrelu",
+            "gumbel_softmax",
+            # Composites that drop out inside, where a function mode does not see it.
+            "multi_head_attention_forward",
+            "scaled_dot_product_attention",
+        ),
+        torch: (
+            "rand",
+            "randn",
+            "randint",
+            "randperm",
+            "rand_like",
+            "randn_like",
+            "randint_like",
+            "bernoulli",
+            "normal",
+            "poisson",
+            "multinomial",
+            "dropout",
+            "feature_dropout",
+        ),
+        tensor: ("bernoulli", "multinomial"),
+    }
+    return frozenset(
+        getattr(place, name)
+        for place, found in names.items()
+        for name in found
+        if hasattr(place, name)
+    )
+
+
+_RANDOM = _random_functions()

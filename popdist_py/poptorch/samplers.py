@@ -1,0 +1,137 @@
+"""In which order a data loader reads its data set: this process's share, and groups of batches.
+
+Samplers and the small data set and collate function that go with them; no shared memory, no
+processes. Which elements belong to which process is decided by ``popdist_py.sharding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch.logger import logger
+from popdist_py.sharding import Shard
+
+__all__ = ["BatchDataset", "GroupedBatchSampler", "ShardSampler", "concatenate"]
+
+
+class ShardSampler(torch.utils.data.Sampler[int]):
+    """The indices of one process's share of a data set, shuffled or not.
+
+    Args:
+        order: every index of the data set in reading order (a range, or the user's own sampler,
+            which must give the same order on every process).
+        shard: the share of this process.
+        seed: None for the given order. Otherwise every process draws the same permutation of the
+            whole data set from this seed, a new one each epoch, and takes its own window of it.
+
+    Source of the rule: PopTorch's DataLoader (``_SubDataset``).
+    """
+
+    def __init__(self, order: Iterable[int], shard: Shard, seed: int | None) -> None:
+        self._order = order
+        self._shard = shard
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._shard.length
+
+    def __iter__(self) -> Iterator[int]:
+        window = self._shard.window(self._epoch if self._generator else 0)
+        self._epoch += 1
+        order = list(self._order)
+        if self._generator is None:
+            return iter(order[window.start : window.stop])
+        permutation = torch.randperm(len(order), generator=self._generator)
+        return (order[i] for i in permutation[window.start : window.stop].tolist())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self._generator is not None:
+            state["_generator"] = self._generator.get_state()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._generator is not None:
+            self._generator = torch.Generator()
+            self._generator.set_state(state["_generator"])
+
+
+class GroupedBatchSampler:
+    """Yields ``size`` consecutive batches of a batch sampler as one list of lists of indices.
+
+    Args:
+        batches: the user's batch sampler; its length may be unknown.
+        size: batches in a group: device iterations x replicas x gradient accumulation.
+        drop_last: whether a last group with fewer batches is left out.
+    """
+
+    def __init__(self, batches: Iterable[Sequence[int]], size: int, drop_last: bool) -> None:
+        self._batches = batches
+        self._size = size
+        self._drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[Sequence[int]]]:
+        batches = iter(self._batches)
+        while group := list(islice(batches, self._size)):
+            if len(group) == self._size or not self._drop_last:
+                yield group
+
+    def __len__(self) -> int:
+        length = sampler_length(self._batches)
+        if length is None:
+            raise TypeError(f"the batch sampler {type(self._batches).__name__} has no length")
+        return length // self._size if self._drop_last else -(-length // self._size)
+
+
+def sampler_length(sampler: Any) -> int | None:
+    """Return ``len(sampler)``, or None and a warning where the sampler does not know it."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError, AttributeError):
+        logger.warning(
+            "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
+            "Define __len__ if you need it",
+            type(sampler).__name__,
+        )
+        return None
+
+
+class BatchDataset(torch.utils.data.Dataset[Any]):
+    """A data set whose element for a list of indices is their collated batch."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self._collate_fn = collate_fn
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        """Return the batch of the given elements."""
+        return self._collate_fn([self.dataset[index] for index in indices])
+
+
+def concatenate(batches: Sequence[Any]) -> Any:
+    """Join batches of one structure along dimension 0, tensor by tensor."""
+    first = batches[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(batches), dim=0)
+    if isinstance(first, dict):
+        return {key: concatenate([batch[key] for batch in batches]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*map(concatenate, zip(*batches, strict=True)))
+    if isinstance(first, (tuple, list)) and all(_holds_tensors(item) for item in first):
+        return type(first)(map(concatenate, zip(*batches, strict=True)))
+    if isinstance(first, (tuple, list)):
+        return type(first)(item for batch in batches for item in batch)
+    raise TypeError(
+        f"cannot join batches of type {type(first).__name__} along dimension 0: the collate "
+        "function must return tensors, or lists, tuples or dicts of them"
+    )
+
+
+def _holds_tensors(item: Any) -> bool:
+    return isinstance(item, (torch.Tensor, dict, list, tuple))

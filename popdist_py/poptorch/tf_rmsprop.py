@@ -1,0 +1,62 @@
+"""TensorFlow's RMSprop, which torch lacks: only the update rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["TensorFlowRMSprop"]
+
+
+class TensorFlowRMSprop(torch.optim.Optimizer):
+    """RMSprop as TensorFlow computes it.
+
+    The mean square starts at ones, eps is inside the root, and the learning rate is folded into the
+    momentum buffer. Groups hold lr, alpha, eps, weight_decay, momentum and centered.
+    """
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        states = [self._state_of(parameter, group) for parameter in parameters]
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        if group["weight_decay"]:
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=group["weight_decay"]))
+        squares = [state["square_avg"] for state in states]
+        torch._foreach_mul_(squares, group["alpha"])
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["alpha"])
+        variance = list(squares)
+        if group["centered"]:
+            means = [state["grad_avg"] for state in states]
+            torch._foreach_lerp_(means, gradients, 1 - group["alpha"])
+            variance = list(torch._foreach_addcmul(squares, means, means, -1.0))
+        roots = list(torch._foreach_sqrt(torch._foreach_add(variance, group["eps"])))
+        updates = list(torch._foreach_div(gradients, roots))
+        torch._foreach_mul_(updates, group["lr"])
+        if group["momentum"]:
+            buffers = [state["momentum_buffer"] for state in states]
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, updates)
+            updates = buffers
+        torch._foreach_sub_(parameters, updates)
+
+    def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["square_avg"] = torch.ones_like(parameter)
+            if group["momentum"]:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            if group["centered"]:
+                state["grad_avg"] = torch.zeros_like(parameter)
+        return state

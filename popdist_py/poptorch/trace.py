@@ -1,0 +1,142 @@
+"""The first forward: runs the model once and finds out what the later runs need to know.
+
+Leaves the device's state as it found it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch import tracing
+from popdist_py.poptorch.device_state import DeviceState
+from popdist_py.poptorch.losses import LossRecorder
+from popdist_py.poptorch.structure import Tree, flatten
+
+__all__ = ["Trace", "trace"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """What one forward of one micro-batch showed.
+
+    Attributes:
+        outputs: shape of what forward returns.
+        shared: for each output tensor, whether it shares memory with an input or with state.
+        loss_output: index of the output tensor that is the loss; None if it is not returned.
+        loss_has_gradient: whether any parameter leads to the loss.
+        used_parameters: names of the parameters that got a gradient.
+        modified_buffers: names of the buffers that changed.
+        changed_inputs: indices of the inputs that the forward changed in place.
+        is_random: whether random numbers were drawn.
+        needs_python: whether Python code has to run with every micro-batch.
+    """
+
+    outputs: Tree
+    shared: tuple[bool, ...]
+    loss_output: int | None
+    loss_has_gradient: bool
+    used_parameters: frozenset[str]
+    modified_buffers: frozenset[str]
+    changed_inputs: tuple[int, ...]
+    is_random: bool
+    needs_python: bool
+
+
+def trace(
+    forward: Callable[[Sequence[torch.Tensor]], Any],
+    inputs: Sequence[torch.Tensor],
+    state: DeviceState,
+    *,
+    training: bool,
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Trace:
+    """Run ``forward`` on one micro-batch, inside the context that ``around`` makes, and report.
+
+    Raises:
+        Error: a training model without loss, or with several independent ones.
+    """
+    saved = {name: buffer.clone() for name, buffer in state.buffers.items()}
+    versions = {name: buffer._version for name, buffer in state.buffers.items()}
+    random_before = torch.get_rng_state()
+    copies = [tensor.clone() for tensor in inputs]
+    attributes = state.snapshot()
+    weights = {name: parameter._version for name, parameter in state.parameters.items()}
+    tracing.take_python_required()
+    try:
+        result, loss = _run(forward, copies, state, training=training, around=around)
+        is_random = not torch.equal(random_before, torch.get_rng_state())
+        state.check_registered()
+        modified = frozenset(
+            name
+            for name, buffer in state.buffers.items()
+            # Batch norms change their statistics without telling the version counter.
+            if buffer._version != versions[name] or not torch.equal(buffer, saved[name])
+        )
+        leaves: list[torch.Tensor] = []
+        outputs = flatten(result, leaves)
+        has_gradient = loss is not None and loss.requires_grad
+        used = _backward(loss, state) if has_gradient else frozenset()
+    finally:
+        torch.set_rng_state(random_before)
+        _restore(state, saved)
+        state.bake(attributes)
+        state.restore_constants()
+    known = {t.untyped_storage().data_ptr() for t in _state_tensors(state, copies)}
+    return Trace(
+        outputs=outputs,
+        shared=tuple(leaf.untyped_storage().data_ptr() in known for leaf in leaves),
+        loss_output=next((i for i, leaf in enumerate(leaves) if leaf is loss), None),
+        loss_has_gradient=has_gradient,
+        used_parameters=used,
+        modified_buffers=modified,
+        changed_inputs=tuple(index for index, copy in enumerate(copies) if copy._version != 0),
+        is_random=is_random,
+        needs_python=tracing.take_python_required()
+        or any(p._version != weights[name] for name, p in state.parameters.items()),
+    )
+
+
+def _run(
+    forward: Callable[[Sequence[torch.Tensor]], Any],
+    inputs: Sequence[torch.Tensor],
+    state: DeviceState,
+    *,
+    training: bool,
+    around: Callable[[], AbstractContextManager[Any]],
+) -> tuple[Any, torch.Tensor | None]:
+    """Return what the forward returns, and the loss of a training model."""
+    recorder = LossRecorder()
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(state.shown())
+        stack.enter_context(tracing.entered(tracing.Phase(training=training, tracing=True)))
+        if training:
+            stack.enter_context(recorder)
+        stack.enter_context(around())
+        result = forward([tensor.detach() for tensor in inputs])
+    return result, recorder.final() if training else None
+
+
+def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [*inputs, *state.parameters.values(), *state.buffers.values()]
+
+
+@torch.no_grad()
+def _restore(state: DeviceState, saved: dict[str, torch.Tensor]) -> None:
+    for name, value in saved.items():
+        state.buffers[name].copy_(value)
+
+
+def _backward(loss: torch.Tensor | None, state: DeviceState) -> frozenset[str]:
+    """Return which parameters the loss depends on."""
+    assert loss is not None
+    trainable = {name: p for name, p in state.parameters.items() if p.requires_grad}
+    gradients = torch.autograd.grad(loss.sum(), list(trainable.values()), allow_unused=True)
+    return frozenset(
+        name for name, gradient in zip(trainable, gradients, strict=True) if gradient is not None
+    )

@@ -1,0 +1,85 @@
+"""trainingModel() and inferenceModel(): from what a program has to a wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from popdist_py.poptorch import optim
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.executor import PoplarExecutor
+from popdist_py.poptorch.options import Options
+
+__all__ = ["inferenceModel", "trainingModel"]
+
+
+def _checked(options: Options | None) -> Options:
+    if options is None:
+        return Options()
+    if not isinstance(options, Options):
+        raise Error(f"Invalid type: 'options' must be a poptorch.Options, got {type(options)}")
+    return options
+
+
+def trainingModel(
+    model: nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wrap ``model`` for training on emulated IPUs.
+
+    Args:
+        model: its forward returns the loss, alone or with other outputs.
+        options: how it runs; the defaults of Options if None.
+        optimizer: SGD with a learning rate of 0.01 if None.
+
+    Raises:
+        Error: ``options`` are no Options.
+        RuntimeError: the module is wrapped for training already.
+    """
+    checked = _checked(options)
+    module = model.model if isinstance(model, PoplarExecutor) else model
+    if optimizer is None:
+        # A group, because torch refuses an empty list of parameters.
+        optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
+    return PoplarExecutor(module, checked, training=True, optimizer=optimizer)
+
+
+def inferenceModel(
+    model: nn.Module | PoplarExecutor | Callable[..., Any], options: Options | None = None
+) -> PoplarExecutor:
+    """Wrap ``model`` for inference on emulated IPUs.
+
+    Args:
+        model: a module, the wrapper of one, or a plain callable of tensors.
+        options: how it runs; the defaults of Options if None.
+
+    Raises:
+        Error: ``options`` are no Options, or accumulate gradients.
+    """
+    checked = _checked(options)
+    if checked.Training.gradient_accumulation != 1:
+        _refuse_accumulation()
+    if isinstance(model, PoplarExecutor):
+        model = model.model
+    if not isinstance(model, nn.Module):
+        model = _Callable(model)
+    return PoplarExecutor(model, checked, training=False)
+
+
+def _refuse_accumulation() -> NoReturn:
+    raise Error(
+        "Options.Training.gradientAccumulation must be 1 for inference: use "
+        "Options.deviceIterations to fill a pipeline"
+    )
+
+
+class _Callable(nn.Module):
+    """A plain callable as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function

@@ -1,0 +1,247 @@
+"""Binds the calling process to CPUs and memory nodes, and reads back what the kernel made of it.
+
+Runs in front of the program in every instance: standard library only, as few imports as possible
+(ctypes only when a memory policy is set), no other module of ours.
+"""
+
+import errno
+import os
+import time
+
+__all__ = ["apply", "differences", "read_back"]
+
+# Numbers of set_mempolicy by machine (linux/arch/*/syscall*.tbl); 32-bit machines are left out.
+_SET_MEMPOLICY = {
+    "x86_64": 238,
+    "aarch64": 237,
+    "riscv64": 237,
+    "loongarch64": 237,
+    "ppc64le": 261,
+    "ppc64": 261,
+    "s390x": 270,
+}
+_ENVIRON_TRIES, _ENVIRON_PAUSE_SECONDS = 40, 0.0005
+# include/uapi/linux/mempolicy.h
+_MPOL_PREFERRED, _MPOL_BIND, _MPOL_PREFERRED_MANY = 1, 2, 5
+_POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
+
+
+def apply(cpus, memory_nodes):
+    """Bind this process, and with it every program and process that it becomes or starts.
+
+    The memory policy is graded: bind, where that is refused preferred, else none. A refusal never
+    stops the instance: it is reported here and shows again in ``read_back``.
+
+    Args:
+        cpus: numbers of the only CPUs to run on; empty to leave the affinity alone.
+        memory_nodes: numbers of the only memory nodes to allocate from; empty to leave it alone.
+
+    Returns:
+        ``cpus`` that were set, ``memory_policy`` (bind, preferred or none), ``memory_nodes`` it
+        holds for, and ``refused``: one sentence for each thing that the kernel did not allow.
+    """
+    refused = []
+    bound = []
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+            bound = sorted(cpus)
+        except (OSError, ValueError, AttributeError) as error:
+            refused.append(f"CPU affinity {format_list(cpus)}: {_reason(error)}")
+    policy, nodes = "none", []
+    if memory_nodes:
+        policy, nodes = _set_memory_policy(sorted(memory_nodes), refused)
+    return {"cpus": bound, "memory_policy": policy, "memory_nodes": nodes, "refused": refused}
+
+
+def _set_memory_policy(nodes, refused):
+    """Set the strongest memory policy that the kernel allows; returns its name and nodes."""
+    number = _SET_MEMPOLICY.get(os.uname().machine)
+    if number is None:
+        refused.append(f"memory policy: not known for machine {os.uname().machine}")
+        return "none", []
+    grades = [("bind", _MPOL_BIND, nodes)]
+    if len(nodes) > 1:
+        grades.append(("preferred", _MPOL_PREFERRED_MANY, nodes))
+    grades.append(("preferred", _MPOL_PREFERRED, nodes[:1]))
+    for name, mode, chosen in grades:
+        try:
+            _call_set_mempolicy(number, mode, chosen)
+        except OSError as error:
+            refused.append(f"memory policy {name} {format_list(chosen)}: {_reason(error)}")
+        else:
+            return name, chosen
+    return "none", []
+
+
+def _call_set_mempolicy(number, mode, nodes):
+    """Call set_mempolicy(2).
+
+    Raises:
+        OSError: the kernel, or a filter in front of it, refused.
+    """
+    try:
+        import ctypes
+
+        system_call = ctypes.CDLL(None, use_errno=True).syscall
+    except (ImportError, OSError, AttributeError) as error:
+        raise OSError(errno.ENOSYS, f"no system calls from here ({error})") from None
+    word_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = (ctypes.c_ulong * (nodes[-1] // word_bits + 1))()
+    for node in nodes:
+        mask[node // word_bits] |= 1 << (node % word_bits)
+    # The kernel takes one bit less than it is told (get_nodes in mm/mempolicy.c).
+    bits = ctypes.c_ulong(len(mask) * word_bits + 1)
+    if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _reason(error):
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_back(pid):
+    """Return what the kernel says of process ``pid``; what cannot be read is None.
+
+    Returns:
+        ``ended``: it is no longer there to be read. ``cpus`` and ``memory_allowed`` (status),
+        ``memory_policy`` (default, bind, preferred, ...) with ``memory_nodes`` (numa_maps: the
+        first mapping shows the policy of the process), ``omp_num_threads`` (environ; 0: not set)
+        and ``threads``, the threads that exist now.
+    """
+    variables = _environ(pid)
+    policy, nodes = _memory_policy(pid)
+    # Read last: a process that is alive now was alive before.
+    status = _status(pid)
+    return {
+        "ended": status.get("State", "Z")[0] in "ZX",
+        "cpus": parse_list(status.get("Cpus_allowed_list")),
+        "memory_allowed": parse_list(status.get("Mems_allowed_list")),
+        "memory_policy": policy,
+        "memory_nodes": nodes,
+        "omp_num_threads": _omp_num_threads(variables),
+        "threads": int(status["Threads"]) if status.get("Threads", "").isdigit() else None,
+    }
+
+
+def _status(pid):
+    lines = (_read(pid, "status") or b"").decode("utf-8", "replace").splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _memory_policy(pid):
+    """Return name and nodes of the policy; ``(None, [])`` where the kernel shows none."""
+    # One page holds the first mappings; reading all would walk the whole address space.
+    first = (_read(pid, "numa_maps", whole=False) or b"").split(b"\n", 1)[0].decode()
+    _, _, rest = first.partition(" ")
+    if not rest:
+        return None, []
+    for many in ("prefer (many)", "weighted interleave"):
+        if rest.startswith(many):
+            # These are the policies whose names hold a blank.
+            rest = rest.replace(many, many.replace(" ", "_"), 1)
+    word = rest.split(" ", 1)[0].replace("_", " ")
+    name, _, nodes = word.replace("=static", "").replace("=relative", "").partition(":")
+    return _POLICY_NAMES.get(name, name), parse_list(nodes) or []
+
+
+def _environ(pid):
+    """Return the environment; empty when it cannot be read."""
+    for _ in range(_ENVIRON_TRIES):
+        variables = _read(pid, "environ")
+        if variables or variables is None or _status(pid).get("State", "Z")[0] in "ZX":
+            return variables or b""
+        # Between the closing of descriptors and the end of exec the kernel shows nothing here.
+        time.sleep(_ENVIRON_PAUSE_SECONDS)
+    return b""
+
+
+def _omp_num_threads(variables):
+    """Return the number, 0 when it is not set, None when there is no environment to look in."""
+    for entry in variables.split(b"\0"):
+        if entry.startswith(b"OMP_NUM_THREADS="):
+            first = entry.partition(b"=")[2].split(b",")[0].strip()
+            return int(first) if first.isdigit() else 0
+    return 0 if variables else None
+
+
+def _read(pid, name, whole=True):
+    """Return the content, or the first page, of a file of process ``pid``; None without it."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    parts = []
+    try:
+        while part := os.read(descriptor, 4096 if not whole else 1 << 16):
+            parts.append(part)
+            if not whole:
+                break
+    except OSError:
+        # The process ended meanwhile.
+        return None
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
+
+def differences(plan, found):
+    """Return where ``found`` (of ``read_back``) is not what ``plan`` asked for, one sentence each.
+
+    Of a process that has ended nothing is said.
+
+    Args:
+        plan: ``cpus`` and ``memory_nodes`` (empty: not asked for), and ``threads``, the wanted
+            OMP_NUM_THREADS (0 or None: not asked for).
+        found: what ``read_back`` returned.
+    """
+    sentences = []
+    if found.get("ended"):
+        return sentences
+    cpus = sorted(plan.get("cpus") or ())
+    if cpus and found.get("cpus") != cpus:
+        sentences.append(f"runs on CPUs {_shown(found.get('cpus'))} instead of {format_list(cpus)}")
+    nodes = sorted(plan.get("memory_nodes") or ())
+    policy = found.get("memory_policy")
+    if nodes and (policy != "bind" or found.get("memory_nodes") != nodes):
+        held = found.get("memory_nodes") or None
+        shown = "cannot be read" if policy is None else f"is {policy}"
+        on = f" on nodes {format_list(held)}" if held else ""
+        sentences.append(f"memory policy {shown}{on} instead of bind on nodes {format_list(nodes)}")
+    threads = plan.get("threads")
+    has = found.get("omp_num_threads")
+    # What cannot be read belongs to a program that is ending: no sign of another value.
+    if threads and has is not None and has != threads:
+        sentences.append(f"OMP_NUM_THREADS is {has or 'not set'} instead of {threads}")
+    return sentences
+
+
+def _shown(numbers):
+    return "unknown" if numbers is None else format_list(numbers)
+
+
+def format_list(numbers):
+    """Return numbers as the kernel writes them: ``0-3,8``."""
+    runs = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def parse_list(text):
+    """Return the numbers of a kernel list such as ``0-3,8``; None for no list."""
+    if text is None:
+        return None
+    numbers = []
+    try:
+        for part in text.split(","):
+            if part.strip():
+                first, _, last = part.partition("-")
+                numbers += range(int(first), int(last or first) + 1)
+    except ValueError:
+        return None
+    return numbers

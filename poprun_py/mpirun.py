@@ -1,0 +1,137 @@
+"""The process that starts the wrappers: mpirun, from its start to the last trace of it.
+
+Nothing is known here of instances or of what mpirun is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from poprun_py import processes
+from poprun_py.errors import StartError
+from poprun_py.job import describe
+
+__all__ = ["Mpirun"]
+
+_CHUNK = 1 << 16
+_END_SECONDS = 2.0
+
+
+class Mpirun:
+    """A running mpirun.
+
+    Args:
+        command: what to run.
+        environ: its environment.
+        mark: text in the environment by which every process of the job is recognised.
+        selector: reads what mpirun says.
+        log: takes a line of the launcher's own log.
+
+    Raises:
+        StartError: it cannot be run.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        mark: str,
+        selector: selectors.BaseSelector,
+        log: Callable[[str], None],
+    ) -> None:
+        self.ended_at: float | None = None
+        self._mark = mark.encode()
+        self._selector = selector
+        self._log = log
+        self._said = bytearray()
+        parent = os.getpid()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environ),
+                # Ctrl-C is the launcher's to handle: mpirun must not get it from the terminal.
+                start_new_session=True,
+                # Safe in a launcher of one thread. SIGTERM lets mpirun end its daemons; SIGKILL
+                # would have MPICH kill the wrappers before they can clean up.
+                preexec_fn=lambda: processes.die_with_parent(parent, signal.SIGTERM),
+            )
+        except OSError as error:
+            raise StartError(f"cannot run {command[0]}: {error.strerror}") from None
+        log(f"mpirun runs with PID {self._process.pid}")
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
+
+    @property
+    def code(self) -> int:
+        """How it ended; 1 while it runs."""
+        code = self._process.returncode
+        return 1 if code is None else code
+
+    @property
+    def words(self) -> str:
+        """What it said; useful where it explains something."""
+        return self._said.decode(errors="replace").strip()
+
+    def has_just_ended(self) -> bool:
+        """Tell, once, that it has ended."""
+        if self.ended_at is not None or self._process.poll() is None:
+            return False
+        self.ended_at = time.monotonic()
+        self._log(f"mpirun ended with {describe(self.code)}")
+        return True
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self._process.poll() is None:
+            processes.signal_process(self._process.pid, number)
+
+    def end(self) -> None:
+        """Leave nothing behind of it or of what it started on this host."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        limit = time.monotonic() + _END_SECONDS
+        while time.monotonic() < limit:
+            left = [pid for pid in processes.descendants(os.getpid()) if self._is_ours(pid)]
+            if not left:
+                break
+            for pid in left:
+                processes.signal_process(pid, 9)
+            for pid in left:
+                # Only a direct child can be collected; the others fall to us one by one.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.005)
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
+    def _read(self, pipe: Any, _: int) -> None:
+        try:
+            data = os.read(pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        if not data:
+            self._selector.unregister(pipe)
+            return
+        self._said = (self._said + data)[-_CHUNK:]

@@ -1,0 +1,145 @@
+"""Which network carries the traffic between the hosts: chosen from the addresses that they report.
+
+Pure: interfaces and addresses in, one network out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from poprun_py.errors import StartError, UsageError
+
+__all__ = ["Interface", "Network", "choose_network", "parse_subnet"]
+
+_INTERFACE_NAME = re.compile(r"[^\s/,]{1,15}")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One IPv4 address of a host: the interface, the address and the bits of its network's mask."""
+
+    name: str
+    address: str
+    bits: int
+    is_bridge: bool = False
+
+    @property
+    def subnet(self) -> ipaddress.IPv4Network:
+        """The network that the address is in."""
+        return ipaddress.IPv4Network(f"{self.address}/{self.bits}", strict=False)
+
+    @property
+    def carries_traffic(self) -> bool:
+        """Tell whether other hosts may be behind it: no loopback, no bridge of containers."""
+        return not self.is_bridge and not ipaddress.IPv4Address(self.address).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The chosen network, as MPI is told (interface name or CIDR), and each host's address in it.
+
+    ``name`` is empty where the hosts share no network: then MPI chooses.
+    """
+
+    name: str
+    addresses: Mapping[str, str]
+
+
+def parse_subnet(text: str) -> ipaddress.IPv4Network | str:
+    """Return the value of ``--host-subnet``: a network, or the name of an interface.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if "/" in text:
+        try:
+            return ipaddress.IPv4Network(text, strict=False)
+        except ValueError as error:
+            raise UsageError(
+                f"--host-subnet {text!r}: {error}; expected an interface name such as eth0, or a "
+                "CIDR such as 10.1.0.0/16"
+            ) from None
+    if not _INTERFACE_NAME.fullmatch(text):
+        raise UsageError(
+            f"--host-subnet {text!r}: expected an interface name such as eth0, or a CIDR such as "
+            "10.1.0.0/16"
+        )
+    return text
+
+
+def choose_network(
+    interfaces: Mapping[str, Sequence[Interface]],
+    *,
+    wanted: str | None = None,
+    resolved: Mapping[str, str] | None = None,
+) -> Network:
+    """Choose one network that every host is on.
+
+    Without ``wanted`` it is the one that the hosts' own names lead to, else the first that all of
+    them share.
+
+    Args:
+        interfaces: what every host reports.
+        wanted: value of ``--host-subnet``.
+        resolved: the address behind each host's name, where known.
+
+    Raises:
+        UsageError: ``wanted`` is neither an interface name nor a CIDR.
+        StartError: a host is not on the network that ``wanted`` names.
+    """
+    if wanted is not None:
+        return _wanted(interfaces, wanted)
+    usable = {h: [i for i in found if i.carries_traffic] for h, found in interfaces.items()}
+    shared = _shared(usable)
+    if not shared:
+        return Network("", {})
+    behind_names = set((resolved or {}).values())
+    best = max(
+        shared,
+        key=lambda net: sum(
+            i.address in behind_names for found in usable.values() for i in found if i.subnet == net
+        ),
+    )
+    return Network(
+        str(best),
+        {h: next(i.address for i in found if i.subnet == best) for h, found in usable.items()},
+    )
+
+
+def _shared(usable: Mapping[str, Sequence[Interface]]) -> list[ipaddress.IPv4Network]:
+    """Return the networks that every host is on, with an address of its own, in a stable order."""
+    everyone = list(usable.values())
+    first = dict.fromkeys(i.subnet for i in (everyone[0] if everyone else ()))
+    return [
+        net
+        for net in first
+        if all(any(i.subnet == net for i in found) for found in everyone)
+        # Equal addresses on several hosts: a private network of each, such as Docker's.
+        and len({i.address for found in everyone for i in found if i.subnet == net})
+        == sum(i.subnet == net for found in everyone for i in found)
+    ]
+
+
+def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str) -> Network:
+    subnet = parse_subnet(wanted)
+    addresses = {}
+    for host, found in interfaces.items():
+        matching = [
+            i
+            for i in found
+            if i.name == subnet
+            or (
+                isinstance(subnet, ipaddress.IPv4Network)
+                and ipaddress.IPv4Address(i.address) in subnet
+            )
+        ]
+        if not matching:
+            known = ", ".join(f"{i.name} ({i.subnet})" for i in found if i.carries_traffic)
+            raise StartError(
+                f"host {host} is not on --host-subnet {wanted}; it has {known or 'no network'}"
+            )
+        addresses[host] = matching[0].address
+    return Network(wanted, addresses)

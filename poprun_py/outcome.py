@@ -1,0 +1,127 @@
+"""From everything that was seen of a run to its result: pure.
+
+Here it is decided which instance failed first, and what the exit code says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from poprun_py.control import Peer
+from poprun_py.errors import StartError
+from poprun_py.job import (
+    HANG_EXIT_CODE,
+    RESUME_EXIT_CODE,
+    InstanceResult,
+    Job,
+    LaunchResult,
+    StackGroup,
+    describe,
+)
+
+__all__ = ["Ending", "judge"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What was seen of a run when everything had ended."""
+
+    job: Job
+    peers: Mapping[int, Peer]
+    last_word: int | None
+    seconds: float
+    reason: str
+    ended_by: int
+    timed_out: bool
+    hung: tuple[int, ...]
+    stacks: tuple[StackGroup, ...]
+    mpirun_code: int
+    mpirun_text: str
+
+
+def judge(end: Ending) -> LaunchResult:
+    """Return the result of a run.
+
+    Raises:
+        StartError: the programs of some instances never started.
+    """
+    results = tuple(_instance_result(end, index) for index in range(len(end.job.variables)))
+    failures = sorted((r for r in results if r.failed), key=lambda r: r.ended_ns)
+    code, first = _exit_code(end, results, failures)
+    return LaunchResult(
+        exit_code=code,
+        instances=results,
+        first_failure=first,
+        reason=end.reason,
+        timed_out=end.timed_out and code == HANG_EXIT_CODE,
+        hung=end.hung if code == HANG_EXIT_CODE else (),
+        stacks=end.stacks,
+        seconds=end.seconds,
+        may_restart=code not in (0, RESUME_EXIT_CODE) and not end.ended_by and not end.timed_out,
+    )
+
+
+def _exit_code(
+    end: Ending, results: tuple[InstanceResult, ...], failures: list[InstanceResult]
+) -> tuple[int, InstanceResult | None]:
+    """Return the exit code and the instance that it comes from, if it does from one."""
+    codes = {result.code for result in results}
+    if RESUME_EXIT_CODE in codes and codes <= {0, RESUME_EXIT_CODE}:
+        return RESUME_EXIT_CODE, None
+    if end.timed_out or end.hung:
+        return HANG_EXIT_CODE, None
+    if end.ended_by:
+        return 128 + end.ended_by, None
+    if failures:
+        _refuse_unstarted(end, failures[0].index)
+        return failures[0].exit_code, failures[0]
+    if len(end.peers) < len(results):
+        raise StartError(_start_failure(end))
+    if codes == {0}:
+        return 0, None
+    # Nobody failed by itself: mpirun was killed, or someone never reported.
+    code = end.mpirun_code or 1
+    return (code if code > 0 else 128 - code), None
+
+
+def _refuse_unstarted(end: Ending, index: int) -> None:
+    """A program that could not even be started is a launch that could not."""
+    peer = end.peers[index]
+    error = peer.outcome.get("exec_error") if peer.outcome else ""
+    if error:
+        raise StartError(f"instance {index} on {peer.host} cannot run {error}")
+
+
+def _instance_result(end: Ending, index: int) -> InstanceResult:
+    peer = end.peers.get(index)
+    if peer is None or peer.outcome is None:
+        return InstanceResult(index=index)
+    seen = peer.outcome
+    return InstanceResult(
+        index=index,
+        host=peer.host,
+        pid=peer.started.get("pid", 0),
+        code=seen["code"],
+        ended_ns=seen["time_ns"] + peer.clock_offset_ns,
+        step=seen.get("step"),
+        max_rss_bytes=seen.get("max_rss_bytes", 0),
+        memory_limit_bytes=seen.get("memory_limit_bytes"),
+        oom_kills=seen.get("oom_kills", 0),
+        was_stopped=seen.get("stopped", False),
+        was_lost=seen.get("lost", False),
+        had_last_word=index == end.last_word,
+        stderr_tail=peer.tail.decode(errors="replace"),
+    )
+
+
+def _start_failure(end: Ending) -> str:
+    """Return one line for a job whose instances did not all appear."""
+    said = [line.strip() for line in end.mpirun_text.splitlines() if line.strip(" -")]
+    explanation = " ".join(said)[:500] if said else "it said nothing"
+    name = Path(end.job.command[0]).name
+    return (
+        f"{len(end.peers)} of {len(end.job.variables)} instances started, then {name} "
+        f"ended with {describe(end.mpirun_code)}: {explanation}"
+    )

@@ -1,0 +1,235 @@
+"""What instances write, on the launcher's own stdout and stderr: whole lines, tagged, in order.
+
+Bytes in, bytes out: lines are cut at newlines only, so that no character is ever split. Memory is
+bounded: a line longer than ``MAX_HELD`` bytes is passed on in pieces, and a reader that does not
+keep up makes the instances wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import select
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "make_stream"]
+
+MAX_HELD = 1 << 22
+_MAX_PENDING = 1 << 22
+# A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
+_PIPE_CHUNK, _TERMINAL_CHUNK = 4096, 512
+_BARE_RETURN = re.compile(rb"\r(?!\n)")
+# Green, yellow, blue, magenta, cyan, and the bright ones.
+_COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
+
+
+@dataclass(slots=True)
+class OutputStream:
+    """One stream (stdout or stderr) of one instance on its way to the screen."""
+
+    tag: bytes
+    shown: bool = True
+    timed: bool = False
+    held: bytearray = field(default_factory=bytearray)
+    fed_at: float = 0.0
+
+    def prefix(self) -> bytes:
+        """Return what stands in front of each line now."""
+        if not self.timed:
+            return self.tag
+        now = time.time()
+        clock = time.strftime("%H:%M:%S", time.localtime(now))
+        return f"{clock}.{int(now * 1000) % 1000:03} ".encode() + self.tag
+
+
+def make_stream(
+    index: int, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
+) -> OutputStream:
+    """Return the stream ``name`` of instance ``index``.
+
+    Args:
+        index: the instance.
+        name: ``stdout`` or ``stderr``.
+        form: ``tag`` for PopRun's tag, ``time`` for the time of day before it, ``plain`` for none.
+        shown: whether anything of it appears.
+        colour: whether the tag has the instance's colour.
+    """
+    tag = b"" if form == "plain" else f"[1,{index}]<{name}>:".encode()
+    if colour and tag:
+        tag = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[index % len(_COLOURS)], tag)
+    return OutputStream(tag=tag, shown=shown, timed=form == "time")
+
+
+class Sink:
+    """A descriptor of ours that is written to without ever blocking.
+
+    Files and devices that are always ready are written at once. For pipes and terminals what does
+    not go out now is kept; ``is_full`` says when nothing more should be fed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_terminal = os.isatty(descriptor)
+        self.moved_at = time.monotonic()
+        self._pending = bytearray()
+        self._gone = False
+        self._always_ready = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def pending(self) -> int:
+        """Number of bytes that wait for the reader."""
+        return len(self._pending)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that the instances should wait too."""
+        return len(self._pending) >= _MAX_PENDING
+
+    def write(self, data: bytes) -> None:
+        """Take ``data``, and write what can be written now."""
+        if not self._gone:
+            self._pending += data
+            self.flush()
+
+    def flush(self, patience: float = 0.0) -> None:
+        """Write what the descriptor takes, waiting up to ``patience`` seconds for it."""
+        limit = time.monotonic() + patience
+        while self._pending and not self._gone:
+            if not self._always_ready:
+                wait = max(0, int(1000 * (limit - time.monotonic())))
+                if not self._poll.poll(wait):
+                    return
+            self._write_some()
+
+    def discard(self) -> None:
+        """Forget what waits, and all that follows: nobody reads it."""
+        self._gone = True
+        self._pending.clear()
+
+    def _write_some(self) -> None:
+        piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
+        try:
+            del self._pending[: os.write(self.descriptor, piece)]
+        except BlockingIOError:
+            # Somebody else made the descriptor non-blocking.
+            self._poll.poll(10)
+        except OSError as error:
+            # The job goes on without being heard: training outlives a pager that was closed.
+            self.discard()
+            if error.errno != errno.EPIPE:
+                _tell_of_loss(self.descriptor, error)
+        self.moved_at = time.monotonic()
+
+
+def _tell_of_loss(descriptor: int, error: OSError) -> None:
+    """Say on stderr that output is lost, if stderr is not what is lost."""
+    text = f"poprun-py: warning: output to descriptor {descriptor} is lost: {error.strerror}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+class Screen:
+    """Writes the streams of all instances to one descriptor without mixing their lines.
+
+    A line whose end has not been written yet (a progress bar, a prompt) is shown when it holds a
+    carriage return, or when ``flush_idle`` finds it waiting. One line at a time is open in this way
+    and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
+    When another stream has a whole line, the open one is ended first, on a terminal erased and
+    drawn again below.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False) -> None:
+        self._write = write
+        self._is_terminal = is_terminal
+        self._open: OutputStream | None = None
+        self._drawn = b""  # what the open line shows since its last carriage return
+
+    def feed(self, stream: OutputStream, data: bytes) -> None:
+        """Take ``data`` of ``stream`` and write what can be written."""
+        if not stream.shown:
+            return
+        stream.held += data
+        stream.fed_at = time.monotonic()
+        end = stream.held.rfind(b"\n") + 1
+        if end:
+            self._write_lines(stream, bytes(stream.held[:end]))
+            del stream.held[:end]
+        if b"\r" in stream.held and self._open in (None, stream):
+            self._write_partial(stream)
+        elif len(stream.held) > MAX_HELD:
+            self._relieve(stream)
+
+    def flush_idle(self, streams: list[OutputStream], before: float) -> None:
+        """Show what has waited without a newline since ``before``, such as a prompt."""
+        for stream in streams:
+            if stream.held and stream.fed_at < before and self._open in (None, stream):
+                self._write_partial(stream)
+
+    def finish(self, stream: OutputStream) -> None:
+        """The stream has ended: write what is left, with the newline that it lacked."""
+        if stream.held:
+            self._write_lines(stream, bytes(stream.held) + b"\n")
+            stream.held.clear()
+        elif self._open is stream:
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """End an open line, so that somebody else can write to the descriptor."""
+        if self._open is not None:
+            self._write(b"\n")
+            self._open = None
+
+    def _write_lines(self, stream: OutputStream, lines: bytes) -> None:
+        """Write whole lines of one stream."""
+        redraw = b""
+        tag = stream.prefix()
+        first_tag = tag
+        if self._open is stream:
+            first_tag = b""
+            self._open = None
+        elif self._open is not None:
+            if self._is_terminal:
+                redraw = self._open.prefix() + self._drawn
+                self._write(b"\r\x1b[K")
+            else:
+                self.interrupt()
+        body = _retag(lines, tag)[:-1].replace(b"\n", b"\n" + tag)
+        self._write(first_tag + body + b"\n" + redraw)
+
+    def _write_partial(self, stream: OutputStream) -> None:
+        """Write the unfinished line of one stream and leave it open."""
+        # A carriage return at the end may be the first half of a line's end.
+        data = bytes(stream.held[:-1] if stream.held.endswith(b"\r") else stream.held)
+        if not data:
+            return
+        del stream.held[: len(data)]
+        tag = stream.prefix()
+        start = b""
+        if self._open is not stream:
+            self.interrupt()
+            start = tag
+            self._drawn = b""
+        self._open = stream
+        self._drawn = (self._drawn + data).rpartition(b"\r")[2][-4096:]
+        self._write(start + _retag(data, tag))
+
+    def _relieve(self, stream: OutputStream) -> None:
+        """Make room in a very long line: what a carriage return overwrote, else the line so far."""
+        last = stream.held.rfind(b"\r")
+        if self._is_terminal and last > 0:
+            del stream.held[:last]
+        else:
+            self._write_partial(stream)
+
+
+def _retag(data: bytes, tag: bytes) -> bytes:
+    """Repeat the tag after each carriage return, which would otherwise be overwritten."""
+    return _BARE_RETURN.sub(lambda _: b"\r" + tag, data) if tag else data

@@ -1,0 +1,125 @@
+"""Small facts about Linux processes: descendants, groups, parent-death signals.
+
+Standard library only and cheap to import: the wrapper in front of every program uses it, and so
+does the supervisor. ctypes is imported where a system call has no other name.
+"""
+
+import os
+
+try:
+    import _signal as signal  # without signal's enums, which take longer than all the rest
+except ImportError:
+    import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option, value):
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+
+
+def become_subreaper():
+    """Have orphaned descendants become children of this process instead of init's."""
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent, number=signal.SIGKILL):
+    """Ask the kernel to send ``number`` when the parent ends; end now if it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def tell_when_parent_ends(number):
+    """Ask the kernel for a signal when the process that waits for this one ends.
+
+    Not asked for where this process is meant to outlive its parent: under nohup, as a background
+    job of a script (whose SIGINT is ignored), and as the leader of its own session.
+
+    Returns:
+        The parent's pid; None if nothing was asked for.
+    """
+    parent = os.getppid()
+    kept = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
+    if kept or parent <= 1 or os.getsid(0) == os.getpid():
+        return None
+    return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
+
+
+def signal_process(pid, number):
+    """Send a signal to one process; tells whether it was there."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_group(pid, number):
+    """Send a signal to the process group of ``pid``, or to ``pid`` before it has a group."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return signal_process(pid, number)
+    return True
+
+
+def _children_by_parent():
+    """Return the living processes' pids by parent pid, from one pass over /proc."""
+    children = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The command name, in parentheses, may hold anything: fields follow the last ")".
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def descendants(pid):
+    """Return the pids of all living descendants of ``pid``, parents before children."""
+    children = _children_by_parent()
+    found = []
+    waiting = list(children.get(pid, ()))
+    while waiting:
+        current = waiting.pop()
+        found.append(current)
+        waiting += children.get(current, ())
+    return found
+
+
+def has_children(pid):
+    """Tell whether ``pid`` has a living child."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
+            listed = file.read().split()
+    except OSError:
+        return bool(_children_by_parent().get(pid))
+    return any(_alive(int(child)) for child in listed)
+
+
+def state(pid, number):
+    """Return a process's state letter ("Z" when it is gone) and whether it catches a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        caught = int(lines[b"SigCgt"], 16)
+    except (OSError, KeyError, ValueError):
+        return "Z", False
+    return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False

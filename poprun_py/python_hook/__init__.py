@@ -1,0 +1,1 @@
+"""The folder that the wrapper puts first on the PYTHONPATH of Python programs."""

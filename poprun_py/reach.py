@@ -1,0 +1,223 @@
+"""Brings together what a launch on other hosts needs to know of them before it is planned.
+
+Copies folders, asks the hosts, chooses the network. Without ``contact`` nothing leaves this
+machine: then only what is remembered from an earlier look is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from poprun_py import preflight, probe
+from poprun_py.config import LaunchConfig
+from poprun_py.errors import StartError, UsageError
+from poprun_py.hosts import Host
+from poprun_py.machine import HardwareError, Machine
+from poprun_py.network import Interface, Network, choose_network, parse_subnet
+from poprun_py.remote import Shell, shell_of
+from poprun_py.sync import environment_folder, folder_to_sync, sync_folder
+
+__all__ = ["Reach", "check_hosts", "diagnose", "listen_address", "own_interfaces", "reach"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reach:
+    """How hosts are reached, and what is known of them.
+
+    ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
+    use it as the instances do. ``has_fabric``: some host has a faster network than TCP, or nobody
+    knows.
+    """
+
+    shell: Shell
+    network: str = ""
+    shares_network: bool = True
+    addresses: Mapping[str, str]
+    machines: Mapping[str, Machine]
+    has_fabric: bool = False
+
+
+def reach(
+    config: LaunchConfig,
+    hosts: Sequence[Host],
+    *,
+    mpirun: str,
+    environ: Mapping[str, str],
+    contact: bool,
+) -> Reach:
+    """Return what is known of ``hosts``; with ``contact`` they are filled and asked first.
+
+    Raises:
+        UsageError: options of the group Hosts that do not fit.
+        StartError: a host cannot be reached or lacks something vital, or is off the network.
+    """
+    shell = shell_of(config, hosts, environ)
+    if config.host_subnet is not None:
+        parse_subnet(config.host_subnet)
+    answers = preflight.cached(hosts)
+    if contact:
+        for folder in _folders(config):
+            sync_folder(folder, hosts, shell)
+        if not config.no_check or any(h.name not in answers for h in hosts if not h.is_local):
+            answers = _look(config, hosts, shell, mpirun)
+    network, shares = _network(config, hosts, answers)
+    others = [host for host in hosts if not host.is_local]
+    return Reach(
+        shell=shell,
+        network=network.name,
+        shares_network=shares,
+        addresses=network.addresses,
+        machines=_machines(answers),
+        has_fabric=any(
+            host.name not in answers or (answers[host.name].report or {}).get("fabric", True)
+            for host in others
+        ),
+    )
+
+
+def _look(
+    config: LaunchConfig, hosts: Sequence[Host], shell: Shell, mpirun: str
+) -> dict[str, preflight.Answer]:
+    """Ask every host; the short check, unless it was declined."""
+    asked = preflight.question(config.program, mpirun)
+    answers = preflight.ask(hosts, shell, asked)
+    if not config.no_check:
+        preflight.require(answers, probe.report(asked), asked)
+    return answers
+
+
+def _folders(config: LaunchConfig) -> list[Path]:
+    folders: list[Path] = []
+    if config.synchronise_python_venv:
+        folders.append(environment_folder())
+    if config.sync is not None:
+        folders.append(folder_to_sync(config.sync))
+    return folders
+
+
+def check_hosts(
+    config: LaunchConfig,
+    hosts: Sequence[Host],
+    *,
+    mpirun: str,
+    environ: Mapping[str, str],
+    mark: Callable[[str], str] = str,
+) -> tuple[str, bool]:
+    """Return the table of ``--check`` and whether all is well on every host.
+
+    Raises:
+        UsageError: options of the group Hosts that do not fit.
+    """
+    shell = shell_of(config, hosts, environ)
+    for folder in _folders(config):
+        sync_folder(folder, hosts, shell)
+    others = [host for host in hosts if not host.is_local]
+    with contextlib.ExitStack() as stack:
+        call_back = None
+        if others:
+            with contextlib.suppress(StartError):
+                address = listen_address(others, config.host_subnet or "")
+                # Nobody accepts: that the kernel completes the connection is all there is to know.
+                server = stack.enter_context(socket.create_server((address, 0), backlog=128))
+                call_back = (address, server.getsockname()[1])
+        asked = preflight.question(config.program, mpirun, call_back)
+        answers = preflight.ask(hosts, shell, asked)
+    ours = probe.report({**asked, "call_back": None})
+    table, is_well = preflight.check_table(answers, ours, asked, mark=mark)
+    if not others or any(answer.report is None for answer in answers.values()):
+        return table, is_well
+    try:
+        network = _network(config, hosts, answers)[0]
+    except StartError as error:
+        return f"{table}\n\n{error}", False
+    name = network.name or "whatever MPI chooses (the hosts share no network)"
+    return f"{table}\n\nTraffic between the hosts goes over {name}.", is_well
+
+
+def diagnose(
+    config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
+) -> None:
+    """Look for the reason why a launch did not start.
+
+    Raises:
+        StartError: the reason, if a host shows one.
+    """
+    _look(replace(config, no_check=False), hosts, shell_of(config, hosts, environ), mpirun)
+
+
+def _machines(answers: Mapping[str, preflight.Answer]) -> dict[str, Machine]:
+    machines = {}
+    for name, answer in answers.items():
+        with contextlib.suppress(HardwareError):
+            if answer.report is not None and answer.report.get("machine") is not None:
+                machines[name] = Machine.from_json(answer.report["machine"])
+    return machines
+
+
+# --- networks ---------------------------------------------------------------------------------
+
+
+def own_interfaces() -> tuple[Interface, ...]:
+    """Return this machine's IPv4 addresses."""
+    return tuple(Interface(*entry) for entry in probe.networks())
+
+
+def _network(
+    config: LaunchConfig, hosts: Sequence[Host], answers: Mapping[str, preflight.Answer]
+) -> tuple[Network, bool]:
+    """Choose the hosts' network; tells whether this machine is on it."""
+    ours = own_interfaces()
+    known = {h.name: ours if h.is_local else answers[h.name].interfaces
+             for h in hosts if h.is_local or h.name in answers}  # fmt: skip
+    if len(known) < len(hosts):
+        return Network(config.host_subnet or "", {}), True
+    resolved = {name: address for name in known if (address := _resolve(name))}
+    with_us = {**known, "this machine": ours} if not any(h.is_local for h in hosts) else known
+    try:
+        network = choose_network(with_us, wanted=config.host_subnet, resolved=resolved)
+    except StartError:
+        if with_us is known:
+            raise
+        network = Network("", {})
+    if network.name:
+        return network, True
+    return choose_network(known, wanted=config.host_subnet, resolved=resolved), False
+
+
+def _resolve(name: str) -> str:
+    """Return the IPv4 address behind a name; empty where only ssh knows the name."""
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ""
+    return str(found[0][4][0])
+
+
+def listen_address(others: Sequence[Host], network: str) -> str:
+    """Return this machine's address on ``network``, or else on the way to the other hosts.
+
+    Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+
+    Raises:
+        StartError: there is no way to the first of the others.
+    """
+    if network:
+        with contextlib.suppress(StartError, UsageError):
+            ours = choose_network({"": own_interfaces()}, wanted=network)
+            return ours.addresses[""]
+    name = others[0].name
+    try:
+        family, _, _, _, address = socket.getaddrinfo(name, 22, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as way:
+            way.connect(address)
+            return str(way.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(
+            f"host {name} cannot be reached ({reason}); check the name, or choose the network: "
+            "--host-subnet"
+        ) from None

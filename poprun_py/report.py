@@ -1,0 +1,212 @@
+"""What the user is told about a job that did not end well: as text, and as JSON for the run folder.
+
+Pure: results in, text out. The instance that failed first comes first; what it caused comes after.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
+from poprun_py.stacks import render_groups
+
+__all__ = ["diagnosis", "report_json", "report_text", "stderr_excerpt", "traceback_of"]
+
+REPORT_VERSION = 1
+_TAIL_LINES = 20
+_MOST_LINES = 60
+# SIGTERM, SIGKILL and SIGINT, with which the supervisor stops instances.
+_STOPPED_CODES = (143, 137, 130)
+_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.M)
+_CHAINED = re.compile(
+    r"\n(?:The above exception was the direct cause|During handling of the above exception)"
+)
+
+Label = Callable[[int], str]
+
+
+def report_text(result: LaunchResult, label: Label) -> str:
+    """Return the report of a run; empty if there is nothing to tell.
+
+    Args:
+        result: how the run ended.
+        label: names an instance with its replicas, such as ``instance 1 (replicas 4-7)``.
+    """
+    if result.exit_code == RESUME_EXIT_CODE:
+        return _line("stopped at a checkpoint; run the same command again to go on")
+    text = ""
+    if result.hung:
+        text += "".join(_line(_hang_sentence(result, index, label)) for index in result.hung)
+    elif result.first_failure is not None:
+        text += _first_failure(result.first_failure, label)
+    elif result.timed_out:
+        text += _line(f"error: {result.reason}: all instances were ended")
+    elif result.exit_code not in (0, 130, 143):
+        text += _line(f"error: {result.reason or 'an instance never reported its end'}")
+    if any(group.has_stack for group in result.stacks):
+        text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
+    return text + _collateral(result)
+
+
+def report_json(result: LaunchResult, label: Label) -> dict[str, Any]:
+    """Return the report of a run as JSON values: all instances, also of a run that ended well."""
+    first = result.first_failure
+    return {
+        "version": REPORT_VERSION,
+        "exit_code": result.exit_code,
+        "reason": result.reason,
+        "seconds": round(result.seconds, 3),
+        "restart_count": result.restart_count,
+        "first_failure": None if first is None else _instance_json(first, label),
+        "collateral": [r.index for r in _collateral_of(result)],
+        "hung": list(result.hung),
+        "stacks": [
+            {"instances": list(g.instances), "waits": g.waits, "text": g.text}
+            for g in result.stacks
+        ],
+        "instances": [_instance_json(r, label) for r in result.instances],
+    }
+
+
+def traceback_of(stderr: str) -> str:
+    """Return the last Python traceback in ``stderr``, with the exceptions that led to it."""
+    starts = [match.start() for match in _TRACEBACK.finditer(stderr)]
+    if not starts:
+        return ""
+    first = len(starts) - 1
+    while first > 0 and _CHAINED.search(stderr, starts[first - 1], starts[first]):
+        first -= 1
+    lines = stderr[starts[first] :].splitlines()
+    end = len(lines)
+    for number in range(1, len(lines)):
+        if not lines[number] and not _CHAINED.match("\n" + "\n".join(lines[number + 1 :])):
+            previous = lines[number - 1]
+            if not previous.startswith((" ", "The above", "During handling")):
+                end = number
+                break
+    return "\n".join(lines[:end]).rstrip()
+
+
+def stderr_excerpt(stderr: str) -> list[str]:
+    """Return the lines that explain a failure: from the traceback, and at least the last 20."""
+    # Of a progress bar what was drawn last.
+    drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
+    lines = [line for line in drawn if line]
+    trace = traceback_of(stderr).splitlines()
+    wanted = _TAIL_LINES
+    if trace and trace[0] in lines:
+        wanted = max(wanted, len(lines) - (len(lines) - 1 - lines[::-1].index(trace[0])))
+    return lines[-min(wanted, _MOST_LINES) :]
+
+
+def diagnosis(instance: InstanceResult) -> str:
+    """Return what memory had to do with it, or an empty text."""
+    peak = _bytes(instance.max_rss_bytes)
+    limit = instance.memory_limit_bytes
+    of_limit = f" of {_bytes(limit)} allowed" if limit else ""
+    if instance.was_lost:
+        return "it vanished together with its wrapper: both were killed, or its host was lost"
+    if instance.oom_kills > 0:
+        return f"out of memory: killed by the kernel (peak {peak}{of_limit})"
+    if "MemoryError" in traceback_of(instance.stderr_tail).rpartition("\n")[2]:
+        return f"out of memory: an allocation was refused (peak {peak}{of_limit})"
+    if instance.code == -9:
+        return f"killed from outside; no memory limit was hit (peak {peak}{of_limit})"
+    return ""
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+def _first_failure(first: InstanceResult, label: Label) -> str:
+    text = _line(
+        f"{label(first.index)} on {first.host or 'its host'} failed first: "
+        f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
+    )
+    facts = [_clock(first.ended_ns), f"PID {first.pid}"]
+    if first.step is not None:
+        facts.append(f"after step {first.step}" if first.step else "before its first step")
+    text += _indent(", ".join(facts))
+    text += _indent(diagnosis(first))
+    excerpt = stderr_excerpt(first.stderr_tail)
+    if excerpt and not first.had_last_word:
+        text += _indent("the end of its stderr:") + _indent("\n".join(excerpt), "  | ")
+    return text
+
+
+def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
+    instance = result.instances[index]
+    host = instance.host or "its host"
+    step = f", the last was {instance.step}" if instance.step is not None else ""
+    return f"{label(index)} on {host} hangs: {result.reason}{step}"
+
+
+def _collateral_of(result: LaunchResult) -> list[InstanceResult]:
+    """Return the other instances that did not end well: stopped, or failed because of the first."""
+    first = result.first_failure
+    return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
+
+
+def _collateral(result: LaunchResult) -> str:
+    if result.first_failure is None:
+        return ""
+    by_end: dict[str, list[int]] = {}
+    for other in _collateral_of(result):
+        assert other.code is not None
+        obeyed = other.was_stopped and other.exit_code in _STOPPED_CODES
+        how = "stopped" if obeyed else "failed after it"
+        by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other.index)
+    return "".join(
+        _line(f"instance{'s' if len(members) > 1 else ''} {_short(members)}: {how}")
+        for how, members in by_end.items()
+    )
+
+
+def _short(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+
+
+def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
+    return {
+        "index": instance.index,
+        "name": label(instance.index),
+        "host": instance.host,
+        "pid": instance.pid,
+        "code": instance.code,
+        "exit_code": instance.exit_code,
+        "ended_by": None if instance.code is None else describe(instance.code),
+        "ended_at": _clock(instance.ended_ns) if instance.ended_ns else None,
+        "step": instance.step,
+        "was_stopped": instance.was_stopped,
+        "max_rss_bytes": instance.max_rss_bytes,
+        "memory_limit_bytes": instance.memory_limit_bytes,
+        "oom_kills": instance.oom_kills,
+        "diagnosis": diagnosis(instance) if instance.failed else "",
+        "traceback": traceback_of(instance.stderr_tail) if instance.failed else "",
+        "stderr": stderr_excerpt(instance.stderr_tail) if instance.failed else [],
+    }
+
+
+def _line(sentence: str) -> str:
+    return f"poprun-py: {sentence}\n"
+
+
+def _indent(text: str, lead: str = "  ") -> str:
+    return "".join(f"{lead}{line}\n" for line in text.splitlines())
+
+
+def _clock(nanoseconds: int) -> str:
+    """Return local date and time with milliseconds."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{rest // 1_000_000:03}"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"

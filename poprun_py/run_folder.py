@@ -1,0 +1,106 @@
+"""The folder of --output-dir: every instance's output as it was written, and the report.
+
+Bytes are written through at once: the files are complete even if the launcher is killed later.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from poprun_py.config import LaunchConfig
+from poprun_py.errors import UsageError
+from poprun_py.mpi import split_args
+
+__all__ = ["RunFolder", "adopt_output_filename"]
+
+_OPEN_MPI_OPTION = "output-filename"
+
+
+class RunFolder:
+    """Files ``instance-INDEX.stdout`` and ``.stderr`` in one folder; without a folder, nothing.
+
+    A job that is started again goes on at the end of the same files.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+
+    def __init__(self, path: str | None, num_instances: int) -> None:
+        self.path = Path(path) if path is not None else None
+        self._width = len(str(num_instances - 1))
+        self.trouble = ""
+        self._files: dict[tuple[int, str], BinaryIO] = {}
+        if self.path is not None:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"--output-dir {path}: {error.strerror}") from None
+
+    def clear(self) -> None:
+        """Make the files of every instance, empty."""
+        if self.path is not None:
+            for old in self.path.glob("instance-*.std*"):
+                old.unlink()
+            (self.path / "report.json").unlink(missing_ok=True)
+
+    def open(self, instance: int) -> None:
+        """Make the files of an instance, also of one that will never write."""
+        self.write(instance, "stdout", b"")
+        self.write(instance, "stderr", b"")
+
+    def write(self, instance: int, stream: str, data: bytes) -> None:
+        """Add what an instance wrote to its file; after ``trouble`` nothing is written."""
+        if self.path is None or self.trouble:
+            return
+        try:
+            file = self._files.get((instance, stream))
+            if file is None:
+                name = f"instance-{instance:0{self._width}}.{stream}"
+                file = self._files[instance, stream] = (self.path / name).open("ab", buffering=0)
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) or 0 :]
+        except OSError as error:
+            # A full disk must not end a job that runs well.
+            self.trouble = f"--output-dir {self.path} is incomplete: {error.strerror}"
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def save_report(self, text: str) -> None:
+        """Write ``report.json`` in one step."""
+        if self.path is not None:
+            temporary = self.path / f".report.json.{os.getpid()}"
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(self.path / "report.json")
+            except OSError as error:
+                self.trouble = f"--output-dir {self.path} has no report: {error.strerror}"
+
+
+def adopt_output_filename(config: LaunchConfig) -> LaunchConfig:
+    """Take Open MPI's ``--output-filename DIR`` among the MPI arguments for ``--output-dir DIR``.
+
+    mpirun itself sees none of the instances' output. An ``--output-dir`` that is given wins.
+    """
+    folder, texts = None, []
+    for text in config.mpi_global_args:
+        words = list(split_args(text, "--mpi-global-args"))
+        kept: list[str] = []
+        while words:
+            name, equals, value = words.pop(0).partition("=")
+            if name.lstrip("-") == _OPEN_MPI_OPTION and name.startswith("-") and (equals or words):
+                folder = (value if equals else words.pop(0)).partition(":")[0]
+            else:
+                kept.append(name + equals + value)
+        texts.append(shlex.join(kept))
+    if folder is None:
+        return config
+    return replace(config, mpi_global_args=tuple(texts), output_dir=config.output_dir or folder)

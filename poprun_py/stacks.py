@@ -1,0 +1,182 @@
+"""Python stacks of all instances: which are the same, who waits for whom, how they are shown.
+
+Text in, text out, except ``ask``, which gets the stacks of a running job from its launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from poprun_py import frames
+from poprun_py.errors import StartError
+from poprun_py.job import StackGroup
+
+__all__ = ["RUN_FOLDER_PREFIX", "ask", "group_stacks", "missing_instances", "render_groups"]
+
+RUN_FOLDER_PREFIX = "poprun-"
+_ANSWER_SECONDS = 10.0
+_FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+# Where an instance stands when it waits for the others: by file of the library, or by its line.
+_WAITING_FILE = re.compile(r"popdist_py/collectives/|/torch/distributed/|/mpi4py/")
+_WAITING_LINE = re.compile(
+    r"\b(barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
+    r"synchronize|wait|stopRequested)\w*\(",
+    re.IGNORECASE,
+)
+
+
+def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
+    """Group instances by their stacks; the fewest instances first, for they are the odd ones.
+
+    Args:
+        answers: for each instance the ``processes`` of its wrapper's answer; None if none came.
+    """
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for index, processes in sorted(answers.items()):
+        text = _normal_text(processes)
+        groups.setdefault((text, _waits(text)), []).append(index)
+    return tuple(
+        StackGroup(instances=tuple(members), text=text, waits=waits)
+        for (text, waits), members in sorted(groups.items(), key=lambda g: (g[0][1], len(g[1])))
+    )
+
+
+def missing_instances(
+    hung: tuple[int, ...], steps: Mapping[int, int], groups: tuple[StackGroup, ...]
+) -> tuple[int, ...]:
+    """Return those among the ``hung`` whom the others wait for.
+
+    One that does not wait in a collective is to blame; among those, and where all or none wait,
+    the ones that made the fewest steps.
+    """
+    waiting = {index for group in groups if group.waits for index in group.instances}
+    suspects = [index for index in hung if index not in waiting] or list(hung)
+    fewest = min(steps.get(index, 0) for index in suspects)
+    return tuple(index for index in suspects if steps.get(index, 0) == fewest)
+
+
+def render_groups(groups: tuple[StackGroup, ...]) -> str:
+    """Return one paragraph for each group of equal stacks."""
+    paragraphs = []
+    for group in groups:
+        plural = "s" if len(group.instances) > 1 else ""
+        waits = ", waiting for others" if group.waits else ""
+        names = _ranges(group.instances)
+        head = f"instance{plural} {names} ({len(group.instances)}){waits}:"
+        paragraphs.append("\n".join([head, *("  " + line for line in group.text.splitlines())]))
+    return "\n".join(paragraphs) + ("\n" if paragraphs else "")
+
+
+def ask(pid: int) -> str:
+    """Return the stacks of the running job that process ``pid`` launches or belongs to.
+
+    Raises:
+        StartError: there is no such job, or its launcher does not answer.
+    """
+    path = _socket_of(pid)
+    reader = frames.Reader()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+            channel.settimeout(_ANSWER_SECONDS)
+            channel.connect(str(path))
+            channel.sendall(frames.pack(frames.INSPECT, json.dumps("stacks").encode()))
+            while data := channel.recv(1 << 16):
+                for _, payload in reader.feed(data):
+                    return str(payload.decode())
+    except (OSError, ValueError) as error:
+        raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
+    raise StartError(f"--stacks {pid}: the job has just ended")
+
+
+def _socket_of(pid: int) -> Path:
+    """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
+    import tempfile
+
+    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
+    current = pid
+    while current > 1:
+        for folder in folders:
+            for found in folder.glob(f"{RUN_FOLDER_PREFIX}{current}-*/control"):
+                return found
+        try:
+            fields = Path(f"/proc/{current}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            break
+        current = int(fields[1])
+    raise StartError(
+        f"--stacks {pid}: no job of yours; expected the process id of a running poprun-py on this "
+        "host, or of one of its instances"
+    )
+
+
+def _normal_text(processes: Any) -> str:
+    """Return an instance's stacks without what differs between equal ones: ids and addresses."""
+    if processes is None:
+        return "no answer from the instance's wrapper"
+    parts = []
+    for number, process in enumerate(processes):
+        title = f"process {number}, started by the program:\n" if number else ""
+        text = process["text"].strip("\n")
+        if not text:
+            why = _STATES.get(process["state"], "no Python program, or one that is ending")
+            text = f"no Python stack ({why})"
+        text = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", "thread", text)
+        parts.append(title + _with_sources(text))
+    return "\n".join(parts)
+
+
+_STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z": "it has ended"}
+
+
+def _with_sources(text: str) -> str:
+    """Add the source line to every frame whose file can be read here."""
+    lines = []
+    for line in text.splitlines():
+        lines.append(line)
+        frame = _FRAME.match(line)
+        import linecache
+
+        source = linecache.getline(frame["file"], int(frame["line"])).strip() if frame else ""
+        if source:
+            lines.append(f"    {source}")
+    return "\n".join(lines)
+
+
+def _waits(text: str) -> bool:
+    """Tell whether the main thread of the program stands in a call that waits for others."""
+    program = text.partition("\nprocess 1, ")[0]
+    main_thread = program.rpartition("(most recent call first):")[2].splitlines()
+    seen = 0
+    for line in main_thread:
+        frame = _FRAME.match(line)
+        if frame:
+            seen += 1
+            if seen > 4:
+                break
+            if _WAITING_FILE.search(frame["file"]):
+                return True
+        elif seen == 1 and _WAITING_LINE.search(line):
+            return True
+    return False
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Write ascending numbers as ``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def run_folder_prefix() -> str:
+    """Return what the name of this launcher's private folder begins with."""
+    return f"{RUN_FOLDER_PREFIX}{os.getpid()}-"

@@ -1,0 +1,74 @@
+"""What an instance finds where mpirun has put it: its rank, the launcher, a free port.
+
+Runs in the wrapper in front of every program: standard library only, and cheap to import.
+"""
+
+import os
+
+import frames
+from lean import socket
+
+_CONNECT_SECONDS = 20
+_OPEN_MPI_NAMES = (
+    ("OMPI_COMM_WORLD_RANK", "RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE"),
+)
+
+
+def connect(address):
+    """Connect to the launcher at ``unix:PATH`` or ``tcp:HOST:PORT``."""
+    kind, _, where = address.partition(":")
+    if kind == "unix":
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        channel.connect(where)
+    else:
+        from socket import create_connection
+
+        host, _, port = where.rpartition(":")
+        channel = create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+        frames.keep_alive(channel)
+        channel.settimeout(None)
+    return channel
+
+
+def rank():
+    """Return the instance index: as planned, else (a job too large for the command) as MPI says."""
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+
+
+def drop_empty():
+    """Unset what is set empty so that Open MPI does not give it another instance's value."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        if os.environ.get(name) == "":
+            del os.environ[name]
+
+
+def set_mpi_names():
+    """Give every MPI's instances the names that Open MPI gives them: programs read those."""
+    for theirs, ours in _OPEN_MPI_NAMES:
+        if ours in os.environ:
+            os.environ.setdefault(theirs, os.environ[ours])
+
+
+def free_port():
+    """Return a port that is free on this host."""
+    probe = socket.socket()
+    probe.bind(("", 0))
+    port = probe.getsockname()[1]
+    probe.close()
+    return port
+
+
+def remove_run_folder(address):
+    """Remove the private folder of a launcher that was killed before it could do so itself."""
+    kind, _, path = address.partition(":")
+    if kind != "unix":
+        return
+    for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+        try:
+            remove(what)
+        except OSError:
+            return

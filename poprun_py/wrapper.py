@@ -1,0 +1,382 @@
+"""The parent of one program: binds it, starts it, passes output and signals on, reports its end.
+
+Runs in every instance, between mpirun and the program; started by instance.py. Standard library
+only, imports kept few: every instance pays for them. It stays the program's parent, because only a
+parent learns how a process ended, and only a live ancestor can collect what the program leaves
+behind.
+
+With POPRUN_CONTROL unset (the printed command was pasted into a shell) it binds and replaces itself
+by the program.
+"""
+
+import errno
+import os
+import select
+import sys
+import time
+
+import binding
+import frames
+import processes
+import surroundings
+import vitals
+from lean import dumps, loads, signal, socket
+
+_CHUNK = 1 << 16
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+# The program's output waits in its pipe while this much is on the way to the launcher.
+_MAX_UNSENT = 1 << 20
+# The launcher is gone: nobody will read a word, so the program gets little time.
+_ORPHAN_GRACE_SECONDS = 1.0
+# After the program's end its children get this long to follow by themselves.
+_LEFTOVER_SECONDS = 1.0
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+
+
+def main(argv):
+    """Run the program after ``--`` and return the code to end with."""
+    program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
+    surroundings.set_mpi_names()
+    surroundings.drop_empty()
+    address = os.environ.get("POPRUN_CONTROL")
+    if not address:
+        _bind()
+        os.environ.setdefault("MASTER_PORT", "29500")
+        _replace(program, 2)
+    return Wrapper(surroundings.connect(address), program).run()
+
+
+def _unshield(word):
+    """Undo what the launcher did to a word that mpirun would have taken for its own."""
+    return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
+
+
+def _bind():
+    """Apply the plan's CPUs and memory nodes to this process; returns what was applied."""
+    cpus = [int(n) for n in os.environ.get("POPRUN_CPUS", "").split(",") if n]
+    nodes = [int(n) for n in os.environ.get("POPRUN_MEMORY_NODES", "").split(",") if n]
+    return binding.apply(cpus, nodes)
+
+
+def _replace(program, report):
+    """Become the program; else write why to descriptor ``report`` and end as a shell would."""
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        os.write(report, f"{program[0]}: {error.strerror}".encode(errors="replace"))
+        os._exit(_NOT_FOUND if error.errno == errno.ENOENT else _NOT_EXECUTABLE)
+
+
+class Wrapper:
+    """The parent of one program and its end of the control channel."""
+
+    def __init__(self, channel, program):
+        self.channel = channel
+        self.connected = True
+        self.program = program
+        self.reader = frames.Reader()
+        self.unsent = bytearray()
+        self.pid = 0
+        self.pipes = {}  # descriptor -> kind of frame
+        self.outcome = None  # how the program ended
+        self.released = False  # the launcher said bye, or is gone
+        self.kill_at = None  # when what is left of the program is killed
+        self.stopping = False
+        self.bound = {}
+        self.exec_error = ""
+        self.vitals = vitals.Vitals()
+        self.sample_seconds = None  # how often the launcher wants to hear of steps
+        self.sample_at = 0.0
+        self.known_step = None
+        self.memory = {}
+
+    def run(self):
+        """Carry the program from start to end and return what mpirun is told."""
+        processes.become_subreaper()
+        self._hello()
+        start = self._wait_for_go()
+        for name, value in start["variables"].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        surroundings.set_mpi_names()
+        surroundings.drop_empty()
+        self.sample_seconds = start.get("sample_seconds")
+        os.environ.update(self.vitals.variables(self.program, os.environ))
+        self.memory = vitals.memory_state()
+        wake = self._install_signals()
+        self._start()
+        self._send(
+            frames.STARTED,
+            {"pid": self.pid, "bound": self.bound, "found": binding.read_back(self.pid)},
+        )
+        self._loop(wake)
+        self.channel.close()
+        code = self.outcome["code"]
+        if self.connected:
+            # The launcher knows, and ends the job in good order: mpirun has nothing to clean up.
+            return 0
+        return code if code >= 0 else 128 - code
+
+    # --- conversation ---------------------------------------------------------------------
+
+    def _send(self, kind, value):
+        self._queue(kind, dumps(value).encode())
+
+    def _queue(self, kind, payload):
+        if self.connected:
+            self.unsent += frames.pack(kind, payload)
+
+    def _hello(self):
+        rank = surroundings.rank()
+        hello = {
+            "token": os.environ.pop("POPRUN_TOKEN", ""),
+            "rank": rank,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "time_ns": time.time_ns(),
+        }
+        if rank == 0:
+            hello["port"] = surroundings.free_port()
+        self.channel.sendall(frames.pack(frames.HELLO, dumps(hello).encode()))
+
+    def _wait_for_go(self):
+        """Block until the launcher has heard from every instance and lets the program start."""
+        while True:
+            data = self.channel.recv(_CHUNK)
+            if not data:
+                sys.exit(1)
+            for kind, payload in self.reader.feed(data):
+                if kind == frames.GO:
+                    return loads(payload)
+                if kind in (frames.STOP, frames.BYE):
+                    sys.exit(1)
+
+    def _handle(self, kind, payload):
+        if kind == frames.SIGNAL:
+            self._signal_program(loads(payload))
+        elif kind == frames.PROPOSE:
+            proposal = loads(payload)
+            polls = self.vitals.propose(proposal)
+            self._send(frames.POLLED, {"proposal": proposal, "polls": polls})
+        elif kind == frames.AGREE:
+            self.vitals.agree(loads(payload))
+        elif kind == frames.DUMP:
+            self._send(frames.STACKS, {"processes": self.vitals.stacks(self.pid)})
+        elif kind == frames.STOP:
+            self._stop(loads(payload))
+        elif kind == frames.BYE:
+            self.released = True
+
+    # --- the program ----------------------------------------------------------------------
+
+    def _start(self):
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        # Closed by a successful exec; else it brings the reason.
+        report_read, report_write = os.pipe()
+        parent = os.getpid()
+        self.bound = _bind()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self._become_program(parent, out_write, err_write, report_write)
+            finally:
+                os._exit(_NOT_EXECUTABLE)
+        for descriptor in (out_write, err_write, report_write):
+            os.close(descriptor)
+        self.exec_error = os.read(report_read, 4096).decode(errors="replace")
+        os.close(report_read)
+        self.pipes = {out_read: frames.STDOUT, err_read: frames.STDERR}
+        for descriptor in self.pipes:
+            os.set_blocking(descriptor, False)
+
+    def _become_program(self, parent, out, err, report):
+        """In the child: own process group, die with the wrapper, output into the pipes, exec."""
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        for number in (*_SIGNALS, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        processes.die_with_parent(parent)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        self.channel.close()
+        _replace(self.program, report)
+
+    def _signal_program(self, number):
+        if self.outcome is None and self.pid:
+            processes.signal_group(self.pid, number)
+
+    def _stop(self, grace):
+        """Ask the program to end; kill what is left after ``grace`` seconds."""
+        self._kill_after(grace)
+        if not self.stopping:
+            self.stopping = True
+            self._signal_program(signal.SIGTERM)
+
+    def _kill_after(self, seconds):
+        """Kill what is left of the program after a time, or sooner if that was said before."""
+        at = time.monotonic() + seconds
+        self.kill_at = at if self.kill_at is None else min(self.kill_at, at)
+
+    def _install_signals(self):
+        """Turn signals into bytes on a pipe; returns its reading end."""
+        wake, write = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+        return wake
+
+    def _on_signals(self, numbers):
+        for number in numbers:
+            if number == signal.SIGTERM:
+                # mpirun ends the job; it kills what is left by itself.
+                self._stop(3600.0)
+            elif number != signal.SIGCHLD:
+                self._signal_program(number)
+
+    def _reap(self):
+        """Collect ended children: the program itself, and orphans that fell to this process."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self._program_ended(status, usage)
+
+    def _program_ended(self, status, usage):
+        """Tell the launcher at once: a failure is to end the whole job."""
+        now = vitals.memory_state()
+        self.outcome = {
+            "code": os.waitstatus_to_exitcode(status),
+            "time_ns": time.time_ns(),
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+            "memory_limit_bytes": now.get("limit_bytes"),
+            "oom_kills": now.get("oom_kills", 0) - self.memory.get("oom_kills", 0),
+            "step": self.vitals.step(),
+            "polls": self.vitals.polls(),
+            "stopped": self.stopping,
+            "exec_error": self.exec_error,
+        }
+        self._send(frames.DIED, self.outcome)
+        # A clean end may take its time with what it started.
+        self._kill_after(_LEFTOVER_SECONDS if status == 0 else _LEFTOVER_SECONDS / 10)
+
+    def _sample(self):
+        """Tell the launcher how many steps were done, if it asked for that and there are new."""
+        if self.sample_seconds is None or self.outcome is not None:
+            return
+        now = time.monotonic()
+        if now < self.sample_at:
+            return
+        self.sample_at = now + self.sample_seconds
+        step = self.vitals.step()
+        if step != self.known_step:
+            self.known_step = step
+            self._send(frames.BEAT, step)
+
+    def _collect_leftovers(self):
+        """Kill what is left of the program's tree once its time is over."""
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            if self.outcome is None:
+                processes.signal_group(self.pid, signal.SIGKILL)
+            for pid in processes.descendants(os.getpid()):
+                processes.signal_process(pid, signal.SIGKILL)
+            self.kill_at = time.monotonic() + 0.2
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def _loop(self, wake):
+        """Move bytes until the program has ended, its output is sent and the launcher lets go."""
+        channel = self.channel.fileno()
+        self.channel.setblocking(False)
+        reported = False
+        while True:
+            self._reap()
+            self._collect_leftovers()
+            self._sample()
+            if self._tree_is_empty() and not reported:
+                self._send(frames.EXIT, self.outcome)
+                reported = True
+            if reported and not self.unsent and self.released:
+                # Not before: MPICH would end the others if this one left without MPI_Finalize.
+                return
+            for descriptor, event in self._events(wake, channel, reported):
+                if descriptor == wake:
+                    self._on_signals(os.read(wake, 512))
+                elif descriptor in self.pipes:
+                    self._pump(descriptor)
+                elif not self._converse(event):
+                    channel = None
+                    self._launcher_gone()
+
+    def _events(self, wake, channel, reported):
+        """Wait for what can be read or written now."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        if channel is not None:
+            poll.register(channel, select.POLLIN | (select.POLLOUT if self.unsent else 0))
+        if len(self.unsent) < _MAX_UNSENT:
+            for descriptor in self.pipes:
+                poll.register(descriptor, select.POLLIN)
+        return poll.poll(self._patience(reported))
+
+    def _tree_is_empty(self):
+        """Tell whether the program, its output and everything that it left behind have ended."""
+        return (
+            self.outcome is not None and not self.pipes and not processes.has_children(os.getpid())
+        )
+
+    def _patience(self, reported):
+        """Return the milliseconds until something has to be looked at without an event."""
+        if self.outcome is not None and not reported:
+            return 20
+        limits = [self.kill_at] if self.kill_at is not None else []
+        if self.sample_seconds is not None and self.outcome is None:
+            limits.append(self.sample_at)
+        if not limits:
+            return None
+        return max(1, int(1000 * (min(limits) - time.monotonic())))
+
+    def _pump(self, descriptor):
+        """Move what the program wrote into the channel's buffer."""
+        try:
+            data = os.read(descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            self._queue(self.pipes[descriptor], data)
+        else:
+            del self.pipes[descriptor]
+            os.close(descriptor)
+
+    def _converse(self, event):
+        """Send and receive on the channel; False when the launcher is gone."""
+        try:
+            if event & select.POLLOUT and self.unsent:
+                del self.unsent[: self.channel.send(self.unsent)]
+            if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                data = self.channel.recv(_CHUNK)
+                if not data:
+                    return False
+                for kind, payload in self.reader.feed(data):
+                    self._handle(kind, payload)
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+    def _launcher_gone(self):
+        """Nobody listens any more: end the program; its output is read so that it can, and lost."""
+        self.connected = False
+        self.released = True
+        self.unsent.clear()
+        surroundings.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
+        self._stop(_ORPHAN_GRACE_SECONDS)

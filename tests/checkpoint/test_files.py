@@ -1,0 +1,146 @@
+"""Checkpoint files: whole or not there, whatever happens to the writer or the disk."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from popdist_py.checkpoint import Checkpoints
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_latest_is_what_was_saved_last(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "new" / "folder")
+    assert checkpoints.latest() is None
+    for step in (0, 5, 10):
+        checkpoints.save(step, f"state {step}".encode())
+    found = checkpoints.latest()
+    assert (found.step, found.data) == (10, b"state 10")
+
+
+def test_last_ones_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in range(5):
+        checkpoints.save(step, b"")
+    assert names(tmp_path) == ["step-000000000003.checkpoint", "step-000000000004.checkpoint"]
+
+
+def test_same_step_is_replaced(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, b"old")
+    checkpoints.save(3, b"new")
+    assert checkpoints.latest().data == b"new"
+    assert len(names(tmp_path)) == 1
+
+
+def test_more_than_a_million_million_steps_sort_as_numbers(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (999_999_999_999, 1_000_000_000_000):
+        checkpoints.save(step, str(step).encode())
+    assert checkpoints.latest().step == 1_000_000_000_000
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.binary(max_size=200), where=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_damaged_file_is_never_loaded(tmp_path, data, where, bit):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, b"good")
+    path = checkpoints.save(2, data)
+    whole = bytearray(path.read_bytes())
+    whole[where % len(whole)] ^= 1 << bit
+    path.write_bytes(whole)
+    assert checkpoints.latest().step == 1
+
+
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.binary(max_size=200), lost=st.integers(1, 10_000))
+def test_torn_file_is_never_loaded(tmp_path, data, lost):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, b"good")
+    path = checkpoints.save(2, data)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - lost)])
+    assert checkpoints.latest().step == 1
+
+
+def test_file_of_another_step_is_not_loaded(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, b"one").rename(tmp_path / "step-000000000009.checkpoint")
+    assert checkpoints.latest() is None
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("keep me")
+    Checkpoints(tmp_path, keep=1).save(1, b"")
+    assert "notes.txt" in names(tmp_path)
+
+
+def test_failed_save_leaves_the_older_one(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, b"good")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoints.save(2, b"never")
+    assert names(tmp_path) == ["step-000000000001.checkpoint"]
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_nothing_to_keep_is_refused(tmp_path, keep):
+    with pytest.raises(ValueError, match="at least 1"):
+        Checkpoints(tmp_path, keep=keep)
+
+
+def test_negative_step_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="step=-1"):
+        Checkpoints(tmp_path).save(-1, b"")
+
+
+WRITER = """
+import sys
+from popdist_py.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1], keep=2)
+found = checkpoints.latest()
+step = found.step if found else 0
+print("go", flush=True)
+while True:
+    step += 1
+    checkpoints.save(step, bytes([step % 256]) * 2_000_000)
+"""
+
+
+def test_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    dice, last = random.Random(4), 0
+    for _ in range(20):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+        ) as writer:
+            assert writer.stdout.readline() == b"go\n"
+            time.sleep(dice.uniform(0, 0.05))
+            writer.send_signal(signal.SIGKILL)
+        found = Checkpoints(tmp_path).latest()
+        if found is None:
+            assert last == 0
+            continue
+        assert found.step >= last
+        assert found.data == bytes([found.step % 256]) * 2_000_000
+        last = found.step
+    assert last > 0

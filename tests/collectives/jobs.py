@@ -1,0 +1,36 @@
+"""What the programs of this folder share: joining a job in the way that a test wants."""
+
+from __future__ import annotations
+
+import os
+
+import popdist_py
+from popdist_py import context
+from popdist_py.environment import CollectiveSettings
+
+HOSTS = "TEST_NUM_HOSTS"
+WITHOUT_READING = "TEST_WITHOUT_READING"
+
+
+def join():
+    """Join the job; with TEST_NUM_HOSTS as if its instances were on so many hosts.
+
+    With TEST_WITHOUT_READING as if the kernel let no process read another's memory.
+    """
+    hosts = int(os.environ.get(HOSTS, "1"))
+    if hosts == 1:
+        popdist_py.init()
+        if WITHOUT_READING in os.environ:
+            context.communicator()._host.can_read = False
+        return context.communicator()
+    from mpi4py import MPI
+
+    from popdist_py.collectives.host import window_for
+    from popdist_py.collectives.shared import SharedCommunicator
+
+    world = MPI.COMM_WORLD
+    host = world.rank * hosts // world.size
+    local = world.Split(host, world.rank)
+    settings = CollectiveSettings.from_environ(os.environ)
+    context._communicator = SharedCommunicator(world, local, window_for(local), settings)
+    return context.communicator()

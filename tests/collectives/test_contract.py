@@ -1,0 +1,33 @@
+"""One contract for all communicators: alone, through MPI, in shared memory, and over hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).with_name("contract_program.py")
+
+KINDS = {
+    "solo": (1, {}, "SoloCommunicator"),
+    "mpi": (3, {"POPDIST_SHARED_MEMORY": "0"}, "MpiCommunicator"),
+    "two instances": (2, {}, "SharedCommunicator"),
+    "two instances through slots": (2, {"TEST_WITHOUT_READING": "1"}, "SharedCommunicator"),
+    "three instances through slots": (3, {"TEST_WITHOUT_READING": "1"}, "SharedCommunicator"),
+    "more instances than cores": (5, {}, "SharedCommunicator"),
+    "one instance on each host": (2, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
+    "hosts with 2 and 1 instances": (3, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
+    "hosts with 2 instances": (4, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_contract(poprun, kind):
+    instances, environment, name = KINDS[kind]
+    done = poprun(
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(f"{name} 9 checks") == instances

@@ -1,0 +1,43 @@
+"""The measured limit between two ways of reducing, and the file that remembers it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from popdist_py.collectives import crossover
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "popdist" / "crossover.json"
+
+
+def test_what_was_measured_is_recalled_for_jobs_of_the_same_kind(cache):
+    crossover.remember(3, 2, 1234)
+    crossover.remember(4, 2, 99)
+    assert [crossover.recall(3, 2), crossover.recall(4, 2), crossover.recall(3, 8)] == [
+        1234,
+        99,
+        None,
+    ]
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', "\x00"])
+def test_a_broken_file_is_measured_anew_and_replaced(cache, text):
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert crossover.recall(3, 2) is None
+    crossover.remember(3, 2, 7)
+    assert crossover.recall(3, 2) == 7
+
+
+def test_measuring_takes_at_most_20_ms_and_counts_meetings():
+    start = time.perf_counter()
+    meeting, per_byte = crossover.measure(lambda: time.sleep(1e-4))
+    assert time.perf_counter() - start < 0.02
+    assert 1e-4 <= meeting < 1e-3
+    assert 0 < per_byte < 1e-8

@@ -1,0 +1,40 @@
+"""Calls that do not fit together end with an error that names both sides, on all instances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).with_name("mismatch_program.py")
+EXPECTED = [
+    "shape: {first} called all_reduce(op=sum, shape=(2,), dtype=float64); {last} called "
+    "all_reduce(op=sum, shape=(3,), dtype=float64): all instances must make the same call",
+    "large shape: {first} called all_reduce(op=sum, shape=(1000000,), dtype=float64); {last} "
+    "called all_reduce(op=sum, shape=(1000001,), dtype=float64): all instances must make the same "
+    "call",
+    "name: {first} called all_reduce(name='accuracy', op=sum, shape=(1,), dtype=float64); {last} "
+    "called all_reduce(name='loss', op=sum, shape=(1,), dtype=float64): all instances must make "
+    "the same call",
+    "call: {first} called all_reduce(op=sum, shape=(1000000,), dtype=float64); {last} called "
+    "barrier(): all instances must make the same call",
+]
+
+
+@pytest.mark.parametrize(
+    ("instances", "environment"),
+    [(3, {}), (3, {"TEST_NUM_HOSTS": "2"}), (2, {"POPDIST_SHARED_MEMORY": "0"})],
+    ids=["one host", "two hosts", "mpi"],
+)
+def test_every_instance_hears_what_the_others_called(poprun, instances, environment):
+    done = poprun(
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = {2: ("instance 0", "instance 1"), 3: ("instances 0, 1", "instance 2")}[instances]
+    for text in EXPECTED:
+        line = text.format(first=names[0], last=names[1])
+        assert done.stdout.count(line) == instances, f"{line}\n{done.stdout}"
+    assert done.stdout.count("all instances must make the same call") == 11 * instances

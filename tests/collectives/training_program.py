@@ -1,0 +1,98 @@
+"""Trains a net with BatchNorm and dropout and writes its weights; run by test_training.py.
+
+Arguments: replicas in all, steps, "yes" for the deterministic mode, folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+import torch
+from jobs import join
+from torch import nn
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch import gradient_overlap
+
+MICRO_BATCH, ACCUMULATION = 3, 2
+in_backward = []
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(144, 500),
+            nn.Tanh(),
+            nn.Linear(500, 3),
+        )
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x, labels):
+        return self.loss(self.body(x), labels)
+
+
+def optimizer_of(kind, net):
+    if kind == "sgd":
+        return poptorch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    return poptorch.optim.Adam(net.parameters(), lr=0.01)
+
+
+def train(kind, replicas, steps, deterministic):
+    """Train and return the weights; every global replica always gets the same samples."""
+    torch.manual_seed(7)
+    net = Net()
+    per_replica = ACCUMULATION * MICRO_BATCH
+    data = torch.randn(steps, replicas, ACCUMULATION, MICRO_BATCH, 1, 8, 8)
+    labels = torch.randint(0, 3, (steps, replicas, ACCUMULATION, MICRO_BATCH))
+    options = poptorch.Options()
+    options.replicationFactor(popdist_py.getNumLocalReplicas())
+    options.broadcastBuffers(False)
+    options.randomSeed(11)
+    options.Training.gradientAccumulation(ACCUMULATION)
+    options.Emulator.deterministicReduction(deterministic)
+    instance = popdist_py.getInstanceIndex()
+    options.Distributed.configureProcessId(instance, popdist_py.getNumInstances())
+    model = poptorch.trainingModel(net, options, optimizer=optimizer_of(kind, net))
+    local = replicas // popdist_py.getNumInstances()
+    mine = slice(instance * local, (instance + 1) * local)
+    for x, y in zip(data[:, mine].transpose(1, 2), labels[:, mine].transpose(1, 2), strict=True):
+        model(x.reshape(local * per_replica, 1, 8, 8), y.reshape(local * per_replica))
+    model.copyWeightsToHost()
+    return {f"{kind} {name}": p.detach().numpy() for name, p in net.named_parameters()}
+
+
+def count_reductions_in_backward():
+    reduce_next = gradient_overlap.Buckets._reduce_next
+
+    def counted(self):
+        in_backward.append(self._is_open)
+        reduce_next(self)
+
+    gradient_overlap.Buckets._reduce_next = counted
+    gradient_overlap._BUCKET_BYTES = 10_000
+
+
+def main():
+    replicas, steps = int(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1 + popdist_py.getInstanceIndex() % 2)
+    join()
+    count_reductions_in_backward()
+    weights = {}
+    for kind in ("sgd", "adam"):
+        weights |= train(kind, replicas, steps, deterministic=sys.argv[3] == "yes")
+    np.savez(Path(sys.argv[4]) / f"weights-{popdist_py.getInstanceIndex()}.npz", **weights)
+    print(f"{sum(in_backward)} of {len(in_backward)} buckets in backward")
+
+
+main()

@@ -1,0 +1,141 @@
+"""Three groups of tests: pure ones; real jobs through mpirun (marker ``mpi``); hosts and machines
+made for the occasion (tests/lab, tests/numa), which have make targets of their own.
+
+What every test gets: an environment without the variables that launcher, library, MPI and Slurm
+read, and a look at what its jobs left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+_PREFIXES = (
+    "POPDIST_",
+    "POPRUN_",
+    "OMPI_",
+    "PMIX_",
+    "PRTE_",
+    "SLURM_",
+    "POPLAR_",
+    "IPUOF_",
+    "POPTORCH_",
+)
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+          "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch):
+    """Remove what a surrounding job or shell might have set."""
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            monkeypatch.delenv(name)
+
+
+def survivors(marker: str) -> list[int]:
+    """Return the pids of living processes whose environment holds ``marker``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            if state not in (b"Z", b"X") and marker.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(condition, limit: float = 10.0, message: str = "the condition did not come true"):
+    """Poll ``condition`` until it holds; fail after ``limit`` seconds."""
+    deadline = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{message} within {limit} s")
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def poprun(tmp_path):
+    """Run ``poprun-py``; after the test no process of its jobs may be left.
+
+    Call it with the words of the command line; ``start=True`` returns the running process.
+    """
+    marker = f"POPRUN_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    started: list[subprocess.Popen] = []
+
+    def call(*words, timeout=50, env=None, cwd=None, start=False, stdin=subprocess.DEVNULL):
+        name, _, value = marker.partition("=")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "poprun_py", *map(str, words)],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), name: value, **(env or {})},
+            cwd=cwd or tmp_path,
+        )
+        started.append(process)
+        if start:
+            return process
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            stdout, stderr = process.communicate(timeout=20)
+            pytest.fail(f"poprun-py {words} ran over {timeout} s\n{stdout}\n{stderr}")
+        return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+    call.marker = marker
+    call.survivors = lambda: survivors(marker)
+    yield call
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    deadline = time.monotonic() + 3
+    while (left := survivors(marker)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes {left} outlived their job"
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write a Python program into the test's folder and return its path."""
+
+    def write(text: str, name: str = "program.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def pytest_addoption(parser):
+    parser.addoption("--rewrite-goldens", action="store_true", help="write what is printed now")
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a whole text with a file beside the test; a missing file fails."""
+
+    def compare(name: str, text: str) -> None:
+        path = Path(request.node.path).parent / "golden" / name
+        if request.config.getoption("--rewrite-goldens"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"golden file {path} is missing (--rewrite-goldens writes it)"
+        assert text == path.read_text()
+
+    return compare

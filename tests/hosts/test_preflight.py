@@ -1,0 +1,140 @@
+"""What is decided from the answers of hosts, and the questions to a real Python."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from poprun_py import preflight, probe
+from poprun_py.errors import StartError
+from poprun_py.hosts import Host
+from poprun_py.preflight import Answer, ask, cells, check_table, question, require
+from poprun_py.remote import Problem, Shell
+
+ASKED = {**question((sys.executable, "train.py"), "/mpi/bin/mpirun"), "packages": ["mpi4py"]}
+GOOD = {
+    "time": 0.0, "host": "n0", "python": "3.11.7", "packages": {"mpi4py": "4.1.2"},
+    "poprun": "0.1.0", "mpirun": "mpirun (Open MPI) 5.0.11", "program": "ok", "folder": True,
+    "networks": [["lo", "127.0.0.1", 8, False], ["eth0", "10.0.0.1", 24, False]],
+    "fabric": False, "memory": 8 << 30, "shm": 4 << 30, "files": 65536, "machine": None,
+    "called_back": True,
+}  # fmt: skip
+
+
+def answer(name="n0", clock=0.0, **changes):
+    return Answer(host=Host(name=name), report={**GOOD, **changes}, clock_seconds=clock)
+
+
+def problems(given):
+    return {c.name: c.problem for c in cells(given, GOOD, ASKED) if c.problem is not None}
+
+
+def test_a_host_like_this_one_has_no_problem():
+    assert problems(answer()) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell", "said", "is_vital"),
+    [
+        ({"python": "3.12.1"}, "Python", "3.12.1 there and 3.11.7 here", True),
+        ({"mpirun": ""}, "MPI", "missing there", True),
+        ({"mpirun": "mpirun (Open MPI) 4.1.6"}, "MPI", "4.1.6", True),
+        ({"packages": {"mpi4py": ""}}, "mpi4py", "missing there", True),
+        ({"poprun": "0.0.9"}, "poprun-py", "0.0.9 there", True),
+        ({"program": "missing"}, "program", "train.py is missing", True),
+        ({"folder": False}, "folder", "working folder", True),
+        ({"clock": 7.5}, "clock", "7.5 s off", False),
+        ({"memory": 10 << 20}, "free memory", "10 MiB", False),
+        ({"shm": 1 << 20}, "/dev/shm", "1 MiB", False),
+        ({"files": 256}, "open files", "256", False),
+        ({"networks": [["lo", "127.0.0.1", 8, False]]}, "network", "no IPv4 network", False),
+        ({"called_back": False}, "calls back", "cannot open a connection", False),
+    ],
+)
+def test_each_difference_is_one_red_cell_with_a_fix(changes, cell, said, is_vital):
+    given = answer(**changes)
+    found = problems(given)
+    assert list(found) == [cell]
+    assert said in found[cell].text
+    assert found[cell].fix
+    if is_vital:
+        with pytest.raises(StartError, match="host n0: "):
+            require({"n0": given}, GOOD, ASKED)
+    else:
+        require({"n0": given}, GOOD, ASKED)
+
+
+def test_hosts_with_the_same_problem_are_named_together():
+    answers = {f"n{i}": answer(f"n{i}", mpirun="") for i in range(3)}
+    answers["n7"] = Answer(host=Host(name="n7"), problem=Problem("it does not answer", "ping n7"))
+    with pytest.raises(StartError) as caught:
+        require(answers, GOOD, ASKED)
+    assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
+    assert "1 other problem" in str(caught.value)
+
+
+def test_the_table_groups_equal_hosts_and_lists_fixes():
+    answers = {f"n{i}": answer(f"n{i}") for i in range(4)}
+    answers["n4"] = answer("n4", program="missing")
+    answers["n5"] = Answer(host=Host(name="n5"), problem=Problem("it is off", "switch it on"))
+    table, is_well = check_table(answers, GOOD, ASKED, mark=lambda text: f"<{text}>")
+    assert not is_well
+    lines = table.splitlines()
+    assert lines[0].split() == ["n[0-3]", "n4", "n5"]
+    program = next(line for line in lines if line.startswith("program"))
+    assert "! <missing" in program
+    assert "n5: it is off; switch it on" in lines
+    assert check_table({"n0": answer()}, GOOD, ASKED)[1]
+
+
+# --- real questions, without any network: "ssh" runs the command here ---------------------------
+
+
+@pytest.fixture
+def here_by_another_name(tmp_path, monkeypatch):
+    """A shell whose hosts are all this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fake = tmp_path / "ssh"
+    fake.write_text("#!/bin/sh\nshift\necho 'Welcome to this machine!'\nexec sh -c \"$*\"\n")
+    fake.chmod(0o755)
+    return Shell((str(fake),))
+
+
+def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text("")
+    asked = question((sys.executable, str(program)), str(sys.executable))
+    host = Host(name="elsewhere")
+    answers = ask((host,), here_by_another_name, asked)
+    assert answers["elsewhere"].problem is None
+    ours = probe.report(asked)
+    assert [
+        c.name for c in cells(answers["elsewhere"], ours, asked) if c.problem and c.is_vital
+    ] == []
+    assert answers["elsewhere"].report["machine"]["numa_nodes"]
+    assert preflight.cached((host,))["elsewhere"].report == answers["elsewhere"].report
+    json.dumps(ours)
+
+
+def test_a_host_that_hangs_is_given_up(tmp_path):
+    import time
+
+    fake = tmp_path / "ssh"
+    fake.write_text("#!/bin/sh\nexec sleep 30\n")
+    fake.chmod(0o755)
+    begun = time.monotonic()
+    hosts = (Host(name="n0"), Host(name="n1"))
+    answers = ask(hosts, Shell((str(fake),)), ASKED, limit_seconds=0.5)
+    assert time.monotonic() - begun < 5
+    assert all("does not answer" in a.problem.text for a in answers.values())
+
+
+def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "poprun-py" / "hosts"
+    folder.mkdir(parents=True)
+    (folder / "n0.json").write_text("[1, 2")
+    (folder / "n1.json").write_text("[1, 2]")
+    assert preflight.cached((Host(name="n0"), Host(name="n1"), Host(name="n2"))) == {}

@@ -1,0 +1,117 @@
+"""The words that reach other hosts, and what the words of a failed ssh mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from poprun_py.config import LaunchConfig
+from poprun_py.errors import StartError, UsageError
+from poprun_py.hosts import Host, parse_host_list
+from poprun_py.remote import Problem, Shell, explain, shell_of
+from poprun_py.sync import folder_to_sync, sync_command, sync_folder
+
+HOSTS = parse_host_list("n[0-1]", source="test")
+SLURM = {"SLURM_JOB_NODELIST": "n[0-3]"}
+
+
+def test_ssh_never_asks_and_never_waits_long():
+    words = shell_of(LaunchConfig(), HOSTS, {}).words
+    assert words[0] == "ssh"
+    assert "-oBatchMode=yes" in words
+    assert any(word.startswith("-oConnectTimeout=") for word in words)
+
+
+def test_given_arguments_come_before_ours_so_that_they_win(tmp_path):
+    config = tmp_path / "config"
+    config.write_text("")
+    words = shell_of(
+        LaunchConfig(ssh_args="-p 2222 -i 'key'", ssh_config=str(config)), HOSTS, {}
+    ).words
+    assert words[:7] == ("ssh", "-F", str(config), "-p", "2222", "-i", "key")
+
+
+@pytest.mark.parametrize("text", ["-i 'my key'", "''", "-o 'ProxyCommand nc %h'"])
+def test_arguments_that_mpirun_would_split_are_refused(text):
+    with pytest.raises(UsageError, match="--ssh-config"):
+        shell_of(LaunchConfig(ssh_args=text), HOSTS, {})
+
+
+def test_unclosed_quotations_and_missing_files_are_usage_errors():
+    with pytest.raises(UsageError, match="--ssh-args"):
+        shell_of(LaunchConfig(ssh_args="'x"), HOSTS, {})
+    with pytest.raises(UsageError, match="--ssh-config"):
+        shell_of(LaunchConfig(ssh_config="/nowhere/config"), HOSTS, {})
+
+
+def test_slurm_starts_what_is_in_its_allocation():
+    assert shell_of(LaunchConfig(), HOSTS, SLURM) == Shell(())
+    assert shell_of(LaunchConfig(), (Host(name="other"),), SLURM).words
+    assert shell_of(LaunchConfig(), HOSTS[:1], SLURM).words
+    assert shell_of(LaunchConfig(ssh_args="-v"), HOSTS, SLURM).words
+    command = Shell(()).command("n1", ("python", "-"))
+    assert command[0] == "srun"
+    assert "--nodelist=n1" in command
+    assert command[-2:] == ("python", "-")
+
+
+def test_words_survive_the_remote_shell():
+    assert Shell(("ssh",)).command("h", ("a b", "$x"))[-1] == "'a b' '$x'"
+
+
+@pytest.mark.parametrize(
+    ("said", "meaning", "fix"),
+    [
+        ("Host key verification failed.", "not known", "ssh n1"),
+        ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+         "not the one", "ssh-keygen -R n1"),
+        ("root@n1: Permission denied (publickey,password).", "password", "ssh-copy-id n1"),
+        ("ssh: Could not resolve hostname n1: Name or service not known", "resolved", "DNS"),
+        ("ssh: connect to host n1 port 22: Connection refused", "no sshd", "-p PORT"),
+        ("ssh: connect to host n1 port 22: No route to host", "does not answer", "ping n1"),
+        ("ssh: connect to host n1 port 22: Connection timed out", "does not answer", "ping n1"),
+        ("command-line: line 0: Bad configuration option: foo", "arguments", "--ssh-args"),
+        ("srun: error: Unable to create step for job 3", "Slurm", "sinfo"),
+        ("something new", "something new", "ssh n1"),
+        ("", "it said nothing", "ssh n1"),
+    ],
+)  # fmt: skip
+def test_the_words_of_ssh_are_explained(said, meaning, fix):
+    problem = explain("n1", said, "ssh")
+    assert meaning in problem.text
+    assert fix in problem.fix
+    assert "\n" not in str(problem)
+
+
+# --- copying ----------------------------------------------------------------------------------
+
+
+def test_a_copy_stays_inside_its_folder(tmp_path):
+    command = sync_command(tmp_path, "n1", Shell(("ssh", "-p", "2222")))
+    assert command[0] == "rsync"
+    assert "--safe-links" in command
+    assert not any(word.startswith("--delete") for word in command)
+    assert command[-3:] == ("--", f"{tmp_path}/", f"n1:{tmp_path}/")
+    assert "ssh -p 2222" in command
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "~", "/no/such/folder"])
+def test_folders_of_the_machine_are_not_copied(folder):
+    from pathlib import Path
+
+    with pytest.raises(UsageError, match="--sync"):
+        folder_to_sync(str(Path(folder).expanduser()))
+
+
+def test_a_failed_copy_names_the_host(tmp_path, monkeypatch):
+    fake = tmp_path / "bin" / "rsync"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'n1: Permission denied (publickey).' >&2\nexit 255\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/bin")
+    with pytest.raises(StartError) as caught:
+        sync_folder(tmp_path, (Host(name="n1"),), Shell(("ssh",)))
+    assert str(caught.value).startswith("host n1: ssh wants a password")
+
+
+def test_a_problem_reads_as_one_sentence():
+    assert str(Problem("it is broken", "mend it")) == "it is broken; mend it"

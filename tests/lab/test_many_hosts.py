@@ -1,0 +1,229 @@
+"""Jobs over several hosts: who runs where, the same numbers, what is copied, what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from popdist import parity_program
+
+pytestmark = pytest.mark.hosts
+
+
+def lines(text):
+    """Return the untagged lines of stdout in the order of instances."""
+    return [line.partition(">:")[2] for line in sorted(text.splitlines())]
+
+
+def test_every_instance_runs_on_its_host(lab, hello):
+    done = lab[0].poprun(
+        "--host", "node[0-1]", "--num-instances", "4", "--num-replicas", "8", hello
+    )
+    assert done.returncode == 0, done.stderr
+    where = ["node0", "node0", "node1", "node1"]
+    assert lines(done.stdout) == [f"{i} {host} {' '.join(where)}" for i, host in enumerate(where)]
+
+
+def test_the_order_of_hosts_is_the_users(lab, hello):
+    done = lab[0].poprun("--host", "node1,node0", "--num-instances", "4", "--num-replicas", "4",
+                         hello)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    places = [line.split()[1] for line in lines(done.stdout)]
+    assert places == ["node1", "node1", "node0", "node0"]
+
+
+def test_four_hosts_from_a_host_file(make_lab, hello, tmp_path):
+    lab = make_lab(4)
+    (tmp_path / "hosts").write_text("# the cluster\nnode[0-3] slots=1\n")
+    done = lab[0].poprun("--host-file", tmp_path / "hosts", "--num-instances", "4",
+                         "--num-replicas", "4", hello)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in lines(done.stdout)] == ["node0", "node1", "node2", "node3"]
+
+
+def test_the_launcher_may_be_outside_the_job(make_lab, hello):
+    lab = make_lab(3)
+    done = lab[0].poprun("--host", "node1,node2", "--num-instances", "2", "--num-replicas", "2",
+                         hello)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in lines(done.stdout)] == ["node1", "node2"]
+
+
+def test_a_job_on_one_other_host(lab, hello):
+    done = lab[0].poprun("--host", "node1", "--num-instances", "2", "--num-replicas", "2", hello)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in lines(done.stdout)] == ["node1", "node1"]
+
+
+def test_secrets_stay_off_every_command_line(lab, script):
+    program = script(
+        "import os, pathlib, sys\n"
+        "seen = b''.join(p.read_bytes() for p in pathlib.Path('/proc').glob('[0-9]*/cmdline'))\n"
+        "token = os.environ['SECRET_TOKEN']\n"
+        "print(token == 'x' * 9 + 'y', token.encode() in seen, 'POPRUN_TOKEN' in os.environ)\n"
+    )
+    secret = "x" * 9 + "y"
+    done = lab[0].poprun(
+        *("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2"),
+        *("--env", "SECRET_TOKEN", program),
+        env={"SECRET_TOKEN": secret},
+    )
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["True False False"] * 2
+
+
+def test_placement_is_planned_for_each_hosts_own_machine(lab, tmp_path, hello):
+    plan = tmp_path / "plan.json"
+    base = ["--host", lab.names(), "--num-instances", "4", "--num-replicas", "4"]
+    hardware = lab[0].poprun(*base, "--print-hardware=json")
+    assert hardware.returncode == 0, hardware.stderr
+    assert set(json.loads(hardware.stdout)["hosts"]) == {"node0", "node1"}
+    # Nothing is asked again for a look: the answer is remembered.
+    lab[1].link("down")
+    try:
+        done = lab[0].poprun(*base, "--export-plan", plan)
+    finally:
+        lab[1].link("up")
+    assert done.returncode == 0, done.stderr
+    cpus = [instance["cpus"] for instance in json.loads(plan.read_text())["instances"]]
+    assert all(cpus)
+    assert cpus[:2] == cpus[2:]
+
+
+@pytest.mark.parametrize("given", ["eth0", "10.99.0.0/24", None])
+def test_control_and_data_use_the_chosen_network(lab, given, script):
+    program = script("import os\nprint(os.environ['POPRUN_CONTROL'], os.environ['MASTER_ADDR'])\n")
+    option = ["--host-subnet", given] if given else []
+    done = lab[0].poprun("-v", "--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+                         *option, program)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    chosen = given or "10.99.0.0/24"
+    assert f"btl_tcp_if_include {chosen} " in done.stderr
+    assert f"prte_if_include {chosen} " in done.stderr
+    assert f"talk to one another over {chosen}" in done.stderr
+    for line in lines(done.stdout):
+        assert line.startswith("tcp:10.99.0.1:")
+        assert line.endswith(" 10.99.0.1")
+
+
+def test_a_subnet_that_a_host_is_not_on(lab, hello):
+    done = lab[0].poprun("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+                         "--host-subnet", "10.77.0.0/16", hello)  # fmt: skip
+    assert done.returncode == 3
+    assert "node0 is not on --host-subnet 10.77.0.0/16; it has eth0 (10.99.0.0/24)" in done.stderr
+
+
+def test_ssh_arguments_and_configuration_reach_every_ssh(make_lab, hello, tmp_path):
+    lab = make_lab(2)
+    for host in lab.hosts:
+        (host.ssh / "id_ed25519").rename(host.ssh / "other_key")
+    base = ["--host", lab.names(), "--num-instances", "2", "--num-replicas", "2"]
+    assert lab[0].poprun(*base, hello).returncode == 3
+    done = lab[0].poprun(*base, "--ssh-args", "-i /root/.ssh/other_key", hello)
+    assert done.returncode == 0, done.stderr
+    config = tmp_path / "ssh_config"
+    config.write_text("Host node*\n  IdentityFile /root/.ssh/other_key\n")
+    done = lab[0].poprun(*base, "--ssh-config", config, hello)
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_distributed_programs_run_too(lab, script):
+    program = script(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(3) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(x)\n"
+        "print(x.tolist())\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = lab[0].poprun("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+                         program)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["[3.0, 3.0, 3.0]"] * 2
+
+
+@pytest.mark.timeout(150)
+def test_training_on_two_hosts_equals_one_process(lab, tmp_path):
+    import torch
+
+    program = Path(parity_program.__file__)
+    done = lab[0].poprun("--host", lab.names(), "--num-instances", "4", "--num-replicas", "8",
+                         program, tmp_path, timeout=140)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for dtype, tolerance in {"float64": 1e-12, "float32": 1e-5}.items():
+        expected = parity_program.reference(getattr(torch, dtype))
+        found = [np.load(tmp_path / f"weights-{dtype}-{i}.npz") for i in range(4)]
+        for name, weights in expected.items():
+            error = np.linalg.norm(found[0][name] - weights) / np.linalg.norm(weights)
+            assert error <= tolerance, (dtype, name)
+            assert all(np.array_equal(found[0][name], other[name]) for other in found[1:])
+
+
+def test_sync_brings_only_what_changed_and_nothing_else(make_lab, tmp_path):
+    lab = make_lab(2)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("import helper; print(helper.WORD)\n")
+    (project / "helper.py").write_text("WORD = 'first'\n")
+    (project / "outside").symlink_to("/etc/passwd")
+    # node1 has a disk of its own there.
+    assert lab[1].run("mount", "-t", "tmpfs", "tmpfs", tmp_path).returncode == 0
+    base = ["--host", lab.names(), "--num-instances", "2", "--num-replicas", "2"]
+    without = lab[0].poprun(*base, project / "train.py", cwd=None)
+    assert without.returncode == 3
+    assert "node1" in without.stderr
+    assert "--sync" in without.stderr
+    run = [*base, "--sync", project, project / "train.py"]
+    done = lab[0].poprun(*run)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["first"] * 2
+    lab[1].run("sh", "-c", f"touch {project}/mine; ls -i {project}/train.py > /dev/null")
+    before = lab[1].run("stat", "-c", "%i %Z", project / "train.py").stdout
+    (project / "helper.py").write_text("WORD = 'second'\n")
+    done = lab[0].poprun(*run)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["second"] * 2
+    assert lab[1].run("stat", "-c", "%i %Z", project / "train.py").stdout == before
+    there = set(lab[1].run("ls", project).stdout.split())
+    assert there - {"__pycache__"} == {"train.py", "helper.py", "mine"}
+    assert not (project / "mine").exists()
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr", "/root", "/nowhere/at/all"])
+def test_sync_refuses_folders_of_the_host(lab, folder, hello):
+    done = lab[0].poprun("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+                         "--sync", folder, hello)  # fmt: skip
+    assert done.returncode == 2
+    assert folder in done.stderr
+
+
+def test_check_shows_every_host_and_starts_nothing(lab, hello):
+    done = lab[0].poprun("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+                         "--check", hello)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = done.stdout.splitlines()[0]
+    assert "node[0-1]" in first or ("node0" in first and "node1" in first)
+    rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    for row in (
+        *("reached", "Python", "MPI", "poprun-py", "mpi4py", "torch", "program", "folder"),
+        *("network", "clock", "free memory", "/dev/shm", "open files", "calls back"),
+    ):
+        assert row in rows
+    assert "over 10.99.0.0/24" in done.stdout
+    assert "<stdout>" not in done.stdout
+
+
+def test_the_short_check_costs_little(make_lab, hello):
+    import time
+
+    lab = make_lab(4)
+    base = ["--host", lab.names(), "--num-instances", "4", "--num-replicas", "4"]
+    lab[0].poprun(*base, hello)
+    seconds = {}
+    for option in ("--no-check", "-v", "--no-check", "-v"):
+        begun = time.monotonic()
+        assert lab[0].poprun(*base, option, "true").returncode == 0
+        seconds[option] = min(seconds.get(option, 99.0), time.monotonic() - begun)
+    assert seconds["-v"] - seconds["--no-check"] < 2.0, seconds

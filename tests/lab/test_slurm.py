@@ -1,0 +1,122 @@
+"""Jobs inside allocations of a real Slurm: the hosts come from it, and so does the remote start."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from lab import slurm
+from lab.slurm import Slurm
+
+pytestmark = pytest.mark.hosts
+POPRUN = (sys.executable, "-m", "poprun_py")
+FOUR = ("--num-instances", "4", "--num-replicas", "4")
+
+
+@pytest.fixture(scope="module")
+def cluster(lab):
+    """Slurm on the hosts of the module's lab; without keys, so that nothing can go by ssh."""
+    reason = slurm.missing()
+    if reason and os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+    made = Slurm(lab)
+    for host in lab.hosts:
+        (host.ssh / "id_ed25519").rename(host.ssh / "hidden")
+    return made
+
+
+def places(text):
+    """Return the host of every instance, in order."""
+    found = [line.partition(">:")[2].split() for line in text.splitlines() if "<stdout>" in line]
+    return [host for _, host, *_ in sorted(found)]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["-N2"], ["-N2", "--ntasks-per-node=2"], ["-N2", "-n4"], ["-N2", "srun", "-N1", "-n1"]],
+    ids=" ".join,
+)
+def test_an_allocation_is_used_without_naming_hosts(cluster, hello, asked):
+    done = cluster.run("salloc", *asked, *POPRUN, *FOUR, hello)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == ["node0", "node0", "node1", "node1"]
+
+
+def test_one_node_of_an_allocation_needs_no_remote_start(cluster, hello):
+    done = cluster.run("salloc", "-N1", "-w", "node0", *POPRUN, "--num-instances", "2",
+                       "--num-replicas", "2", "--print-topology=yes", hello)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == ["node0", "node0"]
+    assert "node0" in done.stdout.splitlines()[3]
+
+
+def test_too_few_tasks_are_refused_with_the_fix(cluster, hello):
+    done = cluster.run("salloc", "-N2", "--ntasks-per-node=1", *POPRUN, *FOUR, hello)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("poprun-py: error")]
+    assert len(errors) == 1
+    assert "--ntasks-per-node=2" in errors[0]
+    assert "--num-instances 2" in errors[0]
+
+
+def test_hosts_of_the_allocation_may_be_named(cluster, hello):
+    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, "--host", "node0,node1", hello)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == ["node0", "node0", "node1", "node1"]
+
+
+def test_one_other_host_alone_is_reached_by_ssh(cluster, hello):
+    words = ("salloc", "-N2", *POPRUN, *FOUR, "--oversubscribe", "--host", "node1")
+    done = cluster.run(*words, "--ssh-args", "-i /root/.ssh/hidden", hello)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == ["node1"] * 4
+    refused = cluster.run(*words, hello)
+    assert refused.returncode == 3
+    assert "host node1: ssh wants a password" in refused.stderr
+
+
+def test_ssh_arguments_ask_for_ssh(cluster, hello):
+    words = ("salloc", "-N2", *POPRUN, *FOUR, "--ssh-args")
+    done = cluster.run(*words, "-i /root/.ssh/hidden", hello)
+    assert done.returncode == 0, done.stderr
+    assert places(done.stdout) == ["node0", "node0", "node1", "node1"]
+    done = cluster.run(*words, "-i /root/.ssh/nothing", hello)
+    assert done.returncode == 3
+    assert "host node1: " in done.stderr
+
+
+def test_the_batch_script_of_the_manual(cluster, hello, tmp_path):
+    from lab.lab import ROOT
+
+    manual = (ROOT / "docs" / "slurm.md").read_text()
+    script = manual.partition("```bash\n#!/bin/bash\n")[2].partition("```")[0]
+    assert "#SBATCH" in script
+    script = script.replace("poprun-py", " ".join(POPRUN)).replace("train.py", str(hello))
+    script = "".join(
+        line for line in script.splitlines(keepends=True) if not line.startswith("source ")
+    )
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{script}")
+    done = cluster.run("sbatch", "--wait", f"--output={tmp_path}/out", tmp_path / "job.sh")
+    out = (tmp_path / "out").read_text()
+    assert done.returncode == 0, done.stderr + out
+    assert places(out) == ["node0", "node0", "node1", "node1"]
+
+
+def test_check_goes_through_slurm_too(cluster, hello):
+    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, "--check", hello)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "node[0-1]" in done.stdout or "node1" in done.stdout
+
+
+def test_a_failure_ends_the_step_everywhere(cluster, lab, script):
+    program = script(
+        "import os, sys, time\nsys.exit(9) if os.environ['RANK'] == '3' else time.sleep(60)\n"
+    )
+    done = cluster.run("salloc", "-N2", *POPRUN, *FOUR, program)
+    assert done.returncode == 9
+    assert "instance 3 (replica 3) on node1 failed first" in done.stderr
+    for host in lab.hosts:
+        assert not host.processes(program.name)

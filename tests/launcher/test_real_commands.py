@@ -1,0 +1,103 @@
+"""Real poprun commands, as published, plan to the published shapes; the malformed ones do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from poprun_py.cli import run
+
+HERE = Path(__file__).parent
+
+
+class Shell(dict):
+    """Gives every shell variable of the published commands a value."""
+
+    known = {  # noqa: RUF012
+        "NUM_INSTANCES": "4", "NUM_REPLICAS": "8", "IPUS_PER_REPLICA": "2", "I": "4", "R": "8",
+        "P": "2", "MPI_GLOBAL_ARGS": "--tag-output", "MPI_LOCAL_ARGS": "-x PATH",
+    }  # fmt: skip
+
+    def __missing__(self, name):
+        if name.startswith("HOSTS"):
+            return "host[0-3]"
+        return self.known.get(name, f"value-of-{name.lower()}")
+
+
+def commands(file: str) -> dict[str, tuple[str, str]]:
+    lines = (HERE / file).read_text().splitlines()
+    return {
+        re.match(r"# (\w+)", note)[1]: (note, command)
+        for note, command in zip(lines[::2], lines[1::2], strict=True)
+    }
+
+
+REAL = commands("real_commands.txt")
+MALFORMED = commands("malformed_commands.txt")
+
+
+def words_of(command: str) -> list[str]:
+    filled = Template(command.replace("$*", "train.py")).safe_substitute(Shell())
+    return shlex.split(filled)[1:]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_published_command_plans_to_its_shape(name, capsys):
+    note, command = REAL[name]
+    assert run(["--dry-run", "--export-plan", "-", *words_of(command)]) == 0
+    out = capsys.readouterr().out
+    plan = json.loads(out[out.index("{\n") : out.rindex("\n}") + 2])
+    shape = dict(re.findall(r"\b([RIPLNDH]) (\S+?)(?:,|$)", note.partition("->")[2]))
+    found = {
+        "R": plan["num_replicas"],
+        "I": plan["num_instances"],
+        "P": plan["ipus_per_replica"],
+        "L": plan["num_local_replicas"],
+        "N": sum(len(i["ipus"]) for i in plan["instances"]),
+        "D": plan["num_ilds"],
+        "H": len(plan["hosts"]),
+    }
+    for letter, text in shape.items():
+        if text == "–" and letter in "DH":
+            assert found[letter] == 1
+        elif text == "$" and letter == "H":
+            assert found[letter] == min(4, plan["num_instances"])
+        elif text not in "–$":
+            assert found[letter] == int(text), letter
+    assert plan["program"][-1:] == words_of(command)[-1:]
+    assert len(plan["instances"]) == plan["num_instances"]
+
+
+def test_all_published_commands_are_here():
+    assert len(REAL) == 36
+    assert len(MALFORMED) == 6
+
+
+EXPECTED = {
+    "B01": "--num-instances 'X': expected a whole number",
+    "B02": "ambiguous option --num=ilds",
+    "B09": "--vipu-server-host is given twice",
+    "B11": "empty entry",
+    "B14": "--ipus-per-replica needs a value; '--mpi-local-args=--tag-output' follows",
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_malformed_command_is_one_line(name, capsys):
+    assert run(words_of(MALFORMED[name][1])) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert EXPECTED[name] in captured.err
+
+
+def test_backslash_blank_makes_a_program_that_does_not_exist(capsys):
+    words = ["--oversubscribe", *words_of(MALFORMED["B05"][1])]
+    assert " python3" in words
+    assert run(words) == 3
+    assert "' python3' was not found" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,204 @@
+"""What instances of real jobs write: on the screen, and in the folder of --output-dir."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from poprun_py.run_folder import RunFolder
+
+pytestmark = pytest.mark.mpi
+
+FOUR = ("--num-instances", "4", "--num-replicas", "4", "--oversubscribe")
+TWO = ("--num-instances", "2", "--num-replicas", "2")
+LINES = 50_000
+WRITER = f"""
+import os, sys
+me = os.environ["RANK"]
+sys.stdout.reconfigure(line_buffering=False)
+sys.stdout.write("".join(f"{{me}} line {{n}} äöü\\n" for n in range({LINES})))
+"""
+
+
+def test_every_line_of_four_fast_instances_arrives_in_order(poprun, script, tmp_path):
+    began = time.monotonic()
+    done = poprun(*FOUR, "--output-dir", tmp_path / "out", script(WRITER))
+    assert done.returncode == 0, done.stderr
+    wanted = [[f"{i} line {n} äöü" for n in range(LINES)] for i in range(4)]
+    got = [[], [], [], []]
+    for line in done.stdout.splitlines():
+        tag, _, text = line.partition(">:")
+        got[int(tag[3])].append(text)
+    assert got == wanted
+    for index in range(4):
+        path = tmp_path / "out" / f"instance-{index}.stdout"
+        assert path.read_text().splitlines() == wanted[index]
+    assert time.monotonic() - began < 20
+
+
+def test_slow_reader_makes_instances_wait_not_memory_grow(script, tmp_path):
+    """100 MB through a pipe that is read late: the launcher stays small, nothing is lost."""
+    program = script(
+        "import sys\nfor n in range(200): sys.stdout.write(('y' * 63 + '\\n') * 8192)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "poprun_py", "--output", "plain", str(program)],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+        time.sleep(1.5)  # the reader is away
+        total, peak = 0, 0
+        while data := os.read(process.stdout.fileno(), 1 << 20):
+            total += len(data)
+            peak = max(peak, resident_bytes(process.pid))
+        assert process.wait(20) == 0
+    assert total == 200 * 8192 * 64
+    assert peak < 80 << 20
+
+
+def resident_bytes(pid):
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def test_ctrl_c_works_while_nobody_reads(script, poprun):
+    program = script("import sys\nwhile True: sys.stdout.write('z' * 1000 + '\\n')\n")
+    process = poprun("--grace", "0.5", program, start=True)
+    time.sleep(1.5)  # everything between program and reader is full now
+    process.send_signal(2)
+    process.wait(10)
+    assert process.returncode == 130
+
+
+def test_megabyte_lines_stay_whole(poprun, script):
+    program = script(
+        "import os, sys\n"
+        "for _ in range(3): sys.stdout.write(os.environ['RANK'] * (1 << 20) + '\\n')\n"
+    )
+    done = poprun(*TWO, program)
+    lines = done.stdout.splitlines()
+    assert sorted(lines) == sorted(
+        [f"[1,{i}]<stdout>:" + str(i) * (1 << 20) for i in range(2) for _ in range(3)]
+    )
+
+
+def test_streams_stay_apart(poprun, script):
+    program = script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    done = poprun(program)
+    assert done.stdout == "[1,0]<stdout>:out\n"
+    assert done.stderr == "[1,0]<stderr>:err\n"
+
+
+def test_plain_output_has_no_tags(poprun, script):
+    done = poprun("--output", "plain", script("print('just this')"))
+    assert done.stdout == "just this\n"
+
+
+def test_output_with_the_time(poprun, script):
+    done = poprun("--output=time", script("print('now')"))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} \[1,0\]<stdout>:now\n", done.stdout)
+
+
+def test_hidden_instances_are_in_the_files(poprun, script, tmp_path):
+    program = script("import os\nprint('from', os.environ['RANK'])\n")
+    done = poprun(*TWO, "--only-output-from-instance", "1", "--output-dir", "out", program)
+    assert done.stdout == "[1,1]<stdout>:from 1\n"
+    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "from 0\n"
+    assert (tmp_path / "out" / "instance-0.stderr").read_text() == ""
+
+
+def test_open_mpis_output_filename_is_taken_for_output_dir(poprun, script, tmp_path):
+    words = "--mpi-global-args= --tag-output --output-filename logs"
+    done = poprun(words, script("print('kept')"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "logs" / "instance-0.stdout").read_text() == "kept\n"
+
+
+def test_folder_of_an_earlier_run_is_emptied(poprun, script, tmp_path):
+    for text in ("first", "second"):
+        poprun("--output-dir", "out", script(f"print({text!r})"))
+    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "second\n"
+
+
+def test_folder_that_cannot_be_made_is_a_usage_error(poprun, script, tmp_path):
+    (tmp_path / "taken").write_text("")
+    done = poprun("--output-dir", "taken", script("print()"))
+    assert done.returncode == 2
+    assert "--output-dir taken" in done.stderr
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colour_only_on_a_terminal(script, variables, coloured):
+    output = on_terminal(script("print('text')"), variables)
+    assert (b"\x1b[32m[1,0]<stdout>:\x1b[0mtext" in output) is coloured
+    assert (b"[1,0]<stdout>:text" in output) is not coloured
+
+
+def test_progress_bar_is_one_line_on_a_terminal(script):
+    program = script(
+        "import sys, time\n"
+        "from tqdm import tqdm\n"
+        "for _ in tqdm(range(20), file=sys.stdout, mininterval=0): time.sleep(0.01)\n"
+    )
+    output = on_terminal(program, {"NO_COLOR": "1"})
+    assert output.count(b"\n") == 1, output
+    assert b"20/20" in output
+
+
+def on_terminal(program, variables):
+    """Run a job whose stdout and stderr are a terminal, and return what appears there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "poprun_py", str(program)],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **variables},
+    )
+    os.close(theirs)
+    output = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        output += data
+    os.close(ours)
+    assert process.wait(20) == 0
+    return output
+
+
+def test_full_disk_is_told_and_ends_nothing(tmp_path):
+    folder = RunFolder(str(tmp_path), 1)
+    folder.open(0)
+    folder.close()
+    folder._files[0, "stdout"] = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
+    folder.write(0, "stdout", b"fine")
+    folder.write(0, "stdout", b"again")
+    assert "is incomplete: No space left on device" in folder.trouble
+    folder.close()
+
+
+def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
+    program = script("print('unheard')")
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m poprun_py --output-dir out {program} >&-"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=40,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "unheard\n"

@@ -1,0 +1,190 @@
+"""Screens and sinks as values: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from poprun_py.output import MAX_HELD, Screen, Sink, make_stream
+
+
+class Written:
+    def __init__(self, is_terminal=False):
+        self.data = b""
+        self.screen = Screen(self._take, is_terminal=is_terminal)
+
+    def _take(self, data):
+        self.data += data
+
+
+def tagged(index, name="stdout"):
+    return make_stream(index, name)
+
+
+def test_lines_are_tagged_as_poprun_does():
+    written = Written()
+    written.screen.feed(tagged(3), b"one\ntwo\n")
+    assert written.data == b"[1,3]<stdout>:one\n[1,3]<stdout>:two\n"
+
+
+def test_character_in_two_reads_stays_whole():
+    written, stream = Written(), tagged(0)
+    line = "naïve – ünïcode 漢字\n".encode()
+    for position in range(len(line)):
+        written.screen.feed(stream, line[position : position + 1])
+    assert written.data == b"[1,0]<stdout>:" + line
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size=40),
+    st.booleans(),
+)
+def test_nothing_is_lost_and_every_instance_keeps_its_order(pieces, plain):
+    """Without tags and carriage returns, the lines of each instance come out as they went in."""
+    written = Written()
+    form = "plain" if plain else "tag"
+    streams = [make_stream(i, "stdout", form=form) for i in range(3)]
+    sent = [b"", b"", b""]
+    for index, data in pieces:
+        data = data.replace(b"\r", b".").replace(b"<", b".")
+        sent[index] += data
+        written.screen.feed(streams[index], data)
+    for stream in streams:
+        written.screen.finish(stream)
+    if plain:
+        lines = sorted(line for text in sent for line in lines_of(text))
+        assert sorted(lines_of(written.data)) == lines
+        return
+    got = [[], [], []]
+    for line in lines_of(written.data):
+        assert line.startswith(b"[1,")
+        got[int(line[3:4])].append(line.partition(b">:")[2])
+    assert got == [lines_of(text) for text in sent]
+
+
+def lines_of(data):
+    return data.removesuffix(b"\n").split(b"\n") if data else []
+
+
+def test_progress_bar_stays_one_line_on_a_terminal():
+    written, bar, other = Written(is_terminal=True), tagged(0, "stderr"), tagged(1, "stderr")
+    for percent in (10, 20):
+        written.screen.feed(bar, b"\r %d%%" % percent)
+    written.screen.feed(other, b"hello\n")
+    written.screen.feed(bar, b"\r 30%")
+    written.screen.feed(bar, b"\n")
+    assert visible(written.data) == ["[1,1]<stderr>:hello", "[1,0]<stderr>: 30%"]
+
+
+def test_second_progress_bar_waits_for_the_first():
+    written, first, second = Written(is_terminal=True), tagged(0), tagged(1)
+    for percent in range(100):
+        written.screen.feed(first, b"\r%d%%" % percent)
+        written.screen.feed(second, b"\r%d%%" % percent)
+    written.screen.finish(first)
+    written.screen.finish(second)
+    assert written.data.count(b"\n") == 2
+    assert visible(written.data) == ["[1,0]<stdout>:99%", "[1,1]<stdout>:99%"]
+
+
+def visible(data):
+    """Return the lines as a terminal shows them: a carriage return goes back, ESC [K erases."""
+    shown = []
+    for line in data.decode().removesuffix("\n").split("\n"):
+        text = ""
+        for part in line.split("\r"):
+            part = part.removeprefix("\x1b[K") if part.startswith("\x1b[K") else part
+            text = part if part else text
+        shown.append(text)
+    return shown
+
+
+def test_line_end_of_another_system_is_no_progress_bar():
+    written, stream = Written(), tagged(0)
+    written.screen.feed(stream, b"one\r")
+    written.screen.feed(stream, b"\ntwo\r\n")
+    assert written.data == b"[1,0]<stdout>:one\r\n[1,0]<stdout>:two\r\n"
+
+
+def test_prompt_is_shown_when_nothing_follows():
+    written, stream = Written(), tagged(0)
+    written.screen.feed(stream, b"name? ")
+    assert written.data == b""
+    written.screen.flush_idle([stream], stream.fed_at + 1)
+    assert written.data == b"[1,0]<stdout>:name? "
+    written.screen.feed(stream, b"Ada\n")
+    assert written.data == b"[1,0]<stdout>:name? Ada\n"
+
+
+def test_endless_line_is_passed_on():
+    written, stream = Written(), tagged(0)
+    for _ in range(3 * MAX_HELD // (1 << 20)):
+        written.screen.feed(stream, b"x" * (1 << 20))
+        assert len(stream.held) <= MAX_HELD + (1 << 20)
+    written.screen.finish(stream)
+    assert written.data.count(b"x") == 3 * MAX_HELD
+    assert written.data.count(b"\n") == 1
+
+
+def test_forms():
+    assert make_stream(0, "stderr", form="plain").prefix() == b""
+    assert make_stream(0, "stderr", colour=True).prefix() == b"\x1b[32m[1,0]<stderr>:\x1b[0m"
+    clock, _, tag = make_stream(0, "stdout", form="time").prefix().partition(b" ")
+    assert len(clock) == len("12:34:56.789")
+    assert tag == b"[1,0]<stdout>:"
+
+
+# --- sinks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe():
+    read, write = os.pipe()
+    yield read, write
+    for descriptor in (read, write):
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+
+
+def test_sink_never_blocks_and_loses_nothing(pipe):
+    read, write = pipe
+    sink = Sink(write)
+    data = os.urandom(1 << 20)
+    sink.write(data)
+    assert 0 < sink.pending < len(data)
+    got = b""
+    while sink.pending:
+        got += os.read(read, 1 << 16)
+        sink.flush()
+    while len(got) < len(data):
+        got += os.read(read, 1 << 16)
+    assert got == data
+
+
+def test_sink_says_when_it_is_full(pipe):
+    sink = Sink(pipe[1])
+    assert not sink.is_full
+    sink.write(b"x" * (5 << 20))
+    assert sink.is_full
+
+
+def test_sink_survives_a_reader_that_goes_away(pipe):
+    read, write = pipe
+    sink = Sink(write)
+    os.close(read)
+    sink.write(b"nobody hears this")
+    sink.write(b"or that")
+    assert sink.pending == 0
+
+
+def test_sink_writes_files_at_once(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        sink = Sink(file.fileno())
+        sink.write(b"x" * (1 << 20))
+        assert sink.pending == 0

@@ -1,0 +1,67 @@
+"""Several instances of one job: shared first weights, and the same bits for every split."""
+
+from __future__ import annotations
+
+import pytest
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+import popdist_py
+from popdist_py import poptorch
+
+torch.set_num_threads(1)
+popdist_py.init()
+index, count = popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+
+    def forward(self, x, y):
+        out = self.layers(x)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+torch.manual_seed(0 if index == 0 else 100 + index)
+net = Net()
+options = poptorch.DistributedOptions().showCompilationProgressBar(False).randomSeed(5)
+options.Training.gradientAccumulation(2)
+options.Emulator.deterministicReduction()
+training = poptorch.trainingModel(
+    net, options, poptorch.optim.Adam(net.parameters(), lr=0.05)
+)
+torch.manual_seed(1)
+for step in range(4):
+    x = torch.randn(2, 4, 3, 6)  # [accumulation][replica][micro-batch]
+    y = torch.randint(0, 4, (2, 4, 3))
+    mine = slice(index * 4 // count, (index + 1) * 4 // count)
+    training(x[:, mine].reshape(-1, 6), y[:, mine].reshape(-1))
+bits = "".join(p.detach().numpy().tobytes().hex() for p in net.parameters())
+print(f"weights {index} {bits}")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(180)
+def test_every_split_ends_with_the_same_bits(poprun, script):
+    program = script(PROGRAM)
+    found = set()
+    for instances in (2, 4):  # one instance alone: see test_replicas
+        done = poprun(
+            "--num-instances",
+            instances,
+            "--num-replicas",
+            4,
+            "--oversubscribe",
+            program,
+            timeout=55,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = [line.split() for line in done.stdout.splitlines() if "weights" in line]
+        assert sorted(int(words[-2]) for words in lines) == list(range(instances))
+        found |= {words[-1] for words in lines}
+    assert len(found) == 1

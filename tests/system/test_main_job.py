@@ -1,0 +1,168 @@
+"""The main job as a user types it, and how a job ends when something is wrong."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.mpi
+
+TWO = ("--num-instances", "2", "--num-replicas", "8")
+TRAIN = ROOT / "examples" / "train.py"
+
+
+@pytest.mark.timeout(120)
+def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
+    began = time.monotonic()
+    done = poprun(*TWO, "--print-topology", "yes", TRAIN, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    golden("main_job_table.txt", "\n".join(lines[:11]) + "\n")
+    match = re.fullmatch(r"\[1,0\]<stdout>:test accuracy (\d+\.\d) %", lines[-1])
+    assert match, lines[-1]
+    assert float(match[1]) >= 95
+    assert re.search(r"\[1,0\]<stderr>:epoch 10/10: 100%.*accuracy=.*loss=", done.stderr)
+    assert "[1,1]<stderr>:epoch" not in done.stderr
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.timeout(120)
+def test_main_job_alone(tmp_path):
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, TRAIN, "--replicas", "4"],
+        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        timeout=100, check=True,
+    )  # fmt: skip
+    match = re.fullmatch(r"test accuracy (\d+\.\d) %", done.stdout.splitlines()[-1])
+    assert match
+    assert float(match[1]) >= 95
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_missing_data_set_is_explained(poprun, name):
+    done = poprun(TRAIN, "--dataset", name, "--data-dir", "nowhere")
+    assert done.returncode == 1
+    assert f"no {name} data in nowhere: expected" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exception_prints_one_traceback_and_ends_the_job(poprun, script):
+    program = script(
+        "import popdist_py\n"
+        "popdist_py.init()\n"
+        "if popdist_py.getInstanceIndex() == 1:\n"
+        "    raise ValueError('seven of nine')\n"
+        "popdist_py.barrier()\n"
+    )
+    began = time.monotonic()
+    done = poprun(*TWO, program)
+    assert time.monotonic() - began < 5
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("[1,1]<stderr>:ValueError: seven of nine") == 1
+    assert "instance 1 (replicas 4-7)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "body", ["sys.exit(7)", "raise SystemExit(7)", "import os; os._exit(7)", "exit(7)"]
+)
+def test_exit_code_is_the_instances_own(poprun, script, body):
+    program = script(
+        "import sys, popdist_py\n"
+        "popdist_py.init()\n"
+        f"if popdist_py.getInstanceIndex() == 1: {body}\n"
+        "popdist_py.barrier()\n"
+    )
+    done = poprun(*TWO, program)
+    assert done.returncode == 7
+    assert "Traceback" not in done.stderr
+
+
+def test_failure_without_the_library(poprun):
+    done = poprun(*TWO, "sh", "-c", "if [ $RANK = 0 ]; then exit 3; fi; sleep 30")
+    assert done.returncode == 3
+
+
+def test_signal_of_an_instance(poprun):
+    done = poprun(*TWO, "sh", "-c", "if [ $RANK = 0 ]; then kill -SEGV $$; fi; sleep 30")
+    assert done.returncode == 139
+    assert "SIGSEGV" in done.stderr
+
+
+def test_uneven_split_is_one_line(poprun):
+    done = poprun("--num-instances", "3", "--num-replicas", "8", "true")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "8" in done.stderr
+    assert "3" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["no-such-program", "./missing", "missing.py", "/dev/null"])
+def test_missing_program_is_one_line(poprun, program):
+    done = poprun(*TWO, program)
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    assert program in done.stderr
+
+
+def test_program_that_turns_out_not_to_be_executable(poprun, tmp_path):
+    program = tmp_path / "program"
+    program.write_text("no interpreter line\n")
+    program.chmod(0o755)
+    done = poprun(*TWO, program)
+    assert done.returncode == 3
+    assert "Exec format error" in done.stderr
+
+
+def test_every_instance_gets_the_wire(poprun):
+    names = """
+        POPDIST_NUM_TOTAL_REPLICAS POPDIST_NUM_LOCAL_REPLICAS POPDIST_REPLICA_INDEX_OFFSET
+        OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK
+        OMPI_COMM_WORLD_LOCAL_SIZE RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR
+    """
+    names = names.split()
+    done = poprun(*TWO, "sh", "-c", "echo " + " ".join(f"${name}" for name in names))
+    assert sorted(done.stdout.splitlines()) == [
+        "[1,0]<stdout>:8 4 0 0 2 0 2 0 2 0 2 127.0.0.1",
+        "[1,1]<stdout>:8 4 4 1 2 1 2 1 2 1 2 127.0.0.1",
+    ]
+
+
+def test_jobs_side_by_side_use_different_ports(poprun):
+    first = poprun(*TWO, "sh", "-c", "echo $MASTER_PORT; sleep 1", start=True)
+    second = poprun(*TWO, "sh", "-c", "echo $MASTER_PORT; sleep 1", start=True)
+    ports = [set(re.findall(r":(\d+)$", p.communicate()[0], re.M)) for p in (first, second)]
+    assert all(len(p) == 1 for p in ports)
+    assert ports[0] != ports[1]
+
+
+def test_torch_distributed_program_runs_unchanged(poprun, script):
+    program = script(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.tensor([1.0 + dist.get_rank()])\n"
+        "dist.all_reduce(x)\n"
+        "print('sum', x.item(), 'local rank', os.environ['LOCAL_RANK'])\n"
+        "dist.destroy_process_group()\n"
+    )
+    done = poprun(*TWO, program)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[1,0]<stdout>:sum 3.0 local rank 0",
+        "[1,1]<stdout>:sum 3.0 local rank 1",
+    ]
+
+
+def test_mpi4py_program_runs_unchanged(poprun, script):
+    program = script(
+        "from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1))\n"
+    )
+    done = poprun(*TWO, program)
+    assert sorted(done.stdout.splitlines()) == ["[1,0]<stdout>:3", "[1,1]<stdout>:3"]

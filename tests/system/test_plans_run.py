@@ -1,0 +1,161 @@
+"""What inspection prints is what runs: pasted commands, saved plans, the Python interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from poprun_py import LaunchConfig, UsageError, launch, plan
+
+pytestmark = pytest.mark.mpi
+
+JOB = ("--num-instances", "2", "--num-replicas", "4")
+SHOW = ("sh", "-c", "echo $POPDIST_REPLICA_INDEX_OFFSET $GREETING")
+
+
+def test_printed_command_can_be_pasted_into_a_shell(poprun, tmp_path):
+    command = poprun(*JOB, "--dry-run", *SHOW).stdout.splitlines()[-1]
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert sorted(done.stdout.split()) == ["0", "2"]
+
+
+def test_saved_plan_runs(poprun, tmp_path):
+    saved = tmp_path / "plan.json"
+    poprun(*JOB, "--env", "GREETING=hello there", "--dry-run", "--export-plan", saved, *SHOW)
+    done = poprun("--from-plan", saved)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[1,0]<stdout>:0 hello there",
+        "[1,1]<stdout>:2 hello there",
+    ]
+    assert "hello" not in " ".join(json.loads(saved.read_text())["command"])
+
+
+def test_values_of_env_reach_instances_but_no_command_line(poprun, script, tmp_path):
+    env_file = tmp_path / "env"
+    env_file.write_text("# comment\nexport GREETING=from file\nOTHER=1\n")
+    program = script(
+        "import os, pathlib\n"
+        "secret = os.environ['SECRET_WORD']\n"
+        "lines = [p.read_bytes() for p in pathlib.Path('/proc').glob('[0-9]*/cmdline')]\n"
+        "print(os.environ['GREETING'], secret, sum(secret.encode() in line for line in lines))\n"
+    )
+    done = poprun(
+        *JOB, "--env-file", env_file, "--env", "SECRET_WORD", "--env", "GREETING=typed",
+        program, env={"SECRET_WORD": "xyzzy-42"},
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == [
+        "[1,0]<stdout>:typed xyzzy-42 0",
+        "[1,1]<stdout>:typed xyzzy-42 0",
+    ]
+
+
+def test_only_output_from_instance(poprun):
+    done = poprun(*JOB, "--only-output-from-instance", "1", *SHOW)
+    assert done.stdout == "[1,1]<stdout>:2\n"
+
+
+def test_verbose_log_names_command_and_binding(poprun):
+    done = poprun("-v", *JOB, "true")
+    assert "POPRUN [I] running: " in done.stderr
+    assert "instance 1 has PID" in done.stderr
+
+
+def test_from_python(tmp_path, capfd):
+    planned = plan(LaunchConfig(num_instances=2, num_replicas=4, program=SHOW))
+    assert [list(p.instance.replicas) for p in planned.instances] == [[0, 1], [2, 3]]
+    result = launch(planned)
+    assert result.exit_code == 0
+    assert [r.code for r in result.instances] == [0, 0]
+    assert sorted(capfd.readouterr().out.split("\n"))[1:] == ["[1,0]<stdout>:0", "[1,1]<stdout>:2"]
+    failed = launch(
+        LaunchConfig(num_instances=2, num_replicas=2, program=("sh", "-c", "exit $RANK"))
+    )
+    assert failed.exit_code == 1
+    assert failed.first_failure.index == 1
+    with pytest.raises(UsageError):
+        LaunchConfig(num_instances=3, num_replicas=4)
+
+
+def test_user_arguments_of_mpi_win(poprun):
+    done = poprun(
+        "-v", *JOB, "--mpi-global-args", "--tag-output --mca btl self,tcp",
+        "--mpi-local-args", "-x ONE=1", "sh", "-c", "echo $ONE $OMPI_MCA_btl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[1,0]<stdout>:1 self,tcp" in done.stdout
+
+
+def test_compact_command_gives_every_instance_its_wire(script, tmp_path):
+    program = script(
+        "import sys\n"
+        "import poprun_py.mpi\n"
+        "poprun_py.mpi._MAX_BYTES = 2000\n"
+        "from poprun_py.cli import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, program, *JOB, "--env", "GREETING=hi", "sh", "-c",
+         "echo $RANK $POPDIST_REPLICA_INDEX_OFFSET $OMPI_COMM_WORLD_LOCAL_RANK $GREETING"],
+        capture_output=True, text=True, timeout=40, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == [
+        "[1,0]<stdout>:0 0 0 hi",
+        "[1,1]<stdout>:1 2 1 hi",
+    ]
+
+
+def test_words_that_mpirun_knows_reach_the_program(poprun, tmp_path):
+    words = ["a", ":", "-np", "1", "touch", str(tmp_path / "x"), "%:", "%%:", "c:", "--", "-x"]
+    done = poprun("echo", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[1,0]<stdout>:{' '.join(words)}\n"
+    assert not (tmp_path / "x").exists()
+
+
+def test_plan_on_standard_output_is_json_and_starts_nothing(poprun, tmp_path):
+    done = poprun(*JOB, "--export-plan", "-", "touch", "started")
+    assert json.loads(done.stdout)["num_replicas"] == 4
+    assert not (tmp_path / "started").exists()
+    saved = tmp_path / "plan.json"
+    saved.write_text(done.stdout)
+    assert poprun("--from-plan", saved, "--export-plan", "-").stdout == done.stdout
+    refused = poprun("--from-plan", saved, "--num-instances", "4")
+    assert refused.returncode == 2
+    assert "--from-plan and --num-instances exclude one another" in refused.stderr
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "--dry-run true", "--export-plan - true"])
+def test_full_disk_behind_stdout_is_one_line(words, tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m poprun_py {words} > /dev/full", shell=True, stderr=subprocess.PIPE,
+        text=True, timeout=30, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("poprun-py: error: standard output cannot be")
+    assert "Traceback" not in done.stderr
+
+
+def test_lost_output_is_said_and_the_job_goes_on(tmp_path):
+    done = subprocess.run(
+        f"{sys.executable} -m poprun_py sh -c 'echo hi; touch done' > /dev/full", shell=True,
+        stderr=subprocess.PIPE, text=True, timeout=30, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "is lost: No space left on device" in done.stderr
+    assert (tmp_path / "done").exists()

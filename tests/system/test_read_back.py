@@ -1,0 +1,49 @@
+"""What the kernel says of a job's bindings is shown, and a thread count of the user's is heard."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+JOB = ("--num-instances", "2", "--num-replicas", "2")
+WAIT = ("sh", "-c", "sleep 0.5")
+
+
+@pytest.mark.parametrize("form", ["tree", "cores"])
+def test_tree_of_a_running_job_shows_what_the_kernel_says(poprun, form):
+    done = poprun(*JOB, "--print-topology", form, *WAIT)
+    lines = re.findall(
+        r"^instance (\d) has PID \d+: CPUs \S+, memory policy \w+", done.stdout, re.M
+    )
+    assert sorted(lines) == ["0", "1"]
+
+
+def test_table_of_a_running_job_does_not(poprun):
+    assert "has PID" not in poprun(*JOB, "--print-topology", "yes", *WAIT).stdout
+
+
+def test_too_many_threads_of_the_user_are_warned_of(poprun):
+    done = poprun(*JOB, "sh", "-c", "echo $OMP_NUM_THREADS", env={"OMP_NUM_THREADS": "500"})
+    assert "1000 compute threads on" in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[1,0]<stdout>:500", "[1,1]<stdout>:500"]
+
+
+def test_variable_of_one_instance_does_not_reach_the_other(poprun, tmp_path):
+    from dataclasses import replace
+
+    from poprun_py.instance_variables import placement_variables
+    from poprun_py.placement import Placement
+
+    some = Placement(numa_nodes=(0,), memory_nodes=(0,), cpus=(0,), threads=3)
+    none = replace(some, numa_nodes=(), memory_nodes=(), cpus=(), threads=0)
+    first, second = placement_variables([some, none], set())
+    assert dict(first)["POPRUN_CPUS"] == "0"
+    assert dict(second) == dict.fromkeys(dict(first), "")
+    done = poprun(
+        *JOB, "--instance-mpi-local-args", "0:-x OMP_NUM_THREADS=7",
+        "--instance-mpi-local-args", "1:-x OMP_NUM_THREADS=", "sh", "-c",
+        "echo ${OMP_NUM_THREADS-unset}",
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == ["[1,0]<stdout>:7", "[1,1]<stdout>:unset"]
