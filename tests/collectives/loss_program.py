@@ -28,4 +28,6 @@ try:
     popdist_py.all_reduce(np.ones(size), name="loss")
 except popdist_py.InstanceLostError as error:
     print(f"after {time.monotonic() - start:.1f} s: {error}", flush=True)
+    if me:
+        time.sleep(30)  # the first to end would end the job before instance 0 has heard
     os.kill(os.getpid(), signal.SIGKILL)
