@@ -65,6 +65,7 @@ def common_variables(
     topology: Topology,
     environ: Mapping[str, str],
     reached: Reach | None,
+    mpi_library: str,
 ) -> tuple[tuple[str, str], ...]:
     """Return the variables that every instance shares, by value."""
     host = config.vipu_server_host or environ.get("IPUOF_VIPU_API_HOST", "localhost")
@@ -79,6 +80,8 @@ def common_variables(
     if "PYTHONUNBUFFERED" not in environ:
         # Lines appear when they are written, also through a pipe.
         variables["PYTHONUNBUFFERED"] = "1"
+    if mpi_library and "MPI4PY_LIBMPI" not in environ:
+        variables["MPI4PY_LIBMPI"] = mpi_library
     variables["MASTER_ADDR"] = _master_address(topology, reached)
     return tuple(variables.items())
 

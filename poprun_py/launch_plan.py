@@ -146,7 +146,14 @@ def make_plan(
     placements = _placements(config, topology, machines)
     user_env = user_variables(config.env, env_file_text, environ)
     spans_hosts = not all(host.is_local for host in hosts)
-    instances, contexts = _instances(config, topology, placements, user_env, environ, reached)
+    instances, contexts = _instances(
+        config,
+        topology,
+        placements,
+        user_env,
+        environ,
+        common_variables(config, topology, environ, reached, mpi.library),
+    )
     request = MpiRequest(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
@@ -184,7 +191,7 @@ def _instances(
     placements: Sequence[Placement],
     user_env: Pairs,
     environ: Mapping[str, str],
-    reached: Reach | None,
+    common: Pairs,
 ) -> tuple[tuple[InstancePlan, ...], tuple[Context, ...]]:
     """Give every instance its variables, and its part of the command.
 
@@ -199,7 +206,6 @@ def _instances(
     by_any_user = by_everyone.union(*by_user.values())
     threads_by_user = {name for name in THREAD_VARIABLES if name in environ}
     bound = placement_variables(placements, {name for name, _ in user_env} | threads_by_user)
-    common = common_variables(config, topology, environ, reached)
     target = ("POPLAR_TARGET_OPTIONS", target_options(topology, environ))
     spans_hosts = not all(host.is_local for host in topology.hosts)
     by_name = [

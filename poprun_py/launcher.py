@@ -22,13 +22,14 @@ from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware import Machine, load_machines, read_machine
 from poprun_py.hosts import Host, resolve_hosts, slurm_tasks
 from poprun_py.launch_plan import LaunchPlan, make_plan
-from poprun_py.mpi import Mpi, find_mpi
+from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
 from poprun_py.readback import check_binding
 from poprun_py.restart import lost_hosts, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
 from poprun_py.supervisor import Job, LaunchResult, supervise
 from poprun_py.topology import make_topology
+from poprun_py.which_mpi import find_mpi
 
 __all__ = [
     "ask_machines",

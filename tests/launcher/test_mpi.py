@@ -16,10 +16,9 @@ from poprun_py.mpi import (
     OPEN_MPI_4,
     OPEN_MPI_5,
     Mpi,
-    _wheel_version,
-    recognise,
     split_args,
 )
+from poprun_py.which_mpi import _wheel_version, find_mpi, recognise
 
 CASES = {
     "one_host": {},
@@ -113,3 +112,73 @@ def test_wheel_beside_this_python_is_known_without_asking(tmp_path):
     (folder / "mpich-5.0.2.dist-info").mkdir()
     assert _wheel_version(beside, [str(folder)]) == ""
     assert _wheel_version(beside, [str(tmp_path / "nowhere" / "site-packages")]) == ""
+
+
+def installed(folder, library, version="mpirun (Open MPI) 4.1.4"):
+    """Lay out an MPI in ``folder``; returns its mpirun."""
+    mpirun = folder / "bin" / "mpirun"
+    mpirun.parent.mkdir(parents=True)
+    mpirun.write_text(f"#!/bin/sh\necho '{version}'\n")
+    mpirun.chmod(0o755)
+    if library:
+        (folder / library).parent.mkdir(parents=True)
+        (folder / library).touch()
+    return mpirun
+
+
+HYDRA = "HYDRA build details:\n    Version:      5.0.2"
+MULTIARCH = sys.implementation._multiarch
+
+
+@pytest.mark.parametrize(
+    ("version", "library"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "lib/libmpi.so.40"),
+        ("mpirun (Open MPI) 4.1.4", "lib64/libmpi.so.40"),
+        (HYDRA, "lib/libmpi.so.12"),
+        (HYDRA, f"lib/{MULTIARCH}/libmpich.so.12"),
+    ],
+)
+def test_the_library_beside_another_mpirun_is_found(tmp_path, version, library):
+    mpirun = installed(tmp_path, library, version)
+    assert find_mpi(str(tmp_path), {}).library == str(tmp_path / library)
+    # A link to it, such as one of Debian's alternatives, leads there too.
+    link = tmp_path / "elsewhere" / "bin" / "mpirun"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mpirun)
+    assert find_mpi(str(link), {}).library == str(tmp_path / library)
+
+
+def test_a_library_of_another_mpi_is_none_and_this_environments_needs_no_name(tmp_path):
+    installed(tmp_path, "lib/libmpi.so.12")
+    assert find_mpi(str(tmp_path), {}).library == ""
+    assert find_mpi(None, {}).library == ""
+
+
+def test_instances_load_the_library_of_the_mpirun_that_starts_them():
+    def variables(library, environ, **settings):
+        config = LaunchConfig(num_instances=2, num_replicas=2, program=("x",), **settings)
+        plan = make_plan(
+            config,
+            hosts=(LOCALHOST,),
+            machines=(None,),
+            mpi=Mpi(path="/mpi/bin/mpirun", kind=MPICH, library=library),
+            environ=environ,
+        )
+        return [dict(p.env).get("MPI4PY_LIBMPI") for p in plan.instances]
+
+    assert variables("/mpi/lib/libmpi.so.12", {}) == ["/mpi/lib/libmpi.so.12"] * 2
+    assert variables("", {}) == [None] * 2
+    # The user's own wins.
+    assert variables("/mpi/lib/libmpi.so.12", {"MPI4PY_LIBMPI": "/mine"}) == [None] * 2
+    own = {"mpi_local_args": ("-x MPI4PY_LIBMPI=/mine",)}
+    assert variables("/mpi/lib/libmpi.so.12", {}, **own) == [None] * 2
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(not Path("/usr/bin/mpirun").exists(), reason="the system has no MPI")
+def test_the_systems_mpi_starts_one_job_and_not_two_of_one(poprun, script):
+    program = script("from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")
+    done = poprun("--num-instances", "2", "--num-replicas", "2", "--output", "plain",
+                  "--mpi", "/usr/bin/mpirun", program)  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr

