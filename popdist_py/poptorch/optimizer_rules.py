@@ -86,17 +86,19 @@ class OptimizerRules:
             optimizer.variable_attrs.markAsVariable("loss_scaling")
         self._look_for_unexpected(optimizer)
         values = _settings(optimizer)
-        constants = {name: values[name] for name in values if not _is_variable(optimizer, name)}
         if compiled and self._values is not None:
-            for name, value in constants.items():
-                if name in self._constants and self._constants[name] != value:
+            for name, value in self._constants.items():
+                if name in values and values[name] != value and not _is_marked(optimizer, name):
                     raise Error(
                         f"{name} of {type(optimizer).__name__} was constant when the model was "
-                        f"compiled, {self._constants[name]}, and is now {value}: mark it with "
+                        f"compiled, {value}, and is now {values[name]}: mark it with "
                         "optimizer.variable_attrs.markAsVariable() before compiling"
                     )
         else:
-            self._constants = constants
+            # A torch optimiser's values say what is constant: after compiling that is settled.
+            self._constants = {
+                name: value for name, value in values.items() if not _is_variable(optimizer, name)
+            }
         changed = values != self._values
         self._values = values
         return changed
@@ -139,14 +141,19 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return values
 
 
+def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
+    """Tell whether a PopTorch optimiser says that a setting may change after compiling."""
+    attributes = getattr(optimizer, "variable_attrs", None)
+    return attributes is not None and setting.split(" of ")[0] in attributes._variable_attributes
+
+
 def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:
     """Tell whether a setting may change after compiling."""
     name = setting.split(" of ")[0]
     if name == "lr":
         return True
-    attributes = getattr(optimizer, "variable_attrs", None)
-    if attributes is not None:
-        return name in attributes._variable_attributes
+    if hasattr(optimizer, "variable_attrs"):
+        return _is_marked(optimizer, setting)
     default = inspect.signature(kind_of(optimizer).type).parameters.get(name)
     if default is None:
         return True

@@ -176,6 +176,16 @@ class TestAttributes:
         with pytest.raises(poptorch.Error, match="momentum of group 0"):
             training.setOptimizer(optimizer)
 
+    def test_defaults_of_torch_optimizers_stay(self):
+        model = Mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        training = steps(model, optimizer, 1)
+        optimizer.param_groups[0].update(lr=0.2, momentum=0.9)
+        training.setOptimizer(optimizer)
+        optimizer.param_groups[0]["weight_decay"] = 0.1
+        with pytest.raises(poptorch.Error, match="weight_decay of group 0"):
+            training.setOptimizer(optimizer)
+
     def test_automatic_loss_scaling_makes_the_scale_variable(self):
         model = Mlp()
         options = quiet_options()
