@@ -10,7 +10,6 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from poprun_py import preflight, probe
 from poprun_py.config import LaunchConfig
@@ -60,8 +59,7 @@ def reach(
         parse_subnet(config.host_subnet)
     answers = preflight.cached(hosts)
     if contact:
-        for folder in _folders(config):
-            sync_folder(folder, hosts, shell)
+        _fill(config, hosts, shell)
         if not config.no_check or any(h.name not in answers for h in hosts if not h.is_local):
             answers = _look(config, hosts, shell, mpirun)
     network, shares = _network(config, hosts, answers)
@@ -90,13 +88,12 @@ def _look(
     return answers
 
 
-def _folders(config: LaunchConfig) -> list[Path]:
-    folders: list[Path] = []
+def _fill(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> None:
+    """Copy to the other hosts what is asked for."""
     if config.synchronise_python_venv:
-        folders.append(environment_folder())
+        sync_folder(environment_folder(), hosts, shell, links_out=True)
     if config.sync is not None:
-        folders.append(folder_to_sync(config.sync))
-    return folders
+        sync_folder(folder_to_sync(config.sync), hosts, shell)
 
 
 def check_hosts(
@@ -113,8 +110,7 @@ def check_hosts(
         UsageError: options of the group Hosts that do not fit.
     """
     shell = shell_of(config, hosts, environ)
-    for folder in _folders(config):
-        sync_folder(folder, hosts, shell)
+    _fill(config, hosts, shell)
     others = [host for host in hosts if not host.is_local]
     with contextlib.ExitStack() as stack:
         call_back = None

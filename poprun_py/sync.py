@@ -1,7 +1,7 @@
 """Copies a folder to the same path on other hosts with rsync: only what changed, nothing outside.
 
-Nothing is deleted there, and a symbolic link that leads out of the folder is not followed or
-copied.
+Nothing is deleted there. A symbolic link is never followed; one that leads out of the folder is
+copied with a Python environment only, whose Python is such a link.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts import Host
 from poprun_py.remote import Shell, explain
 
-__all__ = ["folder_to_sync", "sync_command", "sync_folder"]
+__all__ = ["environment_folder", "folder_to_sync", "sync_command", "sync_folder"]
 
 _LEFT_OUT = (".git", "__pycache__")
 _AT_ONCE = 16
@@ -26,7 +26,7 @@ _STALL_SECONDS = 15
 
 
 def folder_to_sync(given: str, option: str = "--sync") -> Path:
-    """Return the folder that an option names, in full.
+    """Return the folder that an option names, in full, as programs are named by the same path.
 
     Raises:
         UsageError: it is no folder, or one that belongs to the host and not to a program.
@@ -40,36 +40,42 @@ def folder_to_sync(given: str, option: str = "--sync") -> Path:
             f"{option} {given}: {resolved} belongs to the host itself; expected the folder of a "
             "program"
         )
-    return resolved
+    return resolved if ".." in folder.parts else folder
 
 
-def sync_command(folder: Path, host: str, shell: Shell) -> tuple[str, ...]:
-    """Return the rsync command that brings ``folder`` to ``host``."""
+def sync_command(
+    folder: Path, host: str, shell: Shell, *, links_out: bool = False
+) -> tuple[str, ...]:
+    """Return the rsync command that brings ``folder`` to ``host``, its links out of it or not."""
     remote = shlex.join(shell.words) if shell.words else "ssh"
     address = f"[{host}]" if ":" in host else host
     return (
-        "rsync", "--archive", "--safe-links", "--mkpath", f"--timeout={_STALL_SECONDS}",
+        "rsync", "--archive", "--mkpath", f"--timeout={_STALL_SECONDS}",
+        *(() if links_out else ("--safe-links",)),
         *(f"--exclude={name}" for name in _LEFT_OUT), "--rsh", remote,
         "--", f"{folder}/", f"{address}:{folder}/",
     )  # fmt: skip
 
 
-def sync_folder(folder: Path, hosts: Sequence[Host], shell: Shell) -> None:
+def sync_folder(
+    folder: Path, hosts: Sequence[Host], shell: Shell, *, links_out: bool = False
+) -> None:
     """Bring ``folder`` to every host but this one, several at a time.
 
     Raises:
         StartError: rsync is missing here, or a host did not take the folder.
     """
     others = [host.name for host in hosts if not host.is_local]
-    for start in range(0, len(others), _AT_ONCE):
-        _sync_batch(folder, others[start : start + _AT_ONCE], shell)
+    commands = [(name, sync_command(folder, name, shell, links_out=links_out)) for name in others]
+    for start in range(0, len(commands), _AT_ONCE):
+        _sync_batch(folder, commands[start : start + _AT_ONCE])
 
 
-def _sync_batch(folder: Path, hosts: Sequence[str], shell: Shell) -> None:
+def _sync_batch(folder: Path, commands: Sequence[tuple[str, tuple[str, ...]]]) -> None:
     running: list[tuple[str, subprocess.Popen[bytes]]] = []
     try:
-        for host in hosts:
-            running.append((host, _start(sync_command(folder, host, shell))))
+        for host, command in commands:
+            running.append((host, _start(command)))
         for host, process in running:
             said = process.communicate()[1].decode(errors="replace")
             if process.returncode:

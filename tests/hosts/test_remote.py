@@ -92,6 +92,19 @@ def test_a_copy_stays_inside_its_folder(tmp_path):
     assert not any(word.startswith("--delete") for word in command)
     assert command[-3:] == ("--", f"{tmp_path}/", f"n1:{tmp_path}/")
     assert "ssh -p 2222" in command
+    # A virtual environment's Python is a link to the one it was made from.
+    assert "--safe-links" not in sync_command(tmp_path, "n1", Shell(()), links_out=True)
+
+
+def test_a_folder_behind_a_link_is_copied_to_the_path_that_programs_use(tmp_path, monkeypatch):
+    (tmp_path / "disk" / "project").mkdir(parents=True)
+    (tmp_path / "home").symlink_to("disk")
+    assert folder_to_sync(str(tmp_path / "home" / "project")) == tmp_path / "home" / "project"
+    above = tmp_path / "home" / "project" / ".." / ".."
+    assert folder_to_sync(str(above)) == tmp_path
+    (tmp_path / "usr").symlink_to("/usr")
+    with pytest.raises(UsageError, match="belongs to the host"):
+        folder_to_sync(str(tmp_path / "usr"))
 
 
 @pytest.mark.parametrize("folder", ["/", "/usr", "/etc", "~", "/no/such/folder"])

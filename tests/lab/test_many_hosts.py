@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +191,53 @@ def test_sync_brings_only_what_changed_and_nothing_else(make_lab, tmp_path):
     there = set(lab[1].run("ls", project).stdout.split())
     assert there - {"__pycache__"} == {"train.py", "helper.py", "mine"}
     assert not (project / "mine").exists()
+
+
+def small_environment(folder):
+    """Copy of the environment that runs now what launcher, MPI and mpi4py need."""
+    packages = {"mpi4py", "click", "psutil", "rich", "pygments", "markdown_it", "mdurl"}
+
+    def others(path, names):
+        if Path(path).name == "site-packages":
+            return [n for n in names if n.partition("-")[0] not in packages]
+        return ["__pycache__"]
+
+    shutil.copytree(sys.prefix, folder, symlinks=True, ignore=others)
+    return folder
+
+
+def test_a_host_without_the_environment_gets_it_once(make_lab, script, tmp_path):
+    lab = make_lab(2)
+    environment = small_environment(tmp_path / "environment")
+    # node1 has a disk of its own there.
+    assert lab[1].run("mount", "-t", "tmpfs", "tmpfs", environment).returncode == 0
+    program = script(
+        "import socket, sys\n"
+        "from mpi4py import MPI\n"
+        "print(MPI.COMM_WORLD.size, socket.gethostname(), sys.prefix, MPI.__file__)\n"
+    )
+    words = (environment / "bin" / "python", "-m", "poprun_py", "--host", lab.names(),
+             "--num-instances", "2", "--num-replicas", "2")  # fmt: skip
+    without = lab[0].run(*words, program)
+    assert without.returncode == 3
+    assert "host node1: " in without.stderr
+    assert "--synchronise-python-venv yes" in without.stderr
+
+    def run_with():
+        done = lab[0].run(*words, "--synchronise-python-venv", "yes", program)
+        assert done.returncode == 0, done.stderr
+        for index, line in enumerate(lines(done.stdout)):
+            size, host, prefix, library = line.split()
+            assert (size, host, prefix) == ("2", f"node{index}", str(environment))
+            assert library.startswith(f"{environment}/lib/")
+        # Inode and time of the last change: what was copied again would have another.
+        listing = ("find", environment, "!", "-type", "d", "-not", "-path", "*/__pycache__/*",
+                   "-printf", "%i %C@ %P -> %l\\n")  # fmt: skip
+        return sorted(lab[1].run(*listing).stdout.splitlines())
+
+    first = run_with()
+    assert any(" bin/python3 -> /" in line for line in first)
+    assert run_with() == first
 
 
 @pytest.mark.parametrize("folder", ["/", "/usr", "/root", "/nowhere/at/all"])
