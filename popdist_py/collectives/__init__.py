@@ -19,9 +19,31 @@ if TYPE_CHECKING:
     from popdist_py.collectives.background import Background
     from popdist_py.collectives.signature import Signature
 
-__all__ = ["Communicator", "ReduceOp"]
+__all__ = ["Communicator", "HostMemory", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
+
+
+class HostMemory(Protocol):
+    """Memory that all instances of the job share, because one host has them all.
+
+    Its calls are collective, except ``own_slice``.
+    """
+
+    def common_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
+        """Return zeroed bytes that are the same memory on all instances."""
+
+    def own_slice(self, size: int) -> slice:
+        """Return which of ``size`` elements this instance answers for; together they are all."""
+
+    def reduce_slice(self, array: np.ndarray[Any, Any], name: str = "") -> None:
+        """Leave in ``own_slice`` of ``array`` the sum over all instances, the rest as it was.
+
+        Others read this instance's array until the next collective call.
+
+        Raises:
+            ValueError: ``array`` is not in memory made by ``gradient_buffer``.
+        """
 
 
 class Communicator(Protocol):
@@ -49,6 +71,10 @@ class Communicator(Protocol):
     @property
     def num_instances(self) -> int:
         """Number of instances I."""
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """What several instances on one host can do together; None if they are not, or may not."""
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.

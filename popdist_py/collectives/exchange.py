@@ -49,6 +49,14 @@ class Exchange:
         self._reduce_own_slice(plan, views, views)
         self._host.rendezvous.wait_for_all(plan.signature)
 
+    def own_slice(self, size: int) -> slice:
+        """Return which of ``size`` elements this instance reduces."""
+        return _slice_of(self._host.position, self._num_owners, size)
+
+    def only_own_slice(self, plan: Plan, views: Sequence[Array]) -> None:
+        """Reduce this instance's slice of arrays that live in the window, for itself alone."""
+        self._reduce_own_slice(plan, views, [views[self._host.position]])
+
     def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
         """Reduce arrays that lie anywhere, given where."""
         if len(self._hosts) > 1:

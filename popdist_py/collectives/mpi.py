@@ -43,6 +43,7 @@ class MpiCommunicator:
         self.background = Background()
         # Nobody asked who is where; for what depends on it, far apart is the safe guess.
         self.spans_hosts = True
+        self.host_memory = None
         self.instance_index: int = comm.Get_rank()
         self.num_instances: int = comm.Get_size()
 

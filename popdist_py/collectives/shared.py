@@ -62,6 +62,7 @@ class SharedCommunicator:
         here = tuple(self._host.instances)
         hosts = sorted(set(world.allgather(here)))
         self.spans_hosts = len(hosts) > 1
+        self.host_memory = None if self.spans_hosts else self
         self._slot_bytes = min(world.allgather(self._host.slot_bytes))
         self._world: Link | None = None
         self._lane: Link | None = None
@@ -112,6 +113,25 @@ class SharedCommunicator:
             raise ValueError("add_replicas: expected leaves in memory made by gradient_buffer()")
         self._agree(plan)
         self._exchange.add_replicas(plan, [view.reshape(leaves.shape) for view in found.views])
+
+    def reduce_slice(self, array: Array, name: str = "") -> None:
+        """Leave in ``own_slice`` of ``array`` the sum over all instances.
+
+        Raises:
+            ValueError: ``array`` is not in memory made by ``gradient_buffer``.
+        """
+        self.background.settle()
+        key = ("reduce_slice", array.dtype, array.shape, name)
+        plan = self._plans.get(key) or self._plan_reduction(key, array, "sum", name, "reduce_slice")
+        found = self._buffers.find(array.reshape(-1))
+        if found is None:
+            raise ValueError("reduce_slice: expected memory made by gradient_buffer()")
+        self._agree(plan)
+        self._exchange.only_own_slice(plan, found.views)
+
+    def own_slice(self, size: int) -> slice:
+        """Return which of ``size`` elements this instance answers for."""
+        return self._exchange.own_slice(size)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
@@ -179,6 +199,11 @@ class SharedCommunicator:
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return self._buffers.add(Window(self._host.local, num_bytes))[:num_bytes]
 
+    def common_buffer(self, num_bytes: int) -> Array:
+        """Return zeroed bytes that are the same memory on all instances of this host."""
+        self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
+        return Window(self._host.local, 0, num_bytes).common[:num_bytes]
+
     def close(self) -> None:
         """Leave: what runs in the background is finished, if the others are still there."""
         if self._host.rendezvous.lost is None:
@@ -197,8 +222,10 @@ class SharedCommunicator:
             signature = Signature(call, detail, dtype_name(array.dtype), array.shape, name)
         return self._plans.get(signature) or self._keep(signature, Plan(signature, signature.code))
 
-    def _plan_reduction(self, key: object, array: Array, op: ReduceOp, name: str) -> Plan:
-        signature = Signature("all_reduce", f"op={op}", dtype_name(array.dtype), array.shape, name)
+    def _plan_reduction(
+        self, key: object, array: Array, op: ReduceOp, name: str, call: str = "all_reduce"
+    ) -> Plan:
+        signature = Signature(call, f"op={op}", dtype_name(array.dtype), array.shape, name)
         reduction = Reduction(op, array.dtype, self.num_instances)
         at_once = (
             self._world is None

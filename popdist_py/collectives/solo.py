@@ -26,6 +26,7 @@ class SoloCommunicator:
     instance_index = 0
     num_instances = 1
     spans_hosts = False
+    host_memory = None
 
     def __init__(self, instances: Sequence[int] = (0,)) -> None:
         self.instances = instances

@@ -22,7 +22,7 @@ from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.batching import Batching
 from popdist_py.poptorch.boundary import Boundary
 from popdist_py.poptorch.counters import Counters
-from popdist_py.poptorch.device_optimizer import DeviceOptimizer
+from popdist_py.poptorch.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.gradients import FlatBuffers, Gradients, SharedGradients, TreeGradients
@@ -33,6 +33,7 @@ from popdist_py.poptorch.program import Program, Training
 from popdist_py.poptorch.random_streams import RandomStreams
 from popdist_py.poptorch.replica_choice import choose_replicas
 from popdist_py.poptorch.replicas import Model
+from popdist_py.poptorch.shared_weights import SharedOptimizer, can_share
 from popdist_py.poptorch.structure import Call
 from popdist_py.poptorch.threads import OneThread
 from popdist_py.poptorch.trace import Trace, trace
@@ -336,28 +337,57 @@ class Compiler:
         if self.optimizer is None:
             return None
         used = _same_group(found.trace.used_parameters, state)
-        device = DeviceOptimizer(
-            self.optimizer,
-            state.device_tensors,
-            used,
-            stochastic_rounding=bool(
-                self.options._Popart.options.get("enableStochasticRounding", False)
-            ),
-        )
+        groups = parameter_groups(self.optimizer, state.device_tensors, used)
+        parameters = [parameter for group in groups for parameter in group]
         # What nobody updates needs no gradient.
-        trained = {id(parameter) for parameter in device.parameters}
+        trained = {id(parameter) for parameter in parameters}
         for parameter in used.values():
             parameter.requires_grad_(id(parameter) in trained)
         replicas = self.options.replication_factor
+        optimizer: DeviceOptimizer
         gradients: Gradients
-        if self.options.Emulator.deterministic_reduction:
-            gradients = TreeGradients(device.parameters, self.communicator, replicas)
+        if self._updates_slices(found, state, parameters):
+            gradients = SharedGradients(parameters, self.communicator, False, slices_only=True)
+            optimizer = SharedOptimizer(
+                self.optimizer,
+                state.device_tensors,
+                used,
+                parameters=parameters,
+                gradients=gradients.views,
+                communicator=self.communicator,
+            )
         else:
-            gradients = SharedGradients(device.parameters, self.communicator, self._overlap)
+            if self.options.Emulator.deterministic_reduction:
+                gradients = TreeGradients(parameters, self.communicator, replicas)
+            else:
+                gradients = SharedGradients(parameters, self.communicator, self._overlap)
+            optimizer = DeviceOptimizer(
+                self.optimizer,
+                state.device_tensors,
+                used,
+                stochastic_rounding=bool(
+                    self.options._Popart.options.get("enableStochasticRounding", False)
+                ),
+            )
         return Training(
-            optimizer=device,
+            optimizer=optimizer,
             gradients=gradients,
             gradient_scale=self._gradient_scale(replicas * self.communicator.num_instances),
+        )
+
+    def _updates_slices(
+        self, found: Executable, state: DeviceState, parameters: Sequence[torch.Tensor]
+    ) -> bool:
+        """Tell whether instances have the weights together and each updates a slice of them."""
+        assert self.optimizer is not None
+        return (
+            can_share(self.optimizer, parameters, self.communicator)
+            and not self._overlap
+            # The bits of an update may depend on where its slice begins.
+            and not self.options.Emulator.deterministic_reduction
+            and not state.has_groups
+            # Every instance's forward would change the weights of all.
+            and not found.trace.modified_parameters
         )
 
     def _gradient_scale(self, replicas: int) -> float:

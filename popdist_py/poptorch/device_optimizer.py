@@ -16,7 +16,7 @@ from popdist_py.poptorch import optim
 from popdist_py.poptorch.rounding import stochastic_half
 from popdist_py.poptorch.tf_rmsprop import TensorFlowRMSprop
 
-__all__ = ["DeviceOptimizer", "Kind", "kind_of"]
+__all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,13 @@ class Kind:
         type: torch's class, or ours where torch has none.
         settings: names of its settings that count for a group.
         state: the device's name of each state tensor, by torch's.
+        is_elementwise: whether no element's update depends on another element.
     """
 
     type: type
     settings: tuple[str, ...]
     state: Mapping[str, str]
+    is_elementwise: bool = True
 
 
 _ADAM_STATE: Final = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
@@ -42,6 +44,7 @@ _KINDS: Final = (
         optim.LAMB,
         ("lr", "betas", "eps", "weight_decay", "bias_correction", "max_weight_norm"),
         _ADAM_STATE,
+        is_elementwise=False,
     ),
     Kind(torch.optim.AdamW, ("lr", "betas", "eps", "weight_decay", "maximize"), _ADAM_STATE),
     Kind(torch.optim.Adam, ("lr", "betas", "eps", "weight_decay", "maximize"), _ADAM_STATE),
@@ -105,24 +108,23 @@ class DeviceOptimizer:
         self._stochastic = stochastic_rounding
         self._names = {id(parameter): name for name, parameter in names.items()}
         self._shadows: list[_Shadow] = []
-        self.parameters: list[torch.Tensor] = []
-        groups = []
-        for group in source.param_groups:
-            found = [p for host in group["params"] for p in device_of(host)]
-            used = [p for p in found if id(p) in self._names]
-            self.parameters += used
-            groups.append({"params": [self._updated(p) for p in used], **self._settings(group)})
+        self._groups = parameter_groups(source, device_of, names)
+        self.parameters = [parameter for group in self._groups for parameter in group]
+        groups = [
+            {"params": [t for p in used for t in self._updated(p)], **self._settings(group)}
+            for used, group in zip(self._groups, source.param_groups, strict=True)
+        ]
         self._optimizer = _make(self._kind.type, groups, source)
         self.sync(source)
 
-    def _updated(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that torch's optimiser updates for a device parameter."""
+    def _updated(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the tensors that torch's optimiser updates for a device parameter."""
         if parameter.dtype != torch.float16:
-            return parameter
+            return [parameter]
         single = parameter.detach().float().requires_grad_()
         self._shadows.append(_Shadow(parameter, single))
         self._names[id(single)] = self._names[id(parameter)]
-        return single
+        return [single]
 
     def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
         return {name: group[name] for name in self._kind.settings if name in group}
@@ -142,16 +144,23 @@ class DeviceOptimizer:
             shadow.single.grad = (
                 None if shadow.half.grad is None else shadow.half.grad.to(torch.float32)
             )
-        updated = self._all()
-        if self.loss_scaling != 1.0:
-            gradients = [p.grad for p in updated if p.grad is not None]
-            torch._foreach_div_(gradients, self.loss_scaling)
-        if self.max_grad_norm != float("inf"):
-            torch.nn.utils.clip_grad_norm_(updated, self.max_grad_norm)
-        self._optimizer.step()
+        self._update()
         for shadow in self._shadows:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._stochastic else single)
+
+    def _update(self) -> None:
+        updated = self._all()
+        gradients = [p.grad for p in updated if p.grad is not None]
+        if self.loss_scaling != 1.0:
+            torch._foreach_div_(gradients, self.loss_scaling)
+        if self.max_grad_norm != float("inf"):
+            self._clip(updated)
+        self._optimizer.step()
+
+    def _clip(self, updated: Sequence[torch.Tensor]) -> None:
+        """Scale all gradients so that their Euclidean norm is at most ``max_grad_norm``."""
+        torch.nn.utils.clip_grad_norm_(updated, self.max_grad_norm)
 
     def _all(self) -> list[torch.Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -167,7 +176,7 @@ class DeviceOptimizer:
             for group in self._optimizer.param_groups
             for parameter in group["params"]
             for key, prefix in self._kind.state.items()
-            if _is_kept(key, group)
+            if is_kept(key, group)
         }
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -178,12 +187,12 @@ class DeviceOptimizer:
                 found = {
                     key: tensors[f"{prefix}___{name}"].clone()
                     for key, prefix in self._kind.state.items()
-                    if f"{prefix}___{name}" in tensors and _is_kept(key, group)
+                    if f"{prefix}___{name}" in tensors and is_kept(key, group)
                 }
                 state = self._optimizer.state[parameter]
                 if not state:
                     for key in self._kind.state:
-                        if _is_kept(key, group):
+                        if is_kept(key, group):
                             state[key] = _state_value(None, key, parameter)
                 for key, value in found.items():
                     shape = () if key == "step" else parameter.shape
@@ -193,8 +202,8 @@ class DeviceOptimizer:
     def parameter_tensors(self) -> dict[str, torch.Tensor]:
         """Return the settings by the device's names."""
         values = {"lossScaling_FLOAT": torch.tensor(self.loss_scaling)}
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
+        for parameters, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            for parameter in parameters:
                 name = self._names[id(parameter)]
                 lr, decay = float(group["lr"]), float(group["weight_decay"])
                 if self._kind.type is torch.optim.SGD:
@@ -211,7 +220,26 @@ class DeviceOptimizer:
         return values
 
 
-def _is_kept(key: str, group: Mapping[str, Any]) -> bool:
+def parameter_groups(
+    source: torch.optim.Optimizer,
+    device_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    names: Mapping[str, torch.Tensor],
+) -> list[list[torch.Tensor]]:
+    """Return the device parameters that each group of the user's optimiser updates.
+
+    Args:
+        source: the user's optimiser.
+        device_of: the device parameters of a host parameter.
+        names: the device parameters that a step updates, by name.
+    """
+    used = {id(parameter) for parameter in names.values()}
+    return [
+        [p for host in group["params"] for p in device_of(host) if id(p) in used]
+        for group in source.param_groups
+    ]
+
+
+def is_kept(key: str, group: Mapping[str, Any]) -> bool:
     """Tell whether an optimiser with these settings keeps the state tensor ``key``."""
     if key == "momentum_buffer":
         return float(group.get("momentum", 0)) != 0

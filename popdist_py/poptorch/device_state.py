@@ -260,7 +260,12 @@ class DeviceState:
         wanted = None if only is None else {id(self.buffers[name]) for name in only}
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
-                if wanted is None or id(device) in wanted:
+                if wanted is not None and id(device) not in wanted:
+                    continue
+                if isinstance(device, nn.Parameter):
+                    # Not in place: other instances may be reading these very weights.
+                    device.data = host.detach().to(device.dtype, copy=True)
+                else:
                     device.copy_(host)
             for name, stack in self._stacks.items():
                 if only is None or name in only:

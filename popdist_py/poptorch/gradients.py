@@ -16,7 +16,7 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.gradient_overlap import Buckets, Trial
 
-__all__ = ["FlatBuffers", "Gradients", "SharedGradients", "TreeGradients"]
+__all__ = ["FlatBuffers", "Gradients", "SharedGradients", "TreeGradients", "element_counts"]
 
 
 class FlatBuffers:
@@ -32,7 +32,7 @@ class FlatBuffers:
         tensors: Sequence[torch.Tensor],
         buffers: Mapping[torch.dtype, torch.Tensor] | None = None,
     ) -> None:
-        sizes = _sizes(tensors)
+        sizes = element_counts(tensors)
         self.buffers = buffers or {d: torch.zeros(size, dtype=d) for d, size in sizes.items()}
         offsets = dict.fromkeys(sizes, 0)
         self.views: list[torch.Tensor] = []
@@ -75,7 +75,7 @@ class FlatBuffers:
         return [buffer.numpy() for buffer in self.buffers.values()]
 
 
-def _sizes(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
+def element_counts(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
     """Return the number of elements of each dtype."""
     sizes: dict[torch.dtype, int] = {}
     for tensor in tensors:
@@ -94,7 +94,7 @@ def _memory(
         dtype: torch.from_numpy(communicator.gradient_buffer(rows * size * dtype.itemsize))
         .view(dtype)
         .view(rows, size)
-        for dtype, size in _sizes(tensors).items()
+        for dtype, size in element_counts(tensors).items()
     }
 
 
@@ -122,6 +122,7 @@ class SharedGradients:
         communicator: the other instances.
         overlap: whether reducing begins while backward runs; None: what measures faster between
             hosts, and no within one host.
+        slices_only: whether each instance needs no more than the slice that it updates.
     """
 
     def __init__(
@@ -129,9 +130,12 @@ class SharedGradients:
         parameters: Sequence[torch.Tensor],
         communicator: Communicator,
         overlap: bool | None = None,
+        *,
+        slices_only: bool = False,
     ) -> None:
         self._parameters = list(parameters)
         self._communicator = communicator
+        self._slices = communicator.host_memory if slices_only else None
         self._flat: FlatBuffers | None = None
         self._buckets: Buckets | None = None
         if overlap is None and not communicator.spans_hosts:
@@ -142,6 +146,11 @@ class SharedGradients:
             self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in memory.items()})
             if overlap is not False:
                 self._buckets = Buckets(self._parameters, self._flat.views, communicator)
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """Where each parameter's gradient is reduced; none with one instance."""
+        return self._flat.views if self._flat is not None else []
 
     def _largest(self, seconds: float) -> float:
         largest = np.array([seconds])
@@ -173,7 +182,10 @@ class SharedGradients:
             self._trial.end()
             return
         for array in self._flat.arrays:
-            self._communicator.all_reduce(array, name="gradients")
+            if self._slices is not None:
+                self._slices.reduce_slice(array, name="gradients")
+            else:
+                self._communicator.all_reduce(array, name="gradients")
 
 
 class TreeGradients:

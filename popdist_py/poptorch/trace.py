@@ -31,6 +31,7 @@ class Trace:
         loss_has_gradient: whether any parameter leads to the loss.
         used_parameters: names of the parameters that got a gradient.
         modified_buffers: names of the buffers that changed.
+        modified_parameters: names of the parameters that the forward itself changed.
         changed_inputs: indices of the inputs that the forward changed in place.
         is_random: whether random numbers were drawn.
         needs_python: whether Python code has to run with every micro-batch.
@@ -42,6 +43,7 @@ class Trace:
     loss_has_gradient: bool
     used_parameters: frozenset[str]
     modified_buffers: frozenset[str]
+    modified_parameters: frozenset[str]
     changed_inputs: tuple[int, ...]
     is_random: bool
     needs_python: bool
@@ -65,7 +67,8 @@ def trace(
     random_before = torch.get_rng_state()
     copies = [tensor.clone() for tensor in inputs]
     attributes = state.snapshot()
-    weights = {name: parameter._version for name, parameter in state.parameters.items()}
+    weights = {name: parameter.detach().clone() for name, parameter in state.parameters.items()}
+    weight_versions = {name: parameter._version for name, parameter in state.parameters.items()}
     tracing.take_python_required()
     try:
         result, loss = _run(forward, copies, state, training=training, around=around)
@@ -76,6 +79,13 @@ def trace(
             for name, buffer in state.buffers.items()
             # Batch norms change their statistics without telling the version counter.
             if buffer._version != versions[name] or not torch.equal(buffer, saved[name])
+        )
+        # Through ``.data`` a weight changes without telling its version counter.
+        changed_weights = frozenset(
+            name
+            for name, parameter in state.parameters.items()
+            if parameter._version != weight_versions[name]
+            or not torch.equal(parameter, weights[name])
         )
         leaves: list[torch.Tensor] = []
         outputs = flatten(result, leaves)
@@ -94,10 +104,10 @@ def trace(
         loss_has_gradient=has_gradient,
         used_parameters=used,
         modified_buffers=modified,
+        modified_parameters=changed_weights,
         changed_inputs=tuple(index for index, copy in enumerate(copies) if copy._version != 0),
         is_random=is_random,
-        needs_python=tracing.take_python_required()
-        or any(p._version != weights[name] for name, p in state.parameters.items()),
+        needs_python=tracing.take_python_required() or bool(changed_weights),
     )
 
 

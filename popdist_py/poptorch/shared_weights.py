@@ -1,0 +1,264 @@
+"""One copy of the weights for all instances of a host, of which each updates its own slice.
+
+Instances that train on the same weights would all make the same update. Here each one adds up the
+gradients of the slice that it answers for, and updates that slice where the others see it. So the
+reduced gradients need not be handed round, and weights and optimiser state are in memory once.
+
+Only a step writes to the shared memory, and every instance is in that step then. What a program
+loads in between is its instance's own until the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from popdist_py.collectives import Communicator, HostMemory
+from popdist_py.collectives.signature import Signature
+from popdist_py.poptorch.device_optimizer import DeviceOptimizer, is_kept, kind_of
+from popdist_py.poptorch.gradients import FlatBuffers, element_counts
+
+__all__ = ["SharedOptimizer", "can_share"]
+
+_UPDATED = Signature("update of the weights")
+
+
+def can_share(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.Tensor],
+    communicator: Communicator,
+) -> bool:
+    """Tell whether each instance may update a slice: they share memory, and elements go alone."""
+    return (
+        communicator.host_memory is not None
+        and kind_of(optimizer).is_elementwise
+        and all(p.dtype in (torch.float32, torch.float64) for p in parameters)
+        and all(p.is_contiguous() for p in parameters)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What of one parameter this instance updates.
+
+    Attributes:
+        parameter: its index.
+        name: of the parameter.
+        part: which of its elements.
+        weights: they, in memory that the instances share; what torch's optimiser updates.
+    """
+
+    parameter: int
+    name: str
+    part: slice
+    weights: torch.Tensor
+
+
+class SharedOptimizer(DeviceOptimizer):
+    """Updates this instance's slice of weights that all instances of the host share.
+
+    Making one is collective, and moves the parameters into shared memory.
+
+    Args:
+        source: the user's optimiser.
+        device_of: the device parameters of a host parameter.
+        names: the device parameters that a step updates, by name.
+        parameters: they, in the order of the gradients; equal on all instances.
+        gradients: where each one's gradient is, of this instance.
+        communicator: the other instances; it has host memory.
+    """
+
+    def __init__(
+        self,
+        source: torch.optim.Optimizer,
+        device_of: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+        names: Mapping[str, torch.Tensor],
+        *,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        communicator: Communicator,
+    ) -> None:
+        memory = communicator.host_memory
+        assert memory is not None
+        self._communicator = communicator
+        self._weights = _common(parameters, memory)
+        self._addresses = [view.data_ptr() for view in self._weights.views]
+        self._state = {
+            key: _common(parameters, memory) for key in kind_of(source).state if key != "step"
+        }
+        known = {id(parameter): name for name, parameter in names.items()}
+        self._shards = _shards(
+            parameters, [known[id(p)] for p in parameters], self._weights, memory
+        )
+        self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
+        for shard in self._shards:
+            shard.weights.grad = gradients[shard.parameter].view(-1)[shard.part]
+        # How many steps a state counts: those done, and by how many it is ahead of them.
+        self._done = 0
+        self._ahead: dict[str, float] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
+        self._has_loaded = False
+        super().__init__(source, device_of, names)
+        self._group_of = [n for n, group in enumerate(self._groups) for _ in group]
+        with torch.no_grad():
+            self._take_weights()
+            communicator.agree(_UPDATED)
+            self._show_weights()
+
+    def _updated(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
+        index = self._index[id(parameter)]
+        return [shard.weights for shard in self._shards if shard.parameter == index]
+
+    def sync(self, source: torch.optim.Optimizer) -> None:
+        """Take the present settings of the user's optimiser."""
+        super().sync(source)
+        self._state_is_shared = False
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update this instance's slice from its gradients, and return when all have."""
+        self._take_weights()
+        self._take_loaded()
+        self._update()
+        self._share_state()
+        self._done += 1
+        self._communicator.agree(_UPDATED)
+        self._show_weights()
+
+    def _update(self) -> None:
+        # An instance without a slice takes part in the others' norm all the same.
+        if self._shards:
+            super()._update()
+        elif self.max_grad_norm != float("inf"):
+            self._clip([])
+
+    def _clip(self, updated: Sequence[torch.Tensor]) -> None:
+        gradients = [p.grad for p in updated if p.grad is not None]
+        squares = (
+            sum(float(norm) ** 2 for norm in torch._foreach_norm(gradients)) if gradients else 0.0
+        )
+        total = np.array([squares])
+        self._communicator.all_reduce(total, name="squared norm of the gradients")
+        # The factor is that of torch.nn.utils.clip_grad_norm_.
+        factor = min(1.0, self.max_grad_norm / (float(total[0]) ** 0.5 + 1e-6))
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    # -- weights ------------------------------------------------------------------------------
+
+    def _take_weights(self) -> None:
+        """Put this instance's slice of weights that were loaded into the shared memory."""
+        for shard in self._shards:
+            parameter = self.parameters[shard.parameter]
+            if parameter.data_ptr() != self._addresses[shard.parameter]:
+                shard.weights.copy_(parameter.detach().view(-1)[shard.part])
+
+    def _show_weights(self) -> None:
+        """Let the parameters be the shared ones."""
+        places = zip(self.parameters, self._addresses, self._weights.views, strict=True)
+        for parameter, address, view in places:
+            if parameter.data_ptr() != address:
+                parameter.data = view
+
+    # -- state --------------------------------------------------------------------------------
+
+    def _share_state(self) -> None:
+        """Have the state that torch made where the other instances can read it."""
+        if self._state_is_shared:
+            return
+        for shard in self._shards:
+            state = self._optimizer.state[shard.weights]
+            for key, rooms in self._state.items():
+                value = state.get(key)
+                if value is not None:
+                    room = rooms.views[shard.parameter].view(-1)[shard.part]
+                    if value.data_ptr() != room.data_ptr():
+                        room.copy_(value)
+                    state[key] = room
+        self._state_is_shared = True
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return copies of the state by the device's names, zeros where no step was made yet."""
+        found = {}
+        for parameters, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+            for parameter in parameters:
+                name = self._names[id(parameter)]
+                for key, prefix in self._kind.state.items():
+                    if is_kept(key, group):
+                        found[f"{prefix}___{name}"] = self._state_of(parameter, key, name, prefix)
+        return found
+
+    def _state_of(self, parameter: torch.Tensor, key: str, name: str, prefix: str) -> torch.Tensor:
+        if key == "step":
+            return torch.tensor(self._ahead.get(name, 0.0) + self._done)
+        loaded = self._loaded.get(f"{prefix}___{name}")
+        return (
+            self._state[key].views[self._index[id(parameter)]] if loaded is None else loaded
+        ).clone()
+
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the state tensors that ``tensors`` names; the others keep their values."""
+        for parameter in self.parameters:
+            name = self._names[id(parameter)]
+            for key, prefix in self._kind.state.items():
+                value = tensors.get(f"{prefix}___{name}")
+                if value is None:
+                    continue
+                if key == "step":
+                    self._ahead[name] = float(value) - self._done
+                else:
+                    self._loaded[f"{prefix}___{name}"] = (
+                        value.detach().to(parameter.dtype, copy=True).reshape(parameter.shape)
+                    )
+        self._has_loaded = True
+
+    def _take_loaded(self) -> None:
+        """Put this instance's slice of state that was loaded into the shared memory."""
+        if not self._has_loaded:
+            return
+        for shard in self._shards:
+            group = self._optimizer.param_groups[self._group_of[shard.parameter]]
+            state = self._optimizer.state[shard.weights]
+            for key, prefix in self._kind.state.items():
+                if not is_kept(key, group):
+                    continue
+                if key == "step":
+                    state[key] = torch.tensor(self._ahead.get(shard.name, 0.0) + self._done)
+                    continue
+                room = self._state[key].views[shard.parameter].view(-1)[shard.part]
+                value = self._loaded.get(f"{prefix}___{shard.name}")
+                if value is not None:
+                    room.copy_(value.view(-1)[shard.part])
+                state[key] = room
+        self._loaded = {}
+        self._has_loaded = False
+
+
+def _common(tensors: Sequence[torch.Tensor], memory: HostMemory) -> FlatBuffers:
+    """Return room for the tensors that is the same memory on all instances; collective."""
+    buffers = {
+        dtype: torch.from_numpy(memory.common_buffer(count * dtype.itemsize)).view(dtype)
+        for dtype, count in element_counts(tensors).items()
+    }
+    return FlatBuffers(tensors, buffers)
+
+
+def _shards(
+    parameters: Sequence[torch.Tensor],
+    names: Sequence[str],
+    weights: FlatBuffers,
+    memory: HostMemory,
+) -> list[_Shard]:
+    """Cut out of each parameter what lies in this instance's slice of the flat buffers."""
+    slices = {dtype: memory.own_slice(flat.numel()) for dtype, flat in weights.buffers.items()}
+    shards = []
+    for index, (parameter, view) in enumerate(zip(parameters, weights.views, strict=True)):
+        own, first = slices[parameter.dtype], view.storage_offset()
+        start, stop = max(own.start - first, 0), min(own.stop - first, parameter.numel())
+        if start < stop:
+            part = slice(start, stop)
+            shards.append(_Shard(index, names[index], part, view.view(-1)[part]))
+    return shards
