@@ -20,7 +20,7 @@ from popdist_py.poptorch.boundary import Boundary, forbid_backward
 from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
 from popdist_py.poptorch.distributed_options import DistributedOptions
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.grouping import make_groupable
+from popdist_py.poptorch.grouping import join_groups, make_groupable, split_groups
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.observation import Observable
 from popdist_py.poptorch.optimizer_rules import OptimizerRules, check_optimizer, mean_strategy
@@ -366,7 +366,8 @@ class PoplarExecutor(Observable):
         if pending is not None and self._compiled is not None:
             training = self._compiled.program.training
             assert training is not None
-            training.optimizer.load_state_tensors(pending)
+            parameters = self._compiled.state.parameters
+            training.optimizer.load_state_tensors(split_groups(pending, parameters))
             self._optimizer_ran = True
 
     def _fetch_optimizer_state(self) -> None:
@@ -377,7 +378,8 @@ class PoplarExecutor(Observable):
         if self._optimizer_ran and training is not None:
             self._optimizer_ran = False
             self._optimizer._set_device_state(
-                training.optimizer.state_tensors(), training.optimizer.parameter_tensors()
+                join_groups(training.optimizer.state_tensors()),
+                join_groups(training.optimizer.parameter_tensors()),
             )
 
     # -- device -------------------------------------------------------------------------------

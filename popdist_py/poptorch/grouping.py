@@ -5,7 +5,7 @@ The host's tensor has a leading dimension, one row for each group; a forward see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from popdist_py.poptorch.enums import CommGroupType, VariableRetrievalMode
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["GroupableParameter", "Grouping", "grouping_of", "make_groupable"]
+__all__ = [
+    "GroupableParameter",
+    "Grouping",
+    "grouping_of",
+    "join_groups",
+    "make_groupable",
+    "split_groups",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +129,36 @@ def make_groupable(value: nn.Module | nn.Parameter) -> None:
     for parameter in parameters:
         if type(parameter) is nn.Parameter:
             parameter.__class__ = GroupableParameter
+
+
+def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors by name with those of a parameter's groups stacked: a[0], a[1] -> a."""
+    rows: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        rows.setdefault(_stem(name), []).append(tensor)
+    return {
+        stem: torch.stack(found) if stem not in tensors else found[0]
+        for stem, found in rows.items()
+    }
+
+
+def split_groups(
+    tensors: Mapping[str, torch.Tensor], parameters: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """Undo :func:`join_groups` for state tensors, ``prefix___name``, of these device parameters."""
+    split = dict(tensors)
+    for parameter in parameters:
+        stem = _stem(parameter)
+        if stem == parameter:
+            continue
+        group = int(parameter[len(stem) + 1 : -1])
+        for name, stacked in tensors.items():
+            prefix, _, owner = name.partition("___")
+            if owner == stem:
+                split[f"{prefix}___{parameter}"] = stacked[group]
+    return split
+
+
+def _stem(name: str) -> str:
+    """Return a name without the group's number."""
+    return name.rpartition("[")[0] if name.endswith("]") else name

@@ -615,6 +615,32 @@ class TestGroupedWeights:
         training(torch.ones(4, 2))
         assert model.w.tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
 
+    def test_optimizer_state_has_a_row_for_each_group(self):
+        def wrapped(model):
+            optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+            options = quiet_options().replicationFactor(4)
+            training = poptorch.trainingModel(model, options, optimizer)
+            training.w.replicaGrouping(
+                poptorch.CommGroupType.Consecutive, 2, poptorch.VariableRetrievalMode.OnePerGroup
+            )
+            return training, optimizer
+
+        model = self.Scale(2)
+        whole, optimizer = wrapped(model)
+        x = torch.arange(8.0).reshape(4, 2)
+        whole(x)
+        saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+        assert set(saved["ipu_state"]) == {"Accl1___w", "Accl2___w", "Step___w"}
+        gradients = x.reshape(2, 2, 2).sum(1) / 4
+        torch.testing.assert_close(saved["ipu_state"]["Accl1___w"], 0.1 * gradients)
+        again = self.Scale(2)
+        again.load_state_dict(weights)
+        continued, optimizer = wrapped(again)
+        optimizer.load_state_dict(saved)
+        whole(x)
+        continued(x)
+        torch.testing.assert_close(again.w.detach(), model.w.detach())
+
     def test_scalars_cannot_be_grouped(self):
         model = nn.Module()
         model.w = nn.Parameter(torch.tensor(1.0))
@@ -622,6 +648,11 @@ class TestGroupedWeights:
             poptorch.inferenceModel(model).w.replicaGrouping(
                 poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup
             )
+
+
+def test_a_function_in_c_tells_no_signature():
+    model = poptorch.inferenceModel(torch.mm, quiet_options())
+    assert model(torch.ones(2, 3), torch.ones(3, 2)).tolist() == [[3, 3], [3, 3]]
 
 
 def test_the_log_goes_to_stderr_in_one_format(capsys):
