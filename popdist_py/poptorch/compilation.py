@@ -18,6 +18,7 @@ from torch import nn
 from popdist_py.collectives import Communicator
 from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums, session_options, strategies
+from popdist_py.poptorch.accumulators import HalfAccumulators, keep_half_state
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.batching import Batching
 from popdist_py.poptorch.boundary import Boundary
@@ -27,6 +28,7 @@ from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.gradients import FlatBuffers, Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.options import Options
 from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
 from popdist_py.poptorch.program import Program, Training
@@ -246,6 +248,8 @@ class Compiler:
         """Return a program for what was found, on device tensors that exist already."""
         batching = self.batching
         training = self._make_training(found, state)
+        if training is not None:
+            self._treat_halves(training)
         anchors = Anchors(
             self.options.anchored_tensors,
             batching,
@@ -309,6 +313,9 @@ class Compiler:
     @property
     def _overlap(self) -> bool | None:
         """Whether gradients are reduced while backward runs; None: what measures faster."""
+        if self._has_half_accumulators or self._scales_automatically:
+            # Both look at an instance's own gradients, when all replicas have added theirs.
+            return False
         return CollectiveSettings.from_environ(os.environ).gradient_overlap
 
     def _why_loop(self, anchors: Anchors) -> str | None:
@@ -389,6 +396,29 @@ class Compiler:
             # Every instance's forward would change the weights of all.
             and not found.trace.modified_parameters
         )
+
+    def _treat_halves(self, training: Training) -> None:
+        """Give a training model the accumulators and the loss scaling that were asked for."""
+        assert self.optimizer is not None
+        gradients, device = training.gradients, training.optimizer
+        keep_half_state(device._optimizer, self.optimizer)
+        # In deterministic mode every replica has gradients of its own.
+        own = self.options.replication_factor if isinstance(gradients, TreeGradients) else 1
+        if self._has_half_accumulators:
+            training.accumulators = HalfAccumulators(device.parameters, gradients, own)
+        if self._scales_automatically:
+            settings = self.options._Popart.options
+            training.automatic = AutomaticLossScaling(
+                device, gradients, own, self.communicator, settings
+            )
+
+    @property
+    def _has_half_accumulators(self) -> bool:
+        return getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
+
+    @property
+    def _scales_automatically(self) -> bool:
+        return bool(self.options._Popart.options.get("automaticLossScalingSettings.enabled"))
 
     def _gradient_scale(self, replicas: int) -> float:
         training = self.options.Training

@@ -7,7 +7,7 @@ These objects hold a program's settings; the update itself runs on the device's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -18,6 +18,11 @@ __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttr
 
 Params = Iterable[Any]
 _HALVES: Final = (torch.float16, torch.float32)
+# Which argument is the format of each state tensor of Adam and its kin.
+_MOMENT_TYPES: Final = {
+    "Accl1": "first_order_momentum_accum_type",
+    "Accl2": "second_order_momentum_accum_type",
+}
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
@@ -60,6 +65,8 @@ class Optimizer:
     _child_vars: list[str] = []  # noqa: RUF012 - PopTorch's spelling, read by programs
     # All attributes that torch's class lacks.
     _child_only: list[str] = []  # noqa: RUF012
+    # The attribute that holds the format of each state tensor, by the device's name of it.
+    _accumulators: Mapping[str, str] = {}
 
     variable_attrs: VariableAttributes
     param_groups: list[dict[str, Any]]
@@ -92,7 +99,16 @@ class Optimizer:
     def _set_device_state(
         self, state: dict[str, torch.Tensor], settings: dict[str, torch.Tensor]
     ) -> None:
-        self._ipu_state, self._ipu_param = state, settings
+        self._ipu_state = {
+            name: value.to(self._state_type(name.partition("___")[0]) or value.dtype)
+            for name, value in state.items()
+        }
+        self._ipu_param = settings
+
+    def _state_type(self, name: str) -> torch.dtype | None:
+        """Return float16 if the state tensors ``name`` (Accl1, ...) are kept in it, else None."""
+        wanted = getattr(self, self._accumulators.get(name, ""), torch.float32)
+        return torch.float16 if wanted == torch.float16 else None
 
     def _take_pending(self) -> dict[str, torch.Tensor] | None:
         """Return the state that was loaded and not yet given to the device, once."""
@@ -181,6 +197,7 @@ class SGD(Optimizer, torch.optim.SGD):
         "velocity_accum_type",
         "max_grad_norm",
     ]
+    _accumulators = {"Accl1": "velocity_accum_type"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -274,6 +291,7 @@ class Adam(Optimizer, torch.optim.Adam):
         "second_order_momentum_accum_type",
         "max_grad_norm",
     ]
+    _accumulators = _MOMENT_TYPES
 
     def __init__(
         self,
@@ -333,6 +351,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         "second_order_momentum_accum_type",
         "max_grad_norm",
     ]
+    _accumulators = _MOMENT_TYPES
 
     def __init__(
         self,
@@ -403,6 +422,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         "second_order_momentum_accum_type",
         "use_tf_variant",
     ]
+    _accumulators = {  # noqa: RUF012
+        "Accl1": "second_order_momentum_accum_type",
+        "Accl2": "first_order_momentum_accum_type",
+        "Accl3": "first_order_momentum_accum_type",
+    }
 
     def __init__(
         self,
@@ -458,6 +482,7 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         "first_order_momentum_accum_type",
         "second_order_momentum_accum_type",
     ]
+    _accumulators = _MOMENT_TYPES
 
     def __init__(
         self,

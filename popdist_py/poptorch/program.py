@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch import tracing
+from popdist_py.poptorch.accumulators import HalfAccumulators
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.batching import Batching, Collector
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.gradients import Gradients
+from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.random_streams import host_stream_kept
 from popdist_py.poptorch.replicas import Outputs, Replicas
 
@@ -35,11 +37,34 @@ class Training:
         gradients: the reduction over replicas and instances.
         gradient_scale: factor on every micro-batch's gradients, without the loss scaling:
             1 / (GA x all replicas) for a mean, 1 for a sum.
+        accumulators: rounds gradients to half; None if they are not kept in half.
+        automatic: adapts the loss scaling; None if it stays as the program sets it.
     """
 
     optimizer: DeviceOptimizer
     gradients: Gradients
     gradient_scale: float
+    accumulators: HalfAccumulators | None = None
+    automatic: AutomaticLossScaling | None = None
+
+    @property
+    def scale(self) -> float:
+        """Factor on every micro-batch's gradients."""
+        factor = 1.0 if self.automatic is None else self.automatic.factor
+        return self.gradient_scale * self.optimizer.loss_scaling * factor
+
+    def accumulated(self) -> None:
+        """Note that all local replicas added the gradients of a micro-batch."""
+        if self.accumulators is not None:
+            self.accumulators.round()
+
+    def update(self) -> None:
+        """Reduce the window's gradients and update the parameters."""
+        if self.automatic is not None:
+            self.automatic.update()
+            return
+        self.gradients.finish()
+        self.optimizer.step()
 
 
 class Program:
@@ -115,12 +140,12 @@ class Program:
         accumulation = self._batching.gradient_accumulation
         if step % accumulation == 0:
             training.gradients.begin()
-        scale = training.gradient_scale * training.optimizer.loss_scaling
+        scale = training.scale
         self.anchors.set_scale(scale)
         results = self._replicas.run(slabs, number, scale)
+        training.accumulated()
         if (step + 1) % accumulation == 0:
-            training.gradients.finish()
-            training.optimizer.step()
+            training.update()
         self.anchors.after_step(step, slabs, results)
         return results
 

@@ -1,0 +1,64 @@
+"""Half accumulators: gradients and optimiser state that keep no more than half's precision.
+
+They are stored in float32, so that torch computes on them, and rounded to the nearest half whenever
+the device would write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch.device_optimizer import kind_of
+from popdist_py.poptorch.gradients import Gradients
+
+__all__ = ["HalfAccumulators", "keep_half_state"]
+
+
+class HalfAccumulators:
+    """Gradients that are rounded to half after every micro-batch.
+
+    Args:
+        parameters: whose gradients they are.
+        gradients: where they add up.
+        replicas: how many replicas have gradients of their own; 1 if all share the same.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], gradients: Gradients, replicas: int
+    ) -> None:
+        self._parameters = list(parameters)
+        self._gradients = gradients
+        self._replicas = replicas
+
+    def round(self) -> None:
+        """Round what has added up so far."""
+        for replica in range(self._replicas):
+            self._gradients.enter(replica)
+            _round_to_half(p.grad for p in self._parameters if p.grad is not None)
+            self._gradients.leave(replica)
+
+
+def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimizer) -> None:
+    """Have ``optimizer`` round its state after each step as the user's ``source`` asks."""
+    type_of = getattr(source, "_state_type", None)
+    if type_of is None:
+        return
+    keys = [key for key, name in kind_of(source).state.items() if type_of(name) == torch.float16]
+    if not keys:
+        return
+
+    def round_state(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        states = optimizer.state.values()
+        _round_to_half(state[key] for state in states for key in keys if key in state)
+
+    optimizer.register_step_post_hook(round_state)
+
+
+@torch.no_grad()
+def _round_to_half(tensors: Iterable[torch.Tensor]) -> None:
+    found = [tensor for tensor in tensors if tensor.dtype != torch.float16]
+    if found:
+        torch._foreach_copy_(found, [tensor.to(torch.float16) for tensor in found])
