@@ -27,8 +27,9 @@ class Job:
 
     ``variables`` holds, for each instance, what is told over the control channel: they appear on
     no command line; None unsets one. ``listen`` is None for a job of this machine, else the address
-    that the other hosts reach. Of ``timeout_seconds`` earlier runs have used ``spent_seconds``.
-    ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
+    that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
+    itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
+    ``spent_seconds``. ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
     """
 
     command: tuple[str, ...]
@@ -42,6 +43,7 @@ class Job:
     hang_timeout: float | str | None = None
     grace_seconds: float = 5
     listen: str | None = None
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +86,8 @@ class LaunchPlan:
     """The whole launch: configuration, topology, instances, and the command that starts them.
 
     A job of thousands of instances has a command too long for the kernel: it is then ``compact``,
-    with one part for all instances, and the launcher tells each its variables.
+    with one part for all instances, and the launcher tells each its variables. ``hostnames`` is
+    what hosts of a job on others call themselves, where that is known.
     """
 
     config: LaunchConfig
@@ -97,6 +98,7 @@ class LaunchPlan:
     compact: bool = False
     user_threads: int | None = None
     network: str = ""
+    hostnames: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def spans_hosts(self) -> bool:
@@ -182,6 +184,7 @@ def make_plan(
         compact=compact,
         user_threads=user_threads(dict(user_env), environ),
         network=request.network,
+        hostnames=reached.hostnames if reached is not None else {},
     )
 
 
@@ -298,6 +301,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
                 "name": host.name,
                 "slots": topology.instances_per_host,
                 "numa_nodes": _nodes(machine),
+                **({"hostname": plan.hostnames[host.name]} if host.name in plan.hostnames else {}),
             }
             for host, machine in zip(topology.hosts, plan.machines, strict=True)
         ],
@@ -408,6 +412,9 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         ),
         command=_texts(data["command"], "command"),
         compact=data["compact"] is True,
+        hostnames={
+            h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
+        },
     )
 
 

@@ -154,12 +154,7 @@ def launch(
     def run(restart_count: int) -> LaunchResult:
         spent = time.monotonic() - began if restart_count else 0.0
         told = {RESTART_COUNT: str(restart_count)} if config.max_restarts else {}
-        try:
-            return _supervise(latest, environ, log, on_started, descriptors, told, spent)
-        except StartError:
-            if latest.spans_hosts:
-                _explain_failure(latest, environ)
-            raise
+        return _supervise(latest, environ, log, on_started, descriptors, told, spent)
 
     def on_failure(result: LaunchResult, restart: int, pause: float) -> None:
         nonlocal latest
@@ -221,7 +216,8 @@ def _supervise(
 ) -> LaunchResult:
     """Turn a plan into a job and run it."""
     config = planned.config
-    others = [host for host in planned.topology.hosts if not host.is_local]
+    hosts = planned.topology.hosts
+    others = [host for host in hosts if not host.is_local]
     return supervise(
         Job(
             command=planned.command,
@@ -237,9 +233,14 @@ def _supervise(
             hang_timeout=config.hang_timeout,
             grace_seconds=config.grace,
             listen=_listen_address(others, planned.network) if others else None,
+            hosts=tuple(
+                planned.hostnames.get(hosts[p.instance.host_index].name, "")
+                for p in planned.instances
+            ),
         ),
         log=log,
         on_started=on_started,
+        explain=(lambda: _explain_failure(planned, environ)) if others else None,
         descriptors=descriptors,
     )
 

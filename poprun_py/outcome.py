@@ -39,6 +39,7 @@ class Ending:
     stacks: tuple[StackGroup, ...]
     mpirun_code: int
     mpirun_text: str
+    refusal: str = ""
 
 
 def judge(end: Ending) -> LaunchResult:
@@ -47,6 +48,8 @@ def judge(end: Ending) -> LaunchResult:
     Raises:
         StartError: the programs of some instances never started.
     """
+    if end.refusal:
+        raise StartError(end.refusal)
     results = tuple(_instance_result(end, index) for index in range(len(end.job.variables)))
     failures = sorted((r for r in results if r.failed), key=lambda r: r.ended_ns)
     code, first = _exit_code(end, results, failures)

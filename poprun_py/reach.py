@@ -28,8 +28,8 @@ class Reach:
     """How hosts are reached, and what is known of them.
 
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
-    use it as the instances do. ``has_fabric``: some host has a faster network than TCP, or nobody
-    knows.
+    use it as the instances do. ``hostnames`` is what each host calls itself, where that is known.
+    ``has_fabric``: some host has a faster network than TCP, or nobody knows.
     """
 
     shell: Shell
@@ -37,6 +37,7 @@ class Reach:
     shares_network: bool = True
     addresses: Mapping[str, str]
     machines: Mapping[str, Machine]
+    hostnames: Mapping[str, str]
     has_fabric: bool = False
 
 
@@ -70,6 +71,7 @@ def reach(
         shares_network=shares,
         addresses=network.addresses,
         machines=_machines(answers),
+        hostnames=_hostnames(hosts, answers),
         has_fabric=any(
             host.name not in answers or (answers[host.name].report or {}).get("fabric", True)
             for host in others
@@ -152,6 +154,17 @@ def _machines(answers: Mapping[str, preflight.Answer]) -> dict[str, Machine]:
             if answer.report is not None and answer.report.get("machine") is not None:
                 machines[name] = Machine.from_json(answer.report["machine"])
     return machines
+
+
+def _hostnames(hosts: Sequence[Host], answers: Mapping[str, preflight.Answer]) -> dict[str, str]:
+    """Return the name that each host gives itself: its instances report the same."""
+    here = socket.gethostname()
+    names = {
+        h.name: here if h.is_local else str((answers[h.name].report or {}).get("host", ""))
+        for h in hosts
+        if h.is_local or h.name in answers
+    }
+    return {name: hostname for name, hostname in names.items() if hostname}
 
 
 # --- networks ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from poprun_py.hangs import HangWatch
 from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, Job, LaunchResult, StackGroup, describe
 from poprun_py.mpirun import Mpirun
 from poprun_py.output import OutputStream
+from poprun_py.start import Start
 from poprun_py.stop_request import StopRequest
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
@@ -34,6 +35,8 @@ __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 _TAIL_BYTES = 1 << 15
 # Between the first sign of trouble in mpirun and giving up on instances that say nothing.
 _SILENCE_SECONDS = 10.0
+# Between asking mpirun to end and killing it while it is still starting.
+_START_END_SECONDS = 2.0
 # The longest path of a Unix socket is 107 bytes.
 _LONGEST_FOLDER = 60
 _PARENT_ENDED = signal.SIGRTMAX - 4
@@ -46,6 +49,7 @@ def supervise(
     *,
     log: Callable[[str], None],
     on_started: Started | None = None,
+    explain: Callable[[], None] | None = None,
     descriptors: tuple[int, int] = (1, 2),
 ) -> LaunchResult:
     """Run ``job`` to its end and return how it ended; nothing of it is left running.
@@ -54,6 +58,7 @@ def supervise(
         job: what to run.
         log: takes a line of the launcher's own log.
         on_started: called once with what every wrapper reported after starting its program.
+        explain: asks why a job does not start: raises StartError with the reason, if there is one.
         descriptors: where the instances' stdout and stderr go.
 
     Raises:
@@ -61,8 +66,14 @@ def supervise(
     """
     folder = _private_folder(stacks.run_folder_prefix())
     try:
-        with _Supervisor(job, folder, log, on_started, descriptors) as supervisor:
-            return supervisor.run()
+        supervisor = _Supervisor(job, folder, log, on_started, explain, descriptors)
+        try:
+            with supervisor:
+                return supervisor.run()
+        except StartError:
+            if explain is not None and not supervisor.refusal:
+                explain()
+            raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,6 +104,7 @@ class _Supervisor:
         folder: Path,
         log: Callable[[str], None],
         on_started: Started | None,
+        explain: Callable[[], None] | None,
         descriptors: tuple[int, int],
     ) -> None:
         self.job = job
@@ -104,12 +116,14 @@ class _Supervisor:
         self.peers = self.control.peers
         self.alarms = Alarms()
         self.dumps = Dumps(self.control)
+        self.start = Start(job.hosts, self.control, self.alarms, explain, self._refuse)
         self.stop_request = StopRequest(
             self.control, self.alarms, job.grace_seconds, self._pass_on, self.log
         )
         self.mpirun: Mpirun | None = None
         self.ended_by = 0  # signal that the launcher was sent
         self.stop_reason = ""
+        self.refusal = ""  # what keeps the job from starting
         self.stopped_at: float | None = None
         self.timed_out = False
         self.released = False
@@ -165,6 +179,7 @@ class _Supervisor:
         if self.job.timeout_seconds is not None:
             left = self.job.timeout_seconds - self.job.spent_seconds
             self.alarms.set("time limit", left, self._on_time_limit)
+        self.start.look_later()
         while not self._finished(self.mpirun):
             for key, events in self.selector.select(self._patience()):
                 key.data(key.fileobj, events)
@@ -184,7 +199,9 @@ class _Supervisor:
 
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
-        if not self.control.is_complete or self.stop_reason:
+        if self.stop_reason:
+            self.control.send(peer, frames.STOP, 0)
+        if self.stop_reason or not self.control.is_complete or not self.start.is_as_planned():
             return
         port = str(self.peers[0].port)
         sample = self.watch.sample_seconds if self.watch is not None else None
@@ -308,8 +325,16 @@ class _Supervisor:
         self.stopped_at = time.monotonic()
         self.log(f"{reason}: stopping the other instances")
         self.control.broadcast(frames.STOP, self.job.grace_seconds)
+        self.alarms.clear("start")
         if not self.control.is_complete and self.mpirun is not None:
+            # It may wait for a host that is gone. No program has started: there is nothing to save.
             self.mpirun.signal(signal.SIGTERM)
+            self.alarms.set("mpirun", _START_END_SECONDS, self._kill_mpirun)
+
+    def _refuse(self, problem: str) -> None:
+        """End a job that cannot start."""
+        self.refusal = problem
+        self.stop("the job cannot start")
 
     def _on_time_limit(self) -> None:
         self.timed_out = True
@@ -403,5 +428,6 @@ class _Supervisor:
                 stacks=self.stacks,
                 mpirun_code=mpirun.code,
                 mpirun_text=mpirun.words,
+                refusal=self.refusal,
             )
         )

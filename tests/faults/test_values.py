@@ -289,6 +289,11 @@ def judged(*peers, **fields):
     return judge(Ending(**{**seen, **fields}))
 
 
+def test_a_job_that_was_kept_from_starting_has_no_other_result():
+    with pytest.raises(StartError, match=r"^host b: it does not answer$"):
+        judged(peer(0, 1, at=1), refusal="host b: it does not answer")
+
+
 def test_first_is_who_ended_first_by_this_hosts_clock():
     result = judged(peer(0, 1, at=100), peer(1, -9, at=50), peer(2, 3, at=10, offset=80))
     assert (result.exit_code, result.first_failure.index) == (137, 1)

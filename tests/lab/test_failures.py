@@ -119,6 +119,29 @@ def test_check_gives_one_fix_for_every_red_cell(make_lab, hello, tmp_path):
     assert "node2: it does not answer" in fixes
 
 
+@pytest.mark.parametrize("loss", [lambda lab: lab[1].link("down"), lambda lab: lab[1].kill()],
+                         ids=["link", "power"])  # fmt: skip
+def test_a_host_lost_while_mpirun_starts_is_named(make_lab, hello, tmp_path, loss):
+    lab = make_lab(2)
+    # mpirun's daemon on node1 says that it was started, and gets no further.
+    daemon = tmp_path / "prted"
+    daemon.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    daemon.chmod(0o755)
+    assert lab[1].run("mount", "--bind", daemon, VENV / "bin" / "prted").returncode == 0
+    process = lab[0].start(sys.executable, "-m", "poprun_py", "--host", lab.names(), *JOB, hello)
+    wait_until((tmp_path / "started").exists, 30, "mpirun started no daemon")
+    loss(lab)
+    begun = time.monotonic()
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 3, (stdout, stderr)
+    assert stderr.startswith("poprun-py: error: host node1: it does not answer"), stderr
+    # 15 s until the launcher wonders, and what ssh takes to give up.
+    assert time.monotonic() - begun < 15 + 20
+    assert stdout == ""
+    for text in ("mpirun", "poprun_py"):
+        wait_until(lambda text=text: not lab[0].processes(text), 10, f"node0 keeps {text}")
+
+
 WAITS = "import time, sys\nprint('here', flush=True)\ntime.sleep(120)\n"
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import wait_until
 from popdist import parity_program
 
 pytestmark = pytest.mark.hosts
+VENV = Path(sys.prefix)
 
 
 def lines(text):
@@ -57,6 +59,39 @@ def test_a_job_on_one_other_host(lab, hello):
     done = lab[0].poprun("--host", "node1", "--num-instances", "2", "--num-replicas", "2", hello)
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in lines(done.stdout)] == ["node1", "node1"]
+
+
+@pytest.fixture
+def confused_mpirun(tmp_path):
+    """An mpirun that takes node0 for node1 and node1 for node0."""
+    path = tmp_path / "bin" / "mpirun"
+    path.parent.mkdir()
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        "other = {'node0:1': 'node1:1', 'node1:1': 'node0:1'}\n"
+        "other['node0:1,node1:1'] = 'node1:1,node0:1'\n"
+        f"other[{str(tmp_path)!r}] = {str(VENV)!r}\n"
+        f"mpirun = {str(VENV / 'bin' / 'mpirun')!r}\n"
+        "os.execv(mpirun, [mpirun, *(other.get(word, word) for word in sys.argv[1:])])\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_instances_on_other_hosts_than_planned_do_not_start(lab, hello, tmp_path, confused_mpirun):
+    base = ("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
+            "--mpi", confused_mpirun)  # fmt: skip
+    plan = tmp_path / "plan.json"
+    for words in ((*base, "--export-plan", plan, hello), ("--from-plan", plan)):
+        done = lab[0].poprun(*words)
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert done.stderr.startswith(
+            "poprun-py: error: instance 0 is on host node1, planned on node0: "
+        )
+        assert done.stdout == ""
+    for host in lab.hosts:
+        wait_until(lambda host=host: not host.processes("instance.py"), 10, f"{host.name} keeps it")
 
 
 def test_secrets_stay_off_every_command_line(lab, script):
