@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from popdist_py import context, heartbeat
 from popdist_py.collectives import Communicator
@@ -51,7 +52,7 @@ class PoplarExecutor(Observable):
     ) -> None:
         options._freeze()
         self._user_model = model
-        self._model = copy.copy(model)
+        self._model = _shallow_copy(model)
         self._options = options.clone()
         self._options._freeze()
         self._training = training
@@ -439,7 +440,7 @@ class PoplarExecutor(Observable):
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-        self._model = copy.copy(self._user_model)
+        self._model = _shallow_copy(self._user_model)
 
     @property
     def rng_state(self) -> list[int]:
@@ -493,6 +494,15 @@ class PoplarExecutor(Observable):
         self._compile(args, kwargs, saved.executable)
         if saved.rng_state is not None:
             self.rng_state = saved.rng_state
+
+
+def _shallow_copy(module: nn.Module) -> nn.Module:
+    """Return a module with the same attributes; a parametrised one refuses copy.copy()."""
+    if not is_parametrized(module):
+        return copy.copy(module)
+    twin: nn.Module = object.__new__(type(module))
+    twin.__dict__.update(vars(module))
+    return twin
 
 
 def _nothing() -> None:

@@ -650,6 +650,14 @@ class TestGroupedWeights:
             )
 
 
+def test_a_parametrised_module_can_be_wrapped():
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+    training = poptorch.trainingModel(module, quiet_options())
+    training.destroy()
+    model = poptorch.inferenceModel(module, quiet_options())
+    torch.testing.assert_close(model(torch.ones(4, 3)), module(torch.ones(4, 3)).detach())
+
+
 def test_a_function_in_c_tells_no_signature():
     model = poptorch.inferenceModel(torch.mm, quiet_options())
     assert model(torch.ones(2, 3), torch.ones(3, 2)).tolist() == [[3, 3], [3, 3]]
