@@ -182,6 +182,31 @@ def test_a_host_that_dies_ends_the_job(make_lab, script):
     wait_until(lambda: not lab[0].processes(program.name), 5, "node0 keeps its instance")
 
 
+def test_a_restart_leaves_out_a_host_that_is_down(make_lab, script):
+    lab = make_lab(3)
+    program = script(
+        "import os, socket, time\n"
+        "import popdist_py\n"
+        "from mpi4py import MPI\n"
+        "print(MPI.COMM_WORLD.size, socket.gethostname(), flush=True)\n"
+        "if os.environ['POPDIST_RESTART_COUNT'] == '0': time.sleep(120)\n"
+    )
+    process = lab[0].start(
+        *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "6"),
+        *("--num-replicas", "6", "--grace", "2", "--output", "plain", "--oversubscribe"),
+        *("--max-restarts", "1", "--allow-fewer-hosts", program),
+    )
+    before = sorted(process.stdout.readline() for _ in range(6))
+    assert before == [f"6 node{index}\n" for index in (0, 0, 1, 1, 2, 2)]
+    lab[1].kill()
+    stdout, stderr = process.communicate(timeout=55)
+    assert process.returncode == 0, stderr
+    assert sorted(stdout.splitlines()) == ["6 node0"] * 3 + ["6 node2"] * 3
+    said = stderr[stderr.index("poprun-py: warning: going on") :].splitlines()
+    assert said[0] == "poprun-py: warning: going on without node1"
+    assert said[1].startswith("poprun-py: warning: restart 1 of 1 in 1 s")
+
+
 def test_an_instance_that_fails_on_another_host(lab, script):
     program = script(
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n"
