@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,10 +59,13 @@ class Anchors:
         wanted: ``Options.anchored_tensors``.
         batching: the model's; an anchor may have another output mode.
         parameters: the device's parameters and buffers, by name.
+        updated: names of the parameters that training updates.
+        operations: names of the operations' results.
+        num_inputs: number of input tensors.
         loss_output: index of the output that is the loss.
 
     Raises:
-        Error: a name that the emulation cannot show.
+        Error: no such tensor.
     """
 
     def __init__(
@@ -69,10 +73,18 @@ class Anchors:
         wanted: Mapping[str, Sequence[Any]],
         batching: Batching,
         parameters: Mapping[str, torch.Tensor],
+        *,
+        updated: Iterable[str],
+        operations: Iterable[str],
+        num_inputs: int,
         loss_output: int | None,
     ) -> None:
         self._batching = batching
         self._gradients: dict[str, list[torch.Tensor]] = {}
+        self._results: dict[str, list[torch.Tensor]] = {}
+        self._updated = frozenset(updated)
+        self._operations = frozenset(operations)
+        self._inputs = {input_name(index): index for index in range(num_inputs)}
         self._scale = 1.0
         self._parameters = parameters
         self._loss_output = loss_output
@@ -87,36 +99,50 @@ class Anchors:
         """Whether gradients of single replicas are wanted."""
         return bool(self._gradients)
 
+    @property
+    def needs_operations(self) -> bool:
+        """Whether results of operations are wanted: see() has to be told of them."""
+        return bool(self._results)
+
+    def see(self, name: str, result: torch.Tensor) -> None:
+        """Take note of an operation's result for the next replica."""
+        if name in self._results:
+            self._results[name].append(result.detach().clone())
+
     def set_scale(self, scale: float) -> None:
         """Say by which factor the backward's gradients differ from a micro-batch's own."""
         self._scale = scale
 
     def _getter(self, name: str) -> Getter:
-        replicas = self._batching.replicas
-        if name.startswith("input"):
-            index = int(name.partition("/")[2] or 0)
+        kind, _, parameter = name.rpartition("___")
+        if name in self._inputs:
+            index = self._inputs[name]
             return lambda slabs, _: self._input(slabs[index])
+        if kind == "Gradient" and parameter in self._updated:
+            found = self._gradients.setdefault(parameter, [])
+            self._parameters[parameter].register_hook(
+                lambda gradient: found.append(gradient.detach() / self._scale)
+            )
+            return lambda *_: _taken(found)
+        if name in self._parameters or (kind == "UpdatedVar" and parameter in self._updated):
+            tensor, replicas = self._parameters[parameter], self._batching.replicas
+            return lambda *_: [tensor.detach().clone()] * replicas
+        if name in self._operations:
+            results = self._results.setdefault(name, [])
+            return lambda *_: _taken(results)
         if name.startswith("loss") and self._loss_output is not None:
             at = self._loss_output
-            return lambda _, results: results[at]
-        kind, _, parameter = name.rpartition("___")
-        if parameter not in self._parameters or kind not in ("", "UpdatedVar", "Gradient"):
-            raise Error(
-                f"Cannot anchor tensor {name!r}: the emulation shows inputs, parameters, the "
-                "returned loss, Gradient___<parameter> and UpdatedVar___<parameter>"
-            )
-        tensor = self._parameters[parameter]
-        if kind != "Gradient":
-            return lambda *_: [tensor.detach().clone()] * replicas
-        found = self._gradients.setdefault(parameter, [])
-        tensor.register_hook(lambda gradient: found.append(gradient.detach() / self._scale))
+            return lambda _, outputs: outputs[at]
+        raise Error(self._unknown(name))
 
-        def take(*_: Any) -> list[torch.Tensor]:
-            taken = list(found)
-            found.clear()
-            return taken
-
-        return take
+    def _unknown(self, name: str) -> str:
+        names = [*self._inputs, *self._parameters, *self._operations]
+        names += [f"{kind}___{one}" for kind in ("Gradient", "UpdatedVar") for one in self._updated]
+        nearest = difflib.get_close_matches(name, sorted(names), n=10, cutoff=0.0)
+        return (
+            f"Cannot anchor tensor {name!r}: the model has no such tensor. The nearest are "
+            f"{', '.join(nearest)}; getTensorNames() lists all"
+        )
 
     def _input(self, slab: torch.Tensor) -> list[torch.Tensor]:
         groups = self._batching.num_groups
@@ -148,6 +174,13 @@ class Anchors:
             "and run the model"
         )
         return self._collectors[short].result()
+
+
+def _taken(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Empty the list and return what was in it."""
+    taken = list(values)
+    values.clear()
+    return taken
 
 
 def _with_mode(batching: Batching, entry: Sequence[Any]) -> Batching:

@@ -187,6 +187,16 @@ class NameScope(_Context):
     def __init__(self, name: str) -> None:
         assert isinstance(name, str), f"the name of a scope is a string, got {type(name).__name__}"
         self.name = name
+        self._recorder: Any = None
+
+    def __enter__(self) -> None:
+        self._recorder = current_recorder()
+        if self._recorder is not None:
+            self._recorder.names.begin_scope(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            self._recorder.names.end_scope()
 
 
 class Attribute(_Context):

@@ -185,7 +185,11 @@ class Compiler:
             @contextmanager
             def around() -> Iterator[None]:
                 with strategies.record_placement(
-                    strategy, self.model, self.training, self.options
+                    strategy,
+                    self.model,
+                    self.training,
+                    self.options,
+                    module_scopes=self.options._module_namescope_enabled,
                 ) as placement:
                     recorded.append(placement)
                     yield
@@ -254,11 +258,18 @@ class Compiler:
             self.options.anchored_tensors,
             batching,
             {**state.parameters, **state.buffers},
-            found.trace.loss_output,
+            updated=[
+                name
+                for name in sorted(found.trace.used_parameters)
+                if training and state.parameters[name].requires_grad
+            ],
+            operations=[name for name, _ in found.placement.operations],
+            num_inputs=len(call.leaves),
+            loss_output=found.trace.loss_output,
         )
         streams = RandomStreams(self._seed())
         model = Model(
-            forward=self.forward,
+            forward=self._watched(anchors) if anchors.needs_operations else self.forward,
             state=state,
             trace=found.trace,
             batching=batching,
@@ -326,7 +337,24 @@ class Compiler:
             return "gradients are reduced while backward runs"
         if anchors.needs_each_backward:
             return "gradients of single replicas are anchored"
+        if anchors.needs_operations:
+            return "results of operations are anchored"
         return None
+
+    def _watched(self, anchors: Anchors) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """Return the forward, with its operations named as in the first one and seen by anchors."""
+
+        def forward(leaves: Sequence[torch.Tensor]) -> Any:
+            with strategies.record_placement(
+                self.options._execution_strategy,
+                self.model,
+                self.training,
+                watch=anchors.see,
+                module_scopes=self.options._module_namescope_enabled,
+            ):
+                return self.forward(leaves)
+
+        return forward
 
     def _captures_quickly(self, placement: strategies.Placement) -> bool:
         """Tell whether a graph of the model is small: recurrent layers have one for each step."""

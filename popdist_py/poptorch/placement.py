@@ -14,12 +14,13 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.operation_names import OperationNames
 from popdist_py.poptorch.operator_limits import check_limits, check_value_is_not_needed
 from popdist_py.poptorch.overlap import checked_overlap
 
@@ -60,7 +61,7 @@ class Placement:
         num_stages: pipeline stages: neighbouring blocks on one IPU count as one; a training model
             has all but the last one twice.
         ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
-        operations: name of each operation and the index of its IPU, in order.
+        operations: name of each operation's result and the index of its IPU, in order.
     """
 
     blocks: tuple[BlockPlace, ...] = ()
@@ -70,16 +71,23 @@ class Placement:
     operations: tuple[tuple[str, int], ...] = ()
 
 
+# Told the name and the value of an operation's result.
+Watch = Callable[[str, torch.Tensor], None]
+
 _BEFORE_BLOCKS: Final = BlockPlace(None, ipu=0, stage=0)
 
 
 class _Recorder(TorchFunctionMode):
     """Follows the blocks and operations of one forward."""
 
-    def __init__(self, strategy: Strategy, module: Any) -> None:
+    def __init__(
+        self, strategy: Strategy, module: Any, watch: Watch, *, module_scopes: bool
+    ) -> None:
         super().__init__()
         self._place = strategy._placer()
         self._module = module if isinstance(module, torch.nn.Module) else None
+        self._watch = watch
+        self.names = OperationNames(self._module if module_scopes else None)
         self._active: BlockPlace | None = _BEFORE_BLOCKS
         self._next_auto_id = 0
         self.blocks: list[BlockPlace] = []
@@ -145,27 +153,33 @@ class _Recorder(TorchFunctionMode):
                 check_limits(name, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if _is_tensors(result) and any(map(self._is_on_device, inputs)):
-            self._operation(func, inputs)
+            self._operation(func, inputs, result)
             self._mark(result, depends=any(map(self._only_device_knows, inputs)))
         return result
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        return self._on_device is None or tensor in self._on_device
+        if self._on_device is None:  # before the forward of a module, nothing is
+            return self._module is None
+        return tensor in self._on_device
 
     def _only_device_knows(self, tensor: torch.Tensor) -> bool:
         if self._on_device is None:
             return False
         return bool(self._on_device.get(tensor, False))
 
-    def _operation(self, func: Any, inputs: list[torch.Tensor]) -> None:
-        name = resolve_name(func) or getattr(func, "__name__", str(func))
+    def _operation(self, func: Any, inputs: list[torch.Tensor], result: Any) -> None:
+        name = self.names.next(func)
         if self._active is None:
             raise Error(
                 f"No active Block: all operations must belong to a Block once Blocks are used, but "
                 f"{name} comes after the end of one. Move it into a poptorch.Block, or use "
                 "poptorch.BeginBlock, which has no end"
             )
-        self.operations.append((name, self._active.ipu))
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for index, tensor in enumerate(results):
+            one = f"{name}:{index}" if index else name
+            self.operations.append((one, self._active.ipu))
+            self._watch(one, tensor)
         for tensor in inputs:
             parameter = self._names.get(id(tensor))
             if parameter is not None:
@@ -211,7 +225,13 @@ def on_host() -> Iterator[None]:
 
 @contextmanager
 def record_placement(
-    strategy: Strategy, module: Any, training: bool, options: Any = None
+    strategy: Strategy,
+    module: Any,
+    training: bool,
+    options: Any = None,
+    *,
+    watch: Watch = lambda *_: None,
+    module_scopes: bool = True,
 ) -> Iterator[Placement]:
     """Record where the blocks of the enclosed forward of ``module`` go.
 
@@ -220,6 +240,8 @@ def record_placement(
         module: the user's module, or any callable.
         training: whether a backward pass follows.
         options: the model's options; if given, the rules of overlapped I/O are checked too.
+        watch: told the name and the value of every operation's result.
+        module_scopes: whether the names of operations begin with those of their modules.
 
     Yields:
         The placement; it is filled when the context ends.
@@ -230,7 +252,7 @@ def record_placement(
             device lacks; overlapped I/O that breaks a rule.
     """
     placement = Placement()
-    recorder = _Recorder(strategy, module)
+    recorder = _Recorder(strategy, module, watch, module_scopes=module_scopes)
     hook = None
     if isinstance(module, torch.nn.Module):
         hook = module.register_forward_pre_hook(
@@ -240,7 +262,11 @@ def record_placement(
         )
     previous, _current.recorder = _current.recorder, recorder
     try:
-        with checked_overlap(module, options, training) if options else nullcontext(), recorder:
+        with (
+            checked_overlap(module, options, training) if options else nullcontext(),
+            recorder.names.following_modules(),
+            recorder,
+        ):
             yield placement
     finally:
         _current.recorder = previous

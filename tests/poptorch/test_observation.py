@@ -46,11 +46,83 @@ def test_anchors_show_gradients_and_updates():
         training.getAnchoredTensor("other")
 
 
-def test_unknown_tensors_cannot_be_anchored():
+class Scoped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x, y):
+        x = self.body(x)
+        with poptorch.NameScope("extra"):
+            x = (x * 2 * 3).sort().values
+        return torch.nn.functional.mse_loss(self.head(x), y)
+
+
+OPERATIONS = [
+    "body/0/linear", "body/1/relu", "extra/mul", "extra/mul/1", "extra/sort", "extra/sort:1",
+    "head/linear", "mse_loss",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scopes", [True, False])
+def test_operations_are_named_by_their_scopes(scopes):
     options = quiet_options()
-    options.anchorTensor("a", "nothing/like/it")
-    with pytest.raises(poptorch.Error, match="nothing/like/it"):
-        poptorch.inferenceModel(Mlp(), options)(classified(2)[0])
+    if not scopes:
+        options.disableModuleNamescope()
+    training = poptorch.trainingModel(Scoped(), options)
+    training.compile(torch.ones(1, 2), torch.ones(1, 1))
+    without = ["linear", "relu", *OPERATIONS[2:6], "linear/1", "mse_loss"]
+    names = training.getTensorNames()
+    assert [name for name in names if name in OPERATIONS + without] == (
+        OPERATIONS if scopes else without
+    )
+
+
+@pytest.mark.parametrize("mode", [poptorch.OutputMode.All, poptorch.OutputMode.Sum])
+def test_anchors_show_results_of_operations(mode):
+    options = quiet_options().deviceIterations(2).replicationFactor(2).outputMode(mode)
+    for name in OPERATIONS:
+        options.anchorTensor(name, name)
+    model = Scoped()
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.0))
+    x, y = torch.randn(4, 2), torch.randn(4, 1)
+    losses = training(x, y)
+    hidden = model.body(x).detach()
+    scaled, order = (hidden * 6).sort()
+    values = [model.body[0](x), hidden, hidden * 2, hidden * 6, scaled, order, model.head(scaled)]
+    for name, value in zip(OPERATIONS, values, strict=False):
+        whole = value.detach()
+        if mode == poptorch.OutputMode.Sum:
+            whole = whole[:2] + whole[2:]
+        torch.testing.assert_close(training.getAnchoredTensor(name), whole)
+    assert torch.equal(training.getAnchoredTensor("mse_loss"), losses)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [
+        ("body/0/linaer", "body/0/linear"),
+        ("input/2", "input/1"),
+        ("Gradient___head.wieght", "Gradient___head.weight"),
+    ],
+)
+def test_unknown_tensors_cannot_be_anchored(wanted, nearest):
+    options = quiet_options()
+    options.anchorTensor("a", wanted)
+    with pytest.raises(poptorch.Error, match=f"'{wanted}': .* nearest are .*{nearest}"):
+        poptorch.trainingModel(Scoped(), options)(torch.ones(1, 2), torch.ones(1, 1))
+
+
+def test_weights_that_do_not_train_have_no_gradient_to_anchor():
+    options = quiet_options()
+    options.anchorTensor("a", "Gradient___head.weight")
+    model = Scoped()
+    training = poptorch.trainingModel(
+        model, options, torch.optim.SGD(model.body.parameters(), lr=0.1)
+    )
+    with pytest.raises(poptorch.Error, match="no such tensor"):
+        training(torch.ones(1, 2), torch.ones(1, 1))
 
 
 @pytest.mark.parametrize(
