@@ -125,7 +125,7 @@ _MODULES = {
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
-_SUBMODULES = frozenset({"checkpoint", "heartbeat", "poptorch"})
+_SUBMODULES = frozenset({"checkpoint", "heartbeat", "popdist_core", "poptorch"})
 
 
 def __getattr__(name: str) -> Any:

@@ -35,8 +35,7 @@ def _block_text(module: nn.Module) -> str:
     return "".join(f"{hook!r} " for hook in hooks if isinstance(hook, _BlockHook))
 
 
-def print_module(module: Any) -> None:
-    """Print the tree of a module or a wrapper."""
-    from popdist_py.poptorch.executor import PoplarExecutor
-
-    print(repr(module) if isinstance(module, PoplarExecutor) else module_repr(module))  # noqa: T201
+def print_module(module: Any, *more: Any, **kwargs: Any) -> None:
+    """Print the tree of a module; anything else as Python's own ``print`` does."""
+    text = module_repr(module) if isinstance(module, nn.Module) else module
+    print(text, *more, **kwargs)  # noqa: T201

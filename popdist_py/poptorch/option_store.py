@@ -83,6 +83,7 @@ class OptionStore:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:
+            self.checkIsFrozen(name)
             object.__setattr__(self, name, value)
         elif name.startswith("_") and name not in self._values:
             raise AttributeError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +50,8 @@ class Options(OptionStore):
     """Everything that a model or a data loader needs to know about how to run.
 
     Setters return the object, so that they can be chained. Using the object in a data loader or a
-    model freezes it.
+    model freezes it. ``Options(ipus_per_replica=n)`` makes :class:`DistributedOptions`, because
+    ``popdist.poptorch.Options`` and ``poptorch.Options`` are one class here.
     """
 
     Training: _TrainingOptions
@@ -59,6 +61,14 @@ class Options(OptionStore):
     Jit: _JitOptions
     Emulator: _EmulatorOptions
     _Popart: _PopartOptions
+
+    def __new__(cls, *_: Any, **arguments: Any) -> Options:
+        """Make the object, DistributedOptions where PopDist's argument asks for them."""
+        if cls is Options and "ipus_per_replica" in arguments:
+            from popdist_py.poptorch.distributed_options import DistributedOptions
+
+            return super().__new__(DistributedOptions)
+        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__(
@@ -210,8 +220,9 @@ class Options(OptionStore):
         """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``."""
         proportions: dict[int, float] = {}
         for key, value in available_memory_proportion.items():
-            assert key.startswith("IPU"), f"Invalid key {key!r}: expected IPU0, IPU1, ..."
-            proportions[int(key[3:])] = value
+            found = re.fullmatch(r"IPU(\d+)", str(key))
+            assert found is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+            proportions[int(found[1])] = value
         self.set(available_memory_proportion=proportions)
         return self
 

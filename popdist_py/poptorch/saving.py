@@ -85,7 +85,8 @@ def read(path: Path) -> SavedModel:
     if not isinstance(content, SavedModel) or content.magic != _MAGIC:
         raise Error(f"Invalid file {path}: save() of a PopTorch model did not write it")
     assert content.version == __version__, (
-        f"Version mismatch: {path} was saved by version {content.version}, this is {__version__}"
+        f"{path}: version mismatch: version {content.version} saved it, this is {__version__}; "
+        "compile and save the model again"
     )
     return content
 
@@ -147,18 +148,22 @@ class Cache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one process at a time compile this model: the others find its result."""
+        """Let only one process at a time compile this model: the others find its result.
+
+        The file itself is the lock, so that the folder holds one file for each model; it is empty
+        until the first process has compiled.
+        """
         if self._path is None:
             yield
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.with_suffix(".lock").open("w") as lock:
+        with self._path.open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def load(self) -> Executable | None:
         """Return the executable that was compiled before; None if there is none."""
-        if self._path is None or not self._path.exists():
+        if self._path is None or not self._is_filled():
             return None
         content = torch.load(self._path, weights_only=False)
         logger.info("Executable loaded from the cache: %s", self._path)
@@ -166,10 +171,13 @@ class Cache:
 
     def store(self, executable: Executable) -> None:
         """Keep an executable."""
-        if self._path is not None and not self._path.exists():
+        if self._path is not None and not self._is_filled():
             part = self._path.with_suffix(".part")
             torch.save(executable, part)
             part.replace(self._path)
+
+    def _is_filled(self) -> bool:
+        return self._path is not None and self._path.stat().st_size > 0
 
 
 def _key(compiler: Compiler, call: Call) -> str:

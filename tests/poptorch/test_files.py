@@ -78,7 +78,7 @@ def test_bad_files(tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "__version__", "0.0.0")
     inference.save(tmp_path / "old")
     monkeypatch.undo()
-    with pytest.raises(AssertionError, match="Version mismatch"):
+    with pytest.raises(AssertionError, match="version mismatch"):
         poptorch.load(tmp_path / "old")
 
 
@@ -115,7 +115,7 @@ def test_processes_share_one_compilation(tmp_path):
         process.join(40)
         assert process.exitcode == 0
     assert (tmp_path / "log").read_text() == "traced\n"
-    assert len(list(cache.glob("*.executable"))) == 1
+    assert len(list(cache.iterdir())) == 1
 
 
 def test_different_models_and_options_have_their_own_files(tmp_path):
@@ -130,7 +130,33 @@ def test_different_models_and_options_have_their_own_files(tmp_path):
     model = nn.Linear(2, 2)
     out, _ = compiled(model)
     torch.testing.assert_close(out, model(torch.ones(4, 2)).detach())
-    assert len(list(tmp_path.glob("*.executable"))) == 1
+    assert len(list(tmp_path.iterdir())) == 1
     compiled(nn.Linear(2, 3))
     compiled(nn.Linear(2, 2), deviceIterations=2)
-    assert len(list(tmp_path.glob("*.executable"))) == 3
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+class Refuses(nn.Module):
+    """Cannot be compiled while ``path`` exists."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def forward(self, x):
+        if self.path.exists():
+            raise ValueError("refused")
+        return 2 * x
+
+
+def test_a_compilation_that_failed_leaves_the_next_one_to_compile(tmp_path):
+    reason, cache = tmp_path / "reason", tmp_path / "cache"
+    reason.touch()
+    inference = poptorch.inferenceModel(
+        Refuses(reason), quiet_options().enableExecutableCaching(str(cache))
+    )
+    with pytest.raises(ValueError, match="refused"):
+        inference(torch.ones(2))
+    reason.unlink()
+    assert inference(torch.ones(2)).tolist() == [2, 2]
+    assert len(list(cache.iterdir())) == 1

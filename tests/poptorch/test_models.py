@@ -77,6 +77,13 @@ class TestConstruction:
         assert "(0): Linear(in_features=2, out_features=2, bias=True)" in text
         assert "(1): BeginBlock(user_id=b, ipu_id=1) ReLU()" in text
 
+    def test_printing(self, capsys):
+        model = nn.Sequential(poptorch.BeginBlock(nn.ReLU(), "b", 1))
+        poptorch.print(model)
+        poptorch.print(poptorch.inferenceModel(model), "and", 3, sep="|")
+        text = repr(poptorch.inferenceModel(model))
+        assert capsys.readouterr().out == f"{text}\n{text}|and|3\n"
+
     def test_hooks_and_closures_see_the_device(self):
         model = WithLoss(nn.Linear(3, 1))
         model.model.register_forward_hook(lambda module, _, out: out + module.bias)

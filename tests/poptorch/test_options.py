@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import popdist_py as popdist
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.options import ConfigFileError
 
@@ -50,6 +51,7 @@ def test_setters_chain_and_values_are_attributes():
         (lambda o: o.randomSeed(1.5), AssertionError, "integer"),
         (lambda o: o.setExecutionStrategy(3), AssertionError, "strategy"),
         (lambda o: o.setAvailableMemoryProportion({"CPU0": 0.1}), AssertionError, "IPU"),
+        (lambda o: o.setAvailableMemoryProportion({0: 0.1}), AssertionError, "Invalid key 0"),
         (lambda o: o.syncPattern(0), AssertionError, "SyncPattern"),
         (
             lambda o: o.inputReplicaGrouping(2, poptorch.CommGroupType.All),
@@ -95,6 +97,7 @@ def test_using_options_freezes_them_with_all_groups():
         lambda: options.Distributed.disable(),
         lambda: options.TensorLocations.setWeightLocation(settings),
         lambda: options._Popart.set("a", 1),
+        lambda: setattr(options, "_execution_strategy", poptorch.ShardedExecution()),
         lambda: model.options.deviceIterations(2),
     ):
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
@@ -226,6 +229,15 @@ class TestDistributedOptions:
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
             options.deviceIterations(2)
         assert options.clone().deviceIterations(3).device_iterations == 3
+
+    def test_popdists_own_spelling(self, launched):
+        options = popdist.poptorch.Options(ipus_per_replica=1).deviceIterations(2)
+        assert type(options) is type(options.clone()) is poptorch.DistributedOptions
+        assert (options.replication_factor, options.device_iterations) == (2, 2)
+        with pytest.raises(ValueError, match="ipus_per_replica=2"):
+            popdist.poptorch.Options(ipus_per_replica=2)
+        assert type(popdist.poptorch.Options()) is poptorch.Options
+        assert popdist.popdist_core.getNumInstances() == 4
 
     def test_alone_it_is_one_instance_with_replicas_set_by_hand(self):
         options = poptorch.DistributedOptions().replicationFactor(3)
