@@ -169,15 +169,26 @@ class LabHost:
     def shape(self, rate: str, delay: str | None = None) -> None:
         """Limit both directions of the host's link to ``rate``, such as ``1gbit``; add ``delay``.
 
+        The rate is kept by tbf, which every kernel with traffic control has. A delay needs netem,
+        which many kernels made for virtual machines are built without.
+
         Raises:
-            RuntimeError: a delay is asked for and the kernel has no netem.
+            RuntimeError: a delay is asked for and the kernel has no netem; the link stays as it is.
         """
         rule = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
         if delay is not None:
             rule = ["netem", "limit", "20000", "rate", rate, "delay", delay]
         for target, device in ((self.switch_pid, self.port), (self.init_pid, "eth0")):
-            _run("nsenter", f"--target={target}", "--net", "tc", "qdisc", "replace", "dev", device,
-                 "root", *rule)  # fmt: skip
+            try:
+                _run("nsenter", f"--target={target}", "--net", "tc", "qdisc", "replace",
+                     "dev", device, "root", *rule)  # fmt: skip
+            except RuntimeError as error:
+                if delay is None:
+                    raise
+                reason = str(error).rpartition(": ")[2].strip()
+                raise RuntimeError(
+                    f"a delay of {delay} needs netem in the kernel; tc says: {reason}"
+                ) from None
 
     def processes(self, text: str) -> list[str]:
         """Return the command lines of this host's processes that hold ``text``."""

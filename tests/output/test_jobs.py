@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, wait_until
 
 from poprun_py.run_folder import RunFolder
 
@@ -76,10 +78,30 @@ def resident_bytes(pid):
 def test_ctrl_c_works_while_nobody_reads(script, poprun):
     program = script("import sys\nwhile True: sys.stdout.write('z' * 1000 + '\\n')\n")
     process = poprun("--grace", "0.5", program, start=True)
-    time.sleep(1.5)  # everything between program and reader is full now
+    wait_until(lambda: is_full(process.stdout), 30, "the program filled no pipe")
     process.send_signal(2)
-    process.wait(10)
+    process.wait(30)
     assert process.returncode == 130
+
+
+def is_full(pipe):
+    """Tell whether a pipe of 64 KiB takes hardly anything more."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder) > 60_000
+
+
+def test_a_job_goes_on_without_its_reader(poprun, script, tmp_path):
+    program = script(
+        "import pathlib, sys\n"
+        "for n in range(20_000): print('line', n, 'of many' * 10)\n"
+        "sys.stdout.flush()\n"
+        "pathlib.Path('done').touch()\n"
+    )
+    process = poprun("--output-dir", "out", program, start=True)
+    assert process.stdout.readline().startswith("[1,0]<stdout>:line 0")
+    process.stdout.close()
+    assert process.wait(40) == 0
+    assert (tmp_path / "done").exists()
+    assert len((tmp_path / "out" / "instance-0.stdout").read_text().splitlines()) == 20_000
 
 
 def test_megabyte_lines_stay_whole(poprun, script):
