@@ -94,5 +94,5 @@ def _checked(attributes: dict[str, Any] | None) -> dict[str, Any]:
             raise ValueError(f"attribute {key!r} mixes types: {value!r}; use one type in a list")
         for text in (key, *values):
             if isinstance(text, str) and not text.isascii():
-                raise ValueError(f"attribute {key!r} is not ASCII: {text!r}")
+                raise ValueError(f"attribute {key!r} contains non-ASCII characters: {text!r}")
     return dict(attributes or {})

@@ -156,7 +156,7 @@ def for_loop(
         ValueError: the inputs are not a list of tensors.
         Error: in a training model, or the body returns another number of tensors.
     """
-    _check_tensor_list("for_loop", inputs)
+    _check_tensor_list("for_loop", "inputs", inputs)
     _check_inference("for_loop")
     values = [tensor.clone() for tensor in inputs]
     for _ in range(count):
@@ -189,8 +189,8 @@ def cond(
         ValueError: the inputs are not lists of tensors.
         Error: in a training model, or the branches return different numbers of tensors.
     """
-    _check_tensor_list("cond", then_inps)
-    _check_tensor_list("cond", else_inps)
+    _check_tensor_list("cond", "then_inps", then_inps)
+    _check_tensor_list("cond", "else_inps", else_inps)
     _check_inference("cond")
     if not tracing.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
@@ -208,16 +208,15 @@ def cond(
     return [torch.where(chosen, value, other) for value, other in pairs]
 
 
-def _check_tensor_list(name: str, inputs: Any) -> None:
-    if not isinstance(inputs, list):
-        raise ValueError(
-            f"(poptorch.{name}) inputs must be a list of tensors, got {type(inputs).__name__}"
-        )
-    for index, tensor in enumerate(inputs):
-        if not isinstance(tensor, torch.Tensor):
+def _check_tensor_list(name: str, argument: str, values: Any) -> None:
+    text = f"poptorch.{name} expects input tensors ({argument}) to be a list of tensors."
+    if not isinstance(values, list):
+        raise ValueError(f"{text} (Object is not list but {type(values).__name__})")
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
             raise ValueError(
-                f"(poptorch.{name}) inputs must be a list of tensors: the object at index {index} "
-                f"is not a torch.Tensor but {type(tensor).__name__}"
+                f"{text} (Object contained in list at index {index} is not torch.tensor but "
+                f"{type(value).__name__})"
             )
 
 

@@ -149,11 +149,11 @@ def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
 
 def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:
     """Tell whether a setting may change after compiling."""
+    if hasattr(optimizer, "variable_attrs"):
+        return _is_marked(optimizer, setting)
     name = setting.split(" of ")[0]
     if name == "lr":
         return True
-    if hasattr(optimizer, "variable_attrs"):
-        return _is_marked(optimizer, setting)
     default = inspect.signature(kind_of(optimizer).type).parameters.get(name)
     if default is None:
         return True

@@ -160,9 +160,13 @@ def test_cond(truth, shape):
 
 def test_cond_errors():
     x, yes = torch.ones(1), torch.tensor(True)
-    for inputs in (((x,), [x]), ([x], (x,)), ([1], [x])):
-        with pytest.raises(ValueError, match="list of tensors"):
-            ops.cond(yes, lambda a: a, inputs[0], lambda a: a, inputs[1])
+    for then_inps, else_inps, name in (
+        ((x,), [x], "then_inps"),
+        ([x], (x,), "else_inps"),
+        ([1], [x], "then_inps"),
+    ):
+        with pytest.raises(ValueError, match=rf"\({name}\) to be a list of tensors"):
+            ops.cond(yes, lambda a: a, then_inps, lambda a: a, else_inps)
     with inside(), pytest.raises(Error, match="same number"):
         ops.cond(yes, lambda a: a, [x], lambda a: (a, a), [x])
     with inside(training=True), pytest.raises(Error, match="only supported in inference"):

@@ -176,6 +176,15 @@ class TestAttributes:
         with pytest.raises(poptorch.Error, match="momentum of group 0"):
             training.setOptimizer(optimizer)
 
+    def test_the_learning_rate_can_be_made_constant(self):
+        model = Mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        optimizer.variable_attrs.markAsConstant("lr")
+        training = steps(model, optimizer, 1)
+        optimizer.param_groups[0]["lr"] = 0.2
+        with pytest.raises(poptorch.Error, match="lr of group 0"):
+            training.setOptimizer(optimizer)
+
     def test_defaults_of_torch_optimizers_stay(self):
         model = Mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
