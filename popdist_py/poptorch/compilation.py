@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -154,21 +154,21 @@ class Compiler:
         return state
 
     def _trace(self, call: Call, sizes: Sequence[int], state: DeviceState) -> Executable:
-        """Run the forward once; if torch refuses its formats, once more with the device's rules."""
+        """Run the forward once; if torch refuses its indices, once more with 64-bit integers."""
         try:
-            return self._trace_with(call, sizes, state, lenient=False)
+            return self._trace_with(call, sizes, state, widen_integers=False)
         except (RuntimeError, IndexError) as error:
-            logger.debug("Tracing again with the device's rules on mixed formats: %s", error)
+            logger.debug("Tracing again with 64-bit integers: %s", error)
             try:
-                return self._trace_with(call, sizes, state, lenient=True)
+                return self._trace_with(call, sizes, state, widen_integers=True)
             except (RuntimeError, IndexError):
                 self.boundary.widen_integers = False
             raise
 
     def _trace_with(
-        self, call: Call, sizes: Sequence[int], state: DeviceState, *, lenient: bool
+        self, call: Call, sizes: Sequence[int], state: DeviceState, *, widen_integers: bool
     ) -> Executable:
-        self.boundary.widen_integers = lenient
+        self.boundary.widen_integers = widen_integers
         inputs = [
             self.boundary.to_device(tensor if tensor.dim() == 0 else tensor[:size])
             for tensor, size in zip(call.leaves, sizes, strict=True)
@@ -176,36 +176,29 @@ class Compiler:
         if state.has_own_tensors:
             state.select(0, self._first_replica)
         strategy = self.options._execution_strategy
-        with_half = lenient or self._has_half(inputs)
-        with ExitStack() as stack:
-            if with_half:
-                stack.enter_context(MixedPrecision())
-            recorded: list[strategies.Placement] = []
+        recorded: list[strategies.Placement] = []
 
-            @contextmanager
-            def around() -> Iterator[None]:
-                with strategies.record_placement(
-                    strategy,
-                    self.model,
-                    self.training,
-                    self.options,
-                    module_scopes=self.options._module_namescope_enabled,
-                ) as placement:
-                    recorded.append(placement)
-                    yield
+        @contextmanager
+        def around() -> Iterator[None]:
+            with strategies.record_placement(
+                strategy,
+                self.model,
+                self.training,
+                self.options,
+                module_scopes=self.options._module_namescope_enabled,
+            ) as placement:
+                recorded.append(placement)
+                yield
 
+        with MixedPrecision() as precision:
             found = trace(self.forward, inputs, state, training=self.training, around=around)
         return Executable(
             trace=found,
             placement=recorded[0],
             replica_execution=self.options.Emulator.replica_execution,
-            widen_integers=lenient,
-            mixed_precision=with_half,
+            widen_integers=widen_integers,
+            mixed_precision=precision.met_half,
         )
-
-    def _has_half(self, inputs: Sequence[torch.Tensor]) -> bool:
-        held = [*inputs, *self.model.parameters()] if isinstance(self.model, nn.Module) else inputs
-        return any(tensor.dtype == torch.float16 for tensor in held)
 
     # -- checks -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -20,14 +21,18 @@ _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 
 def _products() -> frozenset[Callable[..., Any]]:
     """Return the matrix products and convolutions, in every place where a program finds them."""
+    both = ("matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "dot", "inner")
     names = {
         F: ("linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
             "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
-            "layer_norm", "group_norm", "batch_norm", "instance_norm", "prelu"),
-        torch: ("matmul", "mm", "bmm", "mv", "addmm", "addbmm", "baddbmm", "addmv", "dot",
-                "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "einsum"),
-        torch.Tensor: ("matmul", "mm", "bmm", "mv", "addmm", "__matmul__", "dot"),
-        torch._VF: ("lstm", "gru", "rnn_tanh", "rnn_relu"),
+            "multi_head_attention_forward", "layer_norm", "group_norm", "batch_norm",
+            "instance_norm", "prelu"),
+        torch: (*both, "conv1d", "conv2d", "conv3d", "lstm", "gru", "rnn_tanh", "einsum",
+                "tensordot", "chain_matmul", "cdist"),
+        torch.Tensor: (*both, "__matmul__", "__rmatmul__"),
+        torch.linalg: ("matmul", "multi_dot", "vecdot"),
+        torch._VF: ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell",
+                    "rnn_tanh_cell", "rnn_relu_cell"),
     }  # fmt: skip
     return frozenset(
         getattr(place, name)
@@ -47,7 +52,24 @@ class MixedPrecision(TorchFunctionMode):
     Where half and float meet, the activations' format decides: weights of the other one are cast
     for the operation and keep their own format. Norms compute in float32 and return the format of
     the activations. On a CPU this is also some 20 to 70 times faster than torch's own half kernels.
+
+    Attributes:
+        met_half: whether there was any product of halves: without one, nothing was changed.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met_half = False
+
+    def __enter__(self) -> MixedPrecision:
+        # Recurrent layers refuse mixed formats in Python, before any torch function is called.
+        nn.RNNBase.check_input = _check_recurrent_input  # type: ignore[assignment,method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        nn.RNNBase.check_input = _CHECK_INPUT  # type: ignore[method-assign]
 
     def __torch_function__(
         self,
@@ -62,11 +84,25 @@ class MixedPrecision(TorchFunctionMode):
         found = [t for t in tree_leaves((args, kwargs)) if _is_half_or_float(t)]
         if not any(t.dtype == torch.float16 for t in found):
             return func(*args, **kwargs)
+        self.met_half = True
         wanted = found[0].dtype
         if func not in _NORMS:
             # A float weight beside half activations is rounded before it is used.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)
         return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), wanted)
+
+
+_CHECK_INPUT: Final = nn.RNNBase.check_input
+
+
+def _check_recurrent_input(
+    layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None
+) -> None:
+    """Check the input of a recurrent layer as torch does, except that its format may differ."""
+    weights = layer._flat_weights[0]
+    if _is_half_or_float(input) and isinstance(weights, torch.Tensor):
+        input = input.to(weights.dtype)
+    _CHECK_INPUT(layer, input, batch_sizes)
 
 
 def _is_half_or_float(value: Any) -> bool:

@@ -23,6 +23,73 @@ def test_activations_decide_the_format_of_products():
     assert inference(torch.randn(1, 4)).dtype == torch.float32
 
 
+class Halved(nn.Module):
+    """A layer with float weights, on activations that only its forward makes half."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        x = x.half()
+        inputs = [x, x, x] if isinstance(self.layer, nn.MultiheadAttention) else [x]
+        out = self.layer(*inputs)
+        return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Linear(8, 3),
+        nn.Conv1d(5, 2, 3),
+        nn.MultiheadAttention(8, 2),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0),
+        nn.LSTM(8, 3),
+        nn.GRU(8, 3),
+        nn.RNN(8, 3),
+        nn.LayerNorm(8),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_with_float_weights_take_half_activations(layer):
+    torch.manual_seed(0)
+    x = torch.randn(4, 5, 8)
+    inference = poptorch.inferenceModel(Halved(layer), quiet_options())
+    out = inference(x)
+    assert out.dtype == torch.float16
+    assert inference._compiled.executable.mixed_precision
+    inputs = [x, x, x] if isinstance(layer, nn.MultiheadAttention) else [x]
+    expected = layer(*inputs)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    torch.testing.assert_close(out.float(), expected.detach(), rtol=5e-3, atol=5e-3)
+
+
+def test_functions_with_float_weights_take_half_activations():
+    weight = torch.randn(8, 3)
+
+    def products(x):
+        half = x.half()
+        return (
+            half @ weight,
+            torch.tensordot(half, weight, dims=([1], [0])),
+            torch.inner(half, weight.T),
+            torch.linalg.multi_dot([half, weight]),
+        )
+
+    x = torch.randn(5, 8)
+    for out in poptorch.inferenceModel(products, quiet_options())(x):
+        assert out.dtype == torch.float16
+        torch.testing.assert_close(out.float(), x @ weight, rtol=5e-3, atol=2e-2)
+
+
+def test_models_without_half_products_run_as_they_are():
+    inference = poptorch.inferenceModel(nn.Linear(4, 2), quiet_options())
+    inference(torch.randn(1, 4))
+    assert not inference._compiled.executable.mixed_precision
+    with pytest.raises(ValueError, match="does not match weight dtype"):
+        nn.LSTM(8, 3)(torch.randn(2, 1, 8).half())
+
+
 def test_half_models_train_in_half():
     model = WithLoss(nn.Linear(4, 2)).half()
     training = poptorch.trainingModel(
