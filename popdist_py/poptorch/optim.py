@@ -93,8 +93,9 @@ class Optimizer:
     # -- the state on the device --------------------------------------------------------------
 
     def _connect(self, fetch: Callable[[], None]) -> None:
-        """Call ``fetch`` before the device's state is read."""
+        """Meet a device, which gets the state there is; ``fetch`` is called before it is read."""
         self._fetch = fetch
+        self._pending = self._ipu_state is not None
 
     def _set_device_state(
         self, state: dict[str, torch.Tensor], settings: dict[str, torch.Tensor]

@@ -358,6 +358,24 @@ class TestState:
             training(*classified(8, seed=step))
         assert_equal_weights(again, whole)
 
+    @pytest.mark.parametrize("new_wrapper", [True, False])
+    def test_a_model_that_is_compiled_again_keeps_its_state(self, new_wrapper):
+        torch.manual_seed(0)
+        model = Mlp()
+        reference = copy.deepcopy(model)
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        training = steps(model, optimizer, 3)
+        training.destroy()
+        if new_wrapper:
+            steps(model, optimizer, 2)
+        else:
+            for step in range(2):
+                training(*classified(8, seed=step))
+        theirs = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+        reference_steps(reference, theirs, 3)
+        reference_steps(reference, theirs, 2)
+        assert_equal_weights(model, reference)
+
     def test_what_cannot_be_loaded(self):
         optimizer = optim.SGD(Mlp().parameters(), lr=0.1)
         with pytest.raises(RuntimeError, match="because it is empty"):
