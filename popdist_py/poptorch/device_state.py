@@ -66,7 +66,8 @@ class DeviceState:
         for name, host in top.named_parameters(remove_duplicate=True):
             grouping = grouping_of(host)
             dtype = self._precision(host.dtype)
-            data = host.detach().to(dtype, copy=True)
+            # Contiguous, as gradients are: torch's fused updates look at neither's strides.
+            data = host.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
             if grouping is None:
                 self.parameters[name] = nn.Parameter(data, requires_grad=host.requires_grad)
                 self._device_of[id(host)] = self.parameters[name]

@@ -158,7 +158,8 @@ class GraphReplicas:
             if gradient is None:
                 continue
             if parameter.grad is None:
-                parameter.grad = gradient
+                # torch's fused updates take it that a gradient lies in memory as its parameter.
+                parameter.grad = gradient.contiguous()
             else:
                 parameter.grad.add_(gradient)
 

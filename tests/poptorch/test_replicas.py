@@ -215,6 +215,44 @@ def test_python_state_outside_torch_is_not_baked_into_a_graph():
         torch.testing.assert_close(ours.detach(), theirs.detach())
 
 
+class Layouts(nn.Module):
+    """Weights, and gradients in a captured graph, that lie in memory in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.transposed = nn.Parameter(torch.randn(5, 16).t())
+        self.last = nn.Parameter(torch.randn(6, 5))
+
+    def forward(self, x):
+        hidden = self.images(x).flatten(1) @ self.transposed
+        out = torch.einsum("ij,kj->ik", hidden, self.last)
+        return poptorch.identity_loss(out.square(), reduction="mean")
+
+
+@pytest.mark.parametrize("kind", [poptorch.optim.SGD, poptorch.optim.Adam])
+@pytest.mark.parametrize(
+    ("execution", "deterministic"), [("loop", False), ("loop", True), ("graph", False)]
+)
+def test_layouts_in_memory_do_not_matter(kind, execution, deterministic):
+    torch.manual_seed(0)
+    model = Layouts()
+    reference = copy.deepcopy(model)
+    options = quiet_options().replicationFactor(2)
+    options.Emulator.deterministicReduction(deterministic).set(replica_execution=execution)
+    training = poptorch.trainingModel(model, options, kind(model.parameters(), lr=0.01))
+    theirs = kind.__mro__[2](reference.parameters(), lr=0.01)
+    for step in range(2):
+        x = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(step))
+        training(x)
+        theirs.zero_grad()
+        reference(x).backward()
+        theirs.step()
+    assert training._compiled.executable.replica_execution == execution
+    for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_random_streams_do_not_depend_on_the_split_of_replicas():
     """Replica r of a step draws the same numbers wherever it runs."""
     model = nn.Dropout(0.5)
