@@ -261,6 +261,8 @@ class Compiler:
             loss_output=found.trace.loss_output,
         )
         streams = RandomStreams(self._seed())
+        if training is not None and self._rounds_at_random:
+            training.rounding = streams
         model = Model(
             forward=self._watched(anchors) if anchors.needs_operations else self.forward,
             state=state,
@@ -291,7 +293,7 @@ class Compiler:
             batching=batching,
             replicas=replicas,
             training=training,
-            is_random=found.trace.is_random,
+            is_random=found.trace.is_random or self._rounds_at_random,
             modes=modes,
             anchors=anchors,
             counters=Counters(
@@ -393,9 +395,7 @@ class Compiler:
                 self.optimizer,
                 state.device_tensors,
                 used,
-                stochastic_rounding=bool(
-                    self.options._Popart.options.get("enableStochasticRounding", False)
-                ),
+                stochastic_rounding=self._rounds_at_random,
             )
         return Training(
             optimizer=optimizer,
@@ -436,6 +436,10 @@ class Compiler:
     @property
     def _has_half_accumulators(self) -> bool:
         return getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
+
+    @property
+    def _rounds_at_random(self) -> bool:
+        return bool(self.options._Popart.options.get("enableStochasticRounding"))
 
     @property
     def _scales_automatically(self) -> bool:

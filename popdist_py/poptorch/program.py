@@ -22,7 +22,7 @@ from popdist_py.poptorch.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.gradients import Gradients
 from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
-from popdist_py.poptorch.random_streams import host_stream_kept
+from popdist_py.poptorch.random_streams import RandomStreams, host_stream_kept
 from popdist_py.poptorch.replicas import Outputs, Replicas
 
 __all__ = ["Program", "Training"]
@@ -39,6 +39,7 @@ class Training:
             1 / (GA x all replicas) for a mean, 1 for a sum.
         accumulators: rounds gradients to half; None if they are not kept in half.
         automatic: adapts the loss scaling; None if it stays as the program sets it.
+        rounding: random numbers of the update's rounding; None if it rounds to the nearest.
     """
 
     optimizer: DeviceOptimizer
@@ -46,6 +47,7 @@ class Training:
     gradient_scale: float
     accumulators: HalfAccumulators | None = None
     automatic: AutomaticLossScaling | None = None
+    rounding: RandomStreams | None = None
 
     @property
     def scale(self) -> float:
@@ -58,8 +60,10 @@ class Training:
         if self.accumulators is not None:
             self.accumulators.round()
 
-    def update(self) -> None:
-        """Reduce the window's gradients and update the parameters."""
+    def update(self, step: int) -> None:
+        """Reduce the window's gradients and update the parameters, after micro-batch ``step``."""
+        if self.rounding is not None:
+            self.rounding.seed_update(step)
         if self.automatic is not None:
             self.automatic.update()
             return
@@ -75,7 +79,7 @@ class Program:
         batching: how a call's samples are cut and its results gathered.
         replicas: runs one micro-batch on each local replica.
         training: the update; None for inference.
-        is_random: whether the model draws random numbers.
+        is_random: whether the model or its update draws random numbers.
         modes: makes the contexts that every call runs in.
         anchors: tensors inside the model that calls also return.
         counters: when micro-batches came and went.
@@ -145,7 +149,7 @@ class Program:
         results = self._replicas.run(slabs, number, scale)
         training.accumulated()
         if (step + 1) % accumulation == 0:
-            training.update()
+            training.update(number)
         self.anchors.after_step(step, slabs, results)
         return results
 

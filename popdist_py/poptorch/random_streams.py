@@ -39,6 +39,13 @@ class RandomStreams:
         """Let torch draw from the stream of one replica's micro-batch."""
         torch.default_generator.manual_seed(self.stream(replica, step))
 
+    def seed_update(self, step: int) -> None:
+        """Let torch draw from the stream of the update after micro-batch ``step``.
+
+        It belongs to no replica, so that all instances round their weights alike.
+        """
+        self.seed(-1, step)
+
     @contextmanager
     def vectorised(self, replicas: Sequence[int], step: int) -> Iterator[None]:
         """Let random functions inside ``vmap`` draw every replica's numbers from its stream."""

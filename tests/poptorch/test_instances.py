@@ -22,18 +22,24 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4))
 
     def forward(self, x, y):
-        out = self.layers(x)
-        return out, nn.functional.cross_entropy(out, y)
+        out = self.layers(x.to(dtype))
+        return out, nn.functional.cross_entropy(out.float(), y)
 
 
 torch.manual_seed(0 if index == 0 else 100 + index)
 net = Net()
+half = sys.argv[1] == "half"
+dtype = torch.float16 if half else torch.float32
+net.to(dtype)
 options = poptorch.DistributedOptions().showCompilationProgressBar(False).randomSeed(5)
 options.Training.gradientAccumulation(2)
 options.Emulator.deterministicReduction()
-training = poptorch.trainingModel(
-    net, options, poptorch.optim.Adam(net.parameters(), lr=0.05)
+options.Precision.enableStochasticRounding(half)
+options.Training.setAutomaticLossScaling(half)
+optimizer = poptorch.optim.Adam(
+    net.parameters(), lr=0.05, accum_type=dtype, first_order_momentum_accum_type=dtype
 )
+training = poptorch.trainingModel(net, options, optimizer)
 torch.manual_seed(1)
 for step in range(4):
     x = torch.randn(2, 4, 3, 6)  # [accumulation][replica][micro-batch]
@@ -47,10 +53,11 @@ print(f"weights {index} {bits}")
 
 @pytest.mark.mpi
 @pytest.mark.timeout(180)
-def test_every_split_ends_with_the_same_bits(poprun, script):
+@pytest.mark.parametrize(("dtype", "splits"), [("float", (2, 4)), ("half", (1, 2))])
+def test_every_split_ends_with_the_same_bits(poprun, script, dtype, splits):
     program = script(PROGRAM)
     found = set()
-    for instances in (2, 4):  # one instance alone: see test_replicas
+    for instances in splits:
         done = poprun(
             "--num-instances",
             instances,
@@ -58,7 +65,8 @@ def test_every_split_ends_with_the_same_bits(poprun, script):
             4,
             "--oversubscribe",
             program,
-            timeout=55,
+            dtype,
+            timeout=80,
         )
         assert done.returncode == 0, done.stderr
         lines = [line.split() for line in done.stdout.splitlines() if "weights" in line]

@@ -128,6 +128,7 @@ def test_stochastic_rounding_lets_small_updates_through():
     options = quiet_options()
     options.Precision.enableStochasticRounding(True)
     moved = []
+    before = torch.get_rng_state()
     for chosen in (quiet_options(), options):
         model = nn.Module()
         model.weight = nn.Parameter(torch.ones(1000, dtype=torch.half))
@@ -138,6 +139,7 @@ def test_stochastic_rounding_lets_small_updates_through():
         for _ in range(20):
             training(torch.ones(1, dtype=torch.half))
         moved.append(1 - model.weight.detach().float().mean().item())
+    assert torch.equal(torch.get_rng_state(), before)
     assert moved[0] == 0
     assert moved[1] == pytest.approx(20e-4, rel=0.3)
 
