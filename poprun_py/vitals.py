@@ -24,7 +24,9 @@ _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 _MAX_PROCESSES = 16
-_ANSWER_SECONDS, _QUIET_SECONDS = 0.5, 0.03
+# Of one process, and of all before the launcher gives up; a loaded host may pause a process that
+# writes its stacks.
+_ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_hook")
 
@@ -74,21 +76,22 @@ class Vitals:
 
         Only processes that catch the signal get it: to any other it would be the end.
         """
-        found = []
+        found, deadline = [], time.monotonic() + _ALL_SECONDS
         for pid in [program, *processes.descendants(program)][:_MAX_PROCESSES]:
             state, catches = processes.state(pid, STACKS_SIGNAL)
             answers = catches and state not in "TtZX"
-            text = self._ask(pid) if answers else ""
+            text = self._ask(pid, deadline) if answers else ""
             if text or pid == program:
                 found.append({"pid": pid, "state": state, "text": text})
         return found
 
-    def _ask(self, pid):
+    def _ask(self, pid, deadline):
         """Signal one process and return what it wrote."""
         start = os.fstat(self._stacks).st_size
         if not processes.signal_process(pid, STACKS_SIGNAL):
             return ""
-        size, limit, quiet_since = start, time.monotonic() + _ANSWER_SECONDS, time.monotonic()
+        size, quiet_since = start, time.monotonic()
+        limit = min(quiet_since + _ANSWER_SECONDS, deadline)
         while time.monotonic() < limit:
             time.sleep(0.005)
             now = os.fstat(self._stacks).st_size

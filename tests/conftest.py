@@ -102,7 +102,7 @@ def poprun(tmp_path):
         if process.poll() is None:
             process.kill()
         process.communicate()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 10
     while (left := survivors(marker)) and time.monotonic() < deadline:
         time.sleep(0.01)
     for pid in left:

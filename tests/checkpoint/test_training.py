@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -50,9 +51,10 @@ def kill_at_random(poprun, folder, dice, out):
     )
     time.sleep(dice.uniform(0, 1.2))
     victims = [job.pid, *programs(poprun)]
-    os.kill(dice.choice(victims), signal.SIGKILL)
-    job.communicate(timeout=20)
-    wait_until(lambda: not poprun.survivors(), 5)
+    with contextlib.suppress(ProcessLookupError):  # the training may have ended by now
+        os.kill(dice.choice(victims), signal.SIGKILL)
+    job.communicate(timeout=40)
+    wait_until(lambda: not poprun.survivors(), 20)
     output.unlink(missing_ok=True)
 
 

@@ -12,10 +12,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import ROOT, survivors
+from conftest import ROOT, survivors, wait_until
 
 PROGRAM = Path(__file__).with_name("program.py")
-STALE_SECONDS = 3.0
+STALE_SECONDS = 6.0
+# Of this table's own times; a machine that does other things besides is granted more.
+SLACK = 2.0
 
 
 def fail_at(instance: int, step: int, how: str) -> dict[str, str]:
@@ -70,7 +72,7 @@ def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> 
         began = time.monotonic()
         for number in fault.send:
             process.send_signal(number)
-            time.sleep(0.05)
+            wait_until(lambda number=number: is_delivered(process.pid, number))
         try:
             stdout, stderr = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
@@ -100,6 +102,17 @@ def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> 
     )
 
 
+def is_delivered(pid: int, number: int) -> bool:
+    """Tell whether a process has got a signal: a second one would be lost in it before."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    pending = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status, re.MULTILINE)
+    has_ended = "\nState:\tZ" in status
+    return has_ended or not any(int(mask, 16) >> (number - 1) & 1 for mask in pending)
+
+
 def wait_for_programs(folder: Path, process: subprocess.Popen, limit: float) -> None:
     """Wait until both programs have said that they are ready, or the job has ended."""
     deadline = time.monotonic() + limit
@@ -112,8 +125,21 @@ def wait_for_programs(folder: Path, process: subprocess.Popen, limit: float) -> 
         time.sleep(0.01)
 
 
-def problems(fault: Fault, seen: Measured) -> list[str]:
-    """Return what was not as the table wants it."""
+def measure_calmly(fault: Fault, folder: Path) -> tuple[Measured, list[str]]:
+    """Do ``fault`` until nothing else than its time is wrong, or three times; returns the last.
+
+    What is too slow thrice, with slack, is not slow by the chance of a loaded machine.
+    """
+    for turn in range(3):
+        seen = measure(fault, folder / str(turn))
+        wrong = problems(fault, seen, slack=SLACK)
+        if not wrong or not all(text.startswith("took") for text in wrong):
+            break
+    return seen, wrong
+
+
+def problems(fault: Fault, seen: Measured, slack: float = 1.0) -> list[str]:
+    """Return what was not as the table wants it, its times taken ``slack`` times."""
     found = []
     if seen.code is None:
         return ["did not return"]
@@ -121,7 +147,7 @@ def problems(fault: Fault, seen: Measured) -> list[str]:
         found.append(f"exit code {seen.code}")
     if seen.survivors:
         found.append(f"{seen.survivors} processes left")
-    if seen.seconds > fault.seconds:
+    if seen.seconds > slack * fault.seconds:
         found.append(f"took {seen.seconds:.1f} s")
     blamed = re.search(r"poprun-py: instance (\d+) .*(?:failed first|hangs)", seen.stderr)
     if fault.named is not None and (blamed is None or int(blamed[1]) != fault.named):
@@ -131,7 +157,7 @@ def problems(fault: Fault, seen: Measured) -> list[str]:
     return found
 
 
-HANG = ("--hang-timeout", "0.5")
+HANG = ("--hang-timeout", "1.5")
 
 FAULTS = (
     Fault(title="exit code 3", code=3, env=fail_at(1, 5, "exit"), named=1, says="exit code 3"),
@@ -156,18 +182,18 @@ FAULTS = (
     Fault(title="the other ignores SIGTERM (--grace 1)", code=3, options=("--grace", "1"),
           env={**fail_at(1, 5, "exit"), "DEAF": "1"}, named=1, seconds=3),
     Fault(title="instances at different failures: the first counts", code=3, named=0,
-          env={"FAIL_AT": "0:5:exit,1:200:exception", "PLAIN": "1"}),
+          env={"FAIL_AT": "0:5:exit,1:900:exception", "PLAIN": "1"}),
     Fault(title="hidden instance fails", code=1, env=fail_at(1, 5, "exception"), named=1,
           options=("--only-output-from-instance", "0"), says="the loss is not a number"),
-    Fault(title="time limit (--timeout 2)", code=124, options=("--timeout", "2"),
-          says="the time limit of 2 s is over(.|\n)*program.py", seconds=3.5),
+    Fault(title="time limit (--timeout 5)", code=124, options=("--timeout", "5"),
+          says="the time limit of 5 s is over(.|\n)*program.py", seconds=6.5),
     Fault(title="hang in Python", code=124, env=fail_at(1, 5, "hang"), options=HANG, named=1,
-          says="time.sleep", seconds=3),
+          says="time.sleep", seconds=4),
     Fault(title="hang in C with the interpreter's lock", code=124,
           env=fail_at(1, 5, "hang_with_lock"), options=(*HANG, "--grace", "1"), named=1,
-          says="hold_the_lock", seconds=4),
+          says="hold_the_lock", seconds=5),
     Fault(title="a stopped instance (SIGSTOP)", code=124, env=fail_at(1, 5, "freeze"),
-          options=(*HANG, "--grace", "1"), named=1, says="the process is stopped", seconds=4.5),
+          options=(*HANG, "--grace", "1"), named=1, says="the process is stopped", seconds=5.5),
     Fault(title="Ctrl-C", code=130, send=(signal.SIGINT,)),
     Fault(title="Ctrl-C twice, the programs ignore SIGTERM", code=130, env={"DEAF": "1"},
           send=(signal.SIGINT, signal.SIGINT)),

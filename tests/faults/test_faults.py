@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from faults.faults import FAULTS, Fault, fail_at, measure, problems
+from faults.faults import FAULTS, Fault, fail_at, measure, measure_calmly
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
 def test_fault(fault, tmp_path):
-    seen = measure(fault, tmp_path / "out")
-    assert not problems(fault, seen), f"{seen.stdout}\n{seen.stderr}"
+    seen, wrong = measure_calmly(fault, tmp_path)
+    assert not wrong, f"{seen.stdout}\n{seen.stderr}"
 
 
 def test_report_tells_what_happened(tmp_path):

@@ -9,7 +9,7 @@ import os
 import random
 
 import pytest
-from faults.faults import FAULTS, fail_at, measure, problems
+from faults.faults import FAULTS, fail_at, measure_calmly
 
 pytestmark = [pytest.mark.mpi, pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -42,8 +42,7 @@ def test_random_faults(tmp_path):
     failures = []
     for number in range(int(os.environ.get("SOAK_FAULTS", "100"))):
         fault = random_fault(dice)
-        seen = measure(fault, tmp_path / str(number))
-        wrong = problems(fault, seen)
+        seen, wrong = measure_calmly(fault, tmp_path / str(number))
         if wrong:
             failures.append(f"{number} {fault.title}: {', '.join(wrong)}\n{seen.stderr}")
     assert not failures, f"seed {seed}\n" + "\n".join(failures)

@@ -127,7 +127,7 @@ def test_a_host_that_hangs_is_given_up(tmp_path):
     begun = time.monotonic()
     hosts = (Host(name="n0"), Host(name="n1"))
     answers = ask(hosts, Shell((str(fake),)), ASKED, limit_seconds=0.5)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     assert all("does not answer" in a.problem.text for a in answers.values())
 
 

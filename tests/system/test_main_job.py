@@ -60,9 +60,8 @@ def test_exception_prints_one_traceback_and_ends_the_job(poprun, script):
         "    raise ValueError('seven of nine')\n"
         "popdist_py.barrier()\n"
     )
-    began = time.monotonic()
+    # Its siblings wait in a barrier: a job that did not end them would not return at all.
     done = poprun(*TWO, program)
-    assert time.monotonic() - began < 5
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("[1,1]<stderr>:ValueError: seven of nine") == 1

@@ -8,20 +8,23 @@ import pytest
 
 pytestmark = pytest.mark.mpi
 JOB = ("--num-instances", "2", "--num-replicas", "2")
-WAIT = ("sh", "-c", "sleep 0.5")
 
 
 @pytest.mark.parametrize("form", ["tree", "cores"])
 def test_tree_of_a_running_job_shows_what_the_kernel_says(poprun, form):
-    done = poprun(*JOB, "--print-topology", form, *WAIT)
-    lines = re.findall(
-        r"^instance (\d) has PID \d+: CPUs \S+, memory policy \w+", done.stdout, re.M
-    )
-    assert sorted(lines) == ["0", "1"]
+    # The programs end when both lines are here, and not before somebody has read.
+    job = poprun(*JOB, "--print-topology", form, "sleep", "50", start=True)
+    line = re.compile(r"instance (\d) has PID \d+: CPUs \S+, memory policy \w+")
+    found = []
+    for text in job.stdout:
+        found += line.findall(text)
+        if len(found) == 2:
+            job.terminate()
+    assert sorted(found) == ["0", "1"]
 
 
 def test_table_of_a_running_job_does_not(poprun):
-    assert "has PID" not in poprun(*JOB, "--print-topology", "yes", *WAIT).stdout
+    assert "has PID" not in poprun(*JOB, "--print-topology", "yes", "true").stdout
 
 
 def test_too_many_threads_of_the_user_are_warned_of(poprun):
