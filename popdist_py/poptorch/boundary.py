@@ -71,6 +71,8 @@ class Boundary:
                 "backward pass via inputs is not supported."
             )
             tensor = tensor.detach()
+        if tensor.is_inference():
+            tensor = tensor.clone()  # else autograd refuses it
         if not tensor.is_contiguous():
             self._warn_once(
                 "At least one input tensor is not contiguous: it is copied on every call"

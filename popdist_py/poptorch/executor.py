@@ -7,7 +7,7 @@ import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -31,6 +31,10 @@ from popdist_py.poptorch.structure import Call, check_call, check_same
 from popdist_py.poptorch.weight_sync import Party, fetch_stale
 
 __all__ = ["PoplarExecutor"]
+
+# The device's autograd is its own: torch.no_grad() and inference_mode() of the program are not in
+# force there.
+_as_on_device: Final = torch.inference_mode(False)
 
 
 class PoplarExecutor(Observable):
@@ -71,9 +75,9 @@ class PoplarExecutor(Observable):
         self._template = self._call
         self._names: list[str] = []
         if training:
-            self._wrap_user_model()
             assert optimizer is not None
             self._accept_optimizer(optimizer)
+            self._wrap_user_model()
 
     # -- the user's module --------------------------------------------------------------------
 
@@ -140,6 +144,7 @@ class PoplarExecutor(Observable):
             return
         self._compile(args, kwargs, None)
 
+    @_as_on_device
     def _compile(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Executable | None
     ) -> None:
@@ -220,6 +225,7 @@ class PoplarExecutor(Observable):
 
     # -- running ------------------------------------------------------------------------------
 
+    @_as_on_device
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on one call's samples; compile it first if need be.
 
@@ -319,6 +325,7 @@ class PoplarExecutor(Observable):
         else:
             self._compiled.program.training.optimizer.sync(optimizer)
 
+    @_as_on_device
     def _rebuild(self, before: Compiled) -> None:
         """Make the program again for another optimiser, which may train other parameters."""
         compiled = self._compiler().build(before.executable, before.state, self._call)

@@ -42,6 +42,15 @@ class TestConstruction:
         assert again.model is model
         again(*classified(4))
 
+    def test_a_refused_optimizer_leaves_the_module_as_it_was(self):
+        model = Mlp()
+        with pytest.raises(AssertionError, match="Unsupported optimizer type"):
+            poptorch.trainingModel(
+                model, quiet_options(), torch.optim.Adagrad(model.parameters(), lr=0.1)
+            )
+        assert type(model) is Mlp
+        assert poptorch.trainingModel(model, quiet_options()).model is model
+
     def test_attributes_of_the_module_are_those_of_the_wrapper(self):
         model, training = trained()
         model.custom = "seen"
@@ -231,6 +240,22 @@ class TestOutputs:
         training(x, y)
         for now, before in zip(results, first, strict=True):
             assert torch.equal(now, before)
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_the_programs_autograd_mode_is_its_own(self, mode):
+        torch.manual_seed(0)
+        model = Mlp()
+        reference = copy.deepcopy(model)
+        _, training = trained(model)
+        inference = poptorch.inferenceModel(model, quiet_options())
+        _, plain = trained(reference)
+        x, y = classified(4)
+        for _ in range(2):
+            expected = plain(x, y)[1]
+            with mode():
+                torch.testing.assert_close(training(x + 0, y)[1], expected)
+                scores = inference(x + 0)
+        torch.testing.assert_close(scores, reference(x).detach())
 
     def test_running_on_ipu_only_inside(self):
         seen = []
