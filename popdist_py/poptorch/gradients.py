@@ -7,16 +7,23 @@ nothing is copied.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.gradient_overlap import Buckets, Trial
 
 __all__ = ["FlatBuffers", "Gradients", "SharedGradients", "TreeGradients", "element_counts"]
+
+
+# A gradient of this size is worth a call of its own when it leaves the cache.
+_LARGE_BYTES = 1 << 20
 
 
 class FlatBuffers:
@@ -61,6 +68,16 @@ class FlatBuffers:
         for parameter, _, view in arrived:
             parameter.grad = view
 
+    def catch(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Let backward move large gradients in one by one: each is in the cache still."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(_move, view))
+            for parameter, view in zip(parameters, self.views, strict=True)
+            if view.nbytes >= _LARGE_BYTES
+        ]
+        # Parameters outlive their optimiser, and must not keep its buffers alive.
+        weakref.finalize(self, _remove, handles)
+
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
         """Move the gradients in, and zeros for parameters that have none."""
@@ -73,6 +90,17 @@ class FlatBuffers:
     def arrays(self) -> list[np.ndarray[Any, Any]]:
         """The buffers as arrays that share their memory."""
         return [buffer.numpy() for buffer in self.buffers.values()]
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+@torch.no_grad()
+def _move(view: torch.Tensor, parameter: torch.Tensor) -> None:
+    if parameter.grad is not view and parameter.grad is not None:
+        parameter.grad = view.copy_(parameter.grad)
 
 
 def element_counts(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
@@ -146,6 +174,8 @@ class SharedGradients:
             self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in memory.items()})
             if overlap is not False:
                 self._buckets = Buckets(self._parameters, self._flat.views, communicator)
+            else:
+                self._flat.catch(self._parameters)
 
     @property
     def views(self) -> list[torch.Tensor]:

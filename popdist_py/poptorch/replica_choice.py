@@ -189,14 +189,17 @@ class _Trial:
         The second tell what depends on them from what only was so while the graph was captured.
         """
         outputs, gradients, rest = self._once(replicas, self._slabs)[1]
-        saved = [parameter.clone() for parameter in self._parameters]
-        for parameter in self._parameters:
-            if parameter.is_floating_point():
-                parameter.mul_(0.75)
         others = [_other(slab) for slab in self._slabs]
-        more_outputs, more_gradients, more = self._once(replicas, others)[1]
-        for parameter, value in zip(self._parameters, saved, strict=True):
-            parameter.copy_(value)
+        # Not in place: other instances may be reading these very weights.
+        saved = [parameter.data for parameter in self._parameters]
+        try:
+            for parameter in self._parameters:
+                if parameter.is_floating_point():
+                    parameter.data = parameter.detach() * 0.75
+            more_outputs, more_gradients, more = self._once(replicas, others)[1]
+        finally:
+            for parameter, value in zip(self._parameters, saved, strict=True):
+                parameter.data = value
         return [*outputs, *more_outputs], gradients + more_gradients, rest + more
 
     def _once(self, replicas: Replicas, slabs: Sequence[torch.Tensor]) -> tuple[float, Result]:
