@@ -67,7 +67,9 @@ class GraphReplicas:
             buffers = [stack[0] for stack in self._stacks]
             inputs = self._loop.inputs(slabs)[0]
         examples = [*self._trained, *self._fixed, *buffers, *inputs]
-        examples = [tensor.detach().clone() for tensor in examples] + [torch.ones(())]
+        examples = [tensor.detach().clone() for tensor in examples] + [
+            torch.ones((), dtype=torch.float64)
+        ]
         with torch.enable_grad(), _without_onednn():
             module = make_fx(self._joint)(*examples)
         return function_of(module)
@@ -121,7 +123,7 @@ class GraphReplicas:
     @torch.no_grad()
     def run(self, slabs: Sequence[torch.Tensor], step: int, scale: float) -> Outputs:
         """Run the replicas."""
-        factor = torch.tensor(scale)
+        factor = torch.tensor(scale, dtype=torch.float64)
         state = [*self._trained, *self._fixed]
         if self._vectorised:
             results = self._graph(*state, *self._stacks, *self._stacked_inputs(slabs), factor)
