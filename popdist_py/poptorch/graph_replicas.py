@@ -6,6 +6,7 @@ is what one forward and its backward do, so Python code in a forward runs while 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +56,7 @@ class GraphReplicas:
         groups = [model.batching.group_of(r) for r in range(model.batching.replicas)]
         self._groups = torch.tensor(groups) if model.batching.group_size > 1 else None
         self._num_outputs = 0
+        self._copied: list[bool] = []
         self._graph = self._capture(slabs)
 
     # -- capturing ----------------------------------------------------------------------------
@@ -72,7 +74,10 @@ class GraphReplicas:
         ]
         with torch.enable_grad(), _without_onednn():
             module = make_fx(self._joint)(*examples)
-        return function_of(module)
+        graph = function_of(module)
+        with torch.no_grad():
+            self._copied = _not_alone(graph(*examples), examples)[self._num_outputs :]
+        return graph
 
     def _joint(self, *flat: torch.Tensor) -> list[Any]:
         """Return the outputs and the gradients, for arguments in the order of the examples."""
@@ -156,14 +161,35 @@ class GraphReplicas:
 
     def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Add to the gradients of the parameters."""
-        for parameter, gradient in zip(self._trained, gradients, strict=bool(gradients)):
+        for parameter, gradient, copied in zip(
+            self._trained, gradients, self._copied, strict=bool(gradients)
+        ):
             if gradient is None:
                 continue
-            if parameter.grad is None:
-                # torch's fused updates take it that a gradient lies in memory as its parameter.
-                parameter.grad = gradient.contiguous()
-            else:
+            if parameter.grad is not None:
                 parameter.grad.add_(gradient)
+            elif copied:
+                parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+            else:
+                parameter.grad = gradient
+
+
+def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:
+    """Return which results cannot be a gradient as they are.
+
+    What changes a gradient in place would change what it shares its memory with: another gradient,
+    an output, an argument. And torch's fused updates take it that it is contiguous.
+    """
+    memory = [_memory(tensor) for tensor in (*results, *arguments)]
+    uses = Counter(memory)
+    return [
+        uses[place] > 1 or (result is not None and not result.is_contiguous())
+        for place, result in zip(memory, results, strict=False)
+    ]
+
+
+def _memory(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 @contextmanager

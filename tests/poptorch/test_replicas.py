@@ -253,6 +253,45 @@ def test_layouts_in_memory_do_not_matter(kind, execution, deterministic):
         torch.testing.assert_close(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
+class Branches(nn.Module):
+    """The biases of two branches have one gradient, and so has a scalar and the loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.penalty = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x, y):
+        out = self.a(x) + self.b(x)
+        return out, poptorch.identity_loss(F.cross_entropy(out, y) + self.penalty, "none")
+
+
+@pytest.mark.parametrize("execution", ["loop", "graph", "fused graph"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_gradients_that_share_memory_are_accumulated_apart(execution, accumulation):
+    torch.manual_seed(0)
+    model = Branches()
+    reference = copy.deepcopy(model)
+    options = quiet_options().replicationFactor(2)
+    options.Training.gradientAccumulation(accumulation)
+    options.Emulator.set(replica_execution=execution)
+    optimizer = poptorch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, loss_scaling=8.0, max_grad_norm=0.1
+    )
+    training = poptorch.trainingModel(model, options, optimizer)
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        x, y = classified(8 * accumulation, seed=step)
+        training(x, y)
+        theirs.zero_grad()
+        reference(x, y)[1].backward()
+        nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        theirs.step()
+    assert training._compiled.executable.replica_execution == execution
+    for ours, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_random_streams_do_not_depend_on_the_split_of_replicas():
     """Replica r of a step draws the same numbers wherever it runs."""
     model = nn.Dropout(0.5)
