@@ -527,6 +527,12 @@ def _join(options: Options) -> Communicator:
     """Return the connection to the other instances, joining them if the program did not."""
     if options.Distributed.numProcesses == 1:
         return SoloCommunicator()
+    if not context.is_launched():
+        logger.warning(
+            "Options.Distributed has %d processes, but nothing connects them: this one trains on "
+            "its own. Start them with poprun-py, so that gradients are reduced over all",
+            options.Distributed.numProcesses,
+        )
     if not context.is_initialised():
         context.init()
     return context.communicator()

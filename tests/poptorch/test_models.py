@@ -407,6 +407,15 @@ class TestLifeCycle:
         assert training.isAttachedToDevice()
         assert model.layers[0].weight.abs().max() < 0.1
 
+    def test_processes_that_nothing_connects_are_announced(self, caplog):
+        options = quiet_options()
+        options.Distributed.configureProcessId(1, 2)
+        model = Mlp()
+        poptorch.inferenceModel(model, options)(classified(2)[0])
+        assert not caplog.records
+        poptorch.trainingModel(model, options)(*classified(2))
+        assert "Options.Distributed has 2 processes, but nothing connects them" in caplog.text
+
     def test_one_device_for_two_models(self):
         first = poptorch.inferenceModel(Mlp(), quiet_options().useIpuId(3))
         second = poptorch.inferenceModel(Mlp(), quiet_options().useIpuId(3))
