@@ -102,6 +102,8 @@ class DeviceState:
                     for key, value in vars(module)[group].items()
                 }
             view["_modules"] = dict(vars(module)["_modules"])
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                view["sparse"] = False  # the device has dense gradients only
             views.append((module, view))
             self._places += [
                 (view["_parameters"], key, list(self._grouped[id(value)][1]))

@@ -81,6 +81,30 @@ def test_groups_keep_their_own_settings():
     assert_equal_weights(model, reference)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_have_dense_gradients(kind):
+    class Words(nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            self.words = kind(6, 4, sparse=sparse)
+
+        def forward(self, x, y):
+            out = self.words(x).reshape(len(x), -1, 4).sum(1)
+            return out, nn.functional.cross_entropy(out, y)
+
+    torch.manual_seed(0)
+    model, reference = Words(sparse=True), Words(sparse=False)
+    reference.load_state_dict(model.state_dict())
+    x, y = torch.tensor([[1, 2], [0, 3]]), torch.tensor([1, 2])
+    training = poptorch.trainingModel(
+        model, quiet_options(), optim.Adam(model.parameters(), lr=0.1)
+    )
+    training(x, y)
+    reference(x, y)[1].backward()
+    torch.optim.Adam(reference.parameters(), lr=0.1).step()
+    assert_equal_weights(model, reference)
+
+
 def test_tensorflow_rmsprop():
     model = WithLoss(nn.Linear(2, 1, bias=False))
     weight = model.model.weight.detach().clone()
