@@ -225,7 +225,6 @@ class PoplarExecutor(Observable):
 
     # -- running ------------------------------------------------------------------------------
 
-    @_as_on_device
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model on one call's samples; compile it first if need be.
 
@@ -233,6 +232,9 @@ class PoplarExecutor(Observable):
             Error: the arguments differ from those the model was compiled for.
             AssertionError: there is no device, or a batch dimension does not fit.
         """
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self(*args, **kwargs)
         if self._compiled is None:
             self._compile(args, kwargs, None)
             given = self._call
