@@ -191,6 +191,7 @@ class DeviceOptimizer:
                 }
                 state = self._optimizer.state[parameter]
                 if not state:
+                    state["step"] = torch.zeros(())  # all of torch's but SGD count
                     for key in self._kind.state:
                         if is_kept(key, group):
                             state[key] = _state_value(None, key, parameter)

@@ -24,7 +24,12 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.grouping import join_groups, make_groupable, split_groups
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.observation import Observable
-from popdist_py.poptorch.optimizer_rules import OptimizerRules, check_optimizer, mean_strategy
+from popdist_py.poptorch.optimizer_rules import (
+    Layout,
+    OptimizerRules,
+    check_optimizer,
+    mean_strategy,
+)
 from popdist_py.poptorch.options import Options
 from popdist_py.poptorch.progress import progress_bar
 from popdist_py.poptorch.structure import Call, check_call, check_same
@@ -63,6 +68,7 @@ class PoplarExecutor(Observable):
         # Any: one of torch's, and perhaps one of ours, which mypy takes for a contradiction.
         self._optimizer: Any = optimizer
         self._rules = self._new_rules()
+        self._layout: Layout | None = None
         self._boundary = Boundary(double_precision=options.Emulator.double_precision)
         self._compiled: Compiled | None = None
         self._compilation_seconds: float | None = None
@@ -172,6 +178,8 @@ class PoplarExecutor(Observable):
         )
         if compiler.communicator.num_instances > 1:
             self._party.mark_stale()
+        if self._training:
+            self._layout = Layout.of(self._optimizer)
         self._connect_optimizer()
         hooks.after_compile()
         self._compilation_seconds = time.perf_counter() - start
@@ -309,6 +317,8 @@ class PoplarExecutor(Observable):
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the settings of ``optimizer`` from the next call on.
 
+        The state on the device stays for one of the same kind that brings no state itself.
+
         Raises:
             AssertionError: an optimiser that the device does not know.
             ValueError: amsgrad, or a mean strategy other than the compiled one.
@@ -321,11 +331,12 @@ class PoplarExecutor(Observable):
         self._accept_optimizer(optimizer)
         if self._compiled is None or self._compiled.program.training is None:
             return
-        if changed_object:
-            self._rebuild(self._compiled)
-            self._connect_optimizer()
-        else:
+        if Layout.of(optimizer) == self._layout:
             self._compiled.program.training.optimizer.sync(optimizer)
+        else:
+            self._rebuild(self._compiled)
+        if changed_object:
+            self._connect_optimizer()
 
     @_as_on_device
     def _rebuild(self, before: Compiled) -> None:
@@ -334,6 +345,12 @@ class PoplarExecutor(Observable):
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
         self._compiled = compiled
+        old, self._layout = self._layout, Layout.of(self._optimizer)
+        if old is not None and old.type is self._layout.type:
+            assert before.program.training is not None
+            assert compiled.program.training is not None
+            state = before.program.training.optimizer.state_tensors()
+            compiled.program.training.optimizer.load_state_tensors(state)
 
     def _new_rules(self) -> OptimizerRules:
         automatic = self._options._Popart.options.get("automaticLossScalingSettings.enabled")

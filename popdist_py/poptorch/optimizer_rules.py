@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from popdist_py.poptorch import enums, optim
-from popdist_py.poptorch.device_optimizer import kind_of
+from popdist_py.poptorch.device_optimizer import is_kept, kind_of
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 
-__all__ = ["OptimizerRules", "check_optimizer", "mean_strategy"]
+__all__ = ["Layout", "OptimizerRules", "check_optimizer", "mean_strategy"]
 
 # Subclasses of these run their parent's arithmetic only.
 _KNOWN: Final = (
@@ -28,6 +29,14 @@ _KNOWN: Final = (
     optim.LAMB,
 )
 _GLOBAL: Final = ("loss_scaling", "max_grad_norm")
+_BUILT_IN: Final = (
+    "use_tf_variant",
+    "use_combined_accum",
+    "accum_type",
+    "velocity_accum_type",
+    "first_order_momentum_accum_type",
+    "second_order_momentum_accum_type",
+)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -63,6 +72,31 @@ def mean_strategy(optimizer: torch.optim.Optimizer) -> enums.MeanReductionStrate
     if half and not getattr(optimizer, "use_combined_accum", False):
         return enums.MeanReductionStrategy.Running
     return enums.MeanReductionStrategy.Post
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the device's program has of an optimiser besides values that may change.
+
+    Attributes:
+        type: whose arithmetic.
+        groups: ids of each group's parameters, and which state is kept for them.
+        built_in: what else decides how the update runs.
+    """
+
+    type: type
+    groups: tuple[tuple[Any, ...], ...]
+    built_in: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> Layout:
+        """Return the layout of a user's optimiser."""
+        kind = kind_of(optimizer)
+        groups = tuple(
+            (tuple(map(id, group["params"])), *(key for key in kind.state if is_kept(key, group)))
+            for group in optimizer.param_groups
+        )
+        return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
 
 class OptimizerRules:

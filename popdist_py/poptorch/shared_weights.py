@@ -222,6 +222,7 @@ class SharedOptimizer(DeviceOptimizer):
         for shard in self._shards:
             group = self._optimizer.param_groups[self._group_of[shard.parameter]]
             state = self._optimizer.state[shard.weights]
+            state.setdefault("step", torch.zeros(()))  # all of torch's but SGD count
             for key, prefix in self._kind.state.items():
                 if not is_kept(key, group):
                     continue

@@ -400,6 +400,74 @@ class TestState:
         reference_steps(reference, theirs, 2)
         assert_equal_weights(model, reference)
 
+    @pytest.mark.parametrize(
+        ("kind", "arguments"),
+        [
+            (optim.SGD, {"momentum": 0.9}),
+            (optim.AdamW, {}),
+            (optim.LAMB, {}),
+            (optim.RMSprop, {"momentum": 0.5, "centered": True}),
+            (optim.RMSprop, {"momentum": 0.5, "use_tf_variant": True}),
+        ],
+    )
+    def test_every_state_can_be_loaded_into_a_new_model(self, kind, arguments):
+        torch.manual_seed(0)
+        model = Mlp()
+        optimizer = kind(model.parameters(), lr=0.01, **arguments)
+        training = steps(model, optimizer, 2)
+        again = copy.deepcopy(model)
+        other = kind(again.parameters(), lr=0.01, **arguments)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        continued = poptorch.trainingModel(again, quiet_options(), other)
+        for wrapper in (training, continued):
+            wrapper(*classified(8, seed=2))
+        assert_equal_weights(again, model)
+
+    @pytest.mark.parametrize("of_torch", [False, True])
+    def test_a_new_optimizer_of_the_same_kind_goes_on_with_the_state(self, of_torch):
+        kind = torch.optim.Adam if of_torch else optim.Adam
+        torch.manual_seed(0)
+        model = Mlp()
+        reference = copy.deepcopy(model)
+        training = poptorch.trainingModel(model, quiet_options(), kind(model.parameters(), lr=0.1))
+        theirs = torch.optim.Adam(reference.parameters(), lr=0.1)
+        for step, rate in enumerate((0.1, 0.05, 0.01)):
+            training.setOptimizer(kind(model.parameters(), lr=rate))
+            training(*classified(8, seed=step))
+            theirs.param_groups[0]["lr"] = rate
+            theirs.zero_grad()
+            reference(*classified(8, seed=step))[1].backward()
+            theirs.step()
+        assert_equal_weights(model, reference, rtol=1e-4, atol=1e-5)
+
+    def test_an_optimizer_that_comes_back_brings_its_state(self):
+        model = Mlp()
+        first = optim.Adam(model.parameters(), lr=0.1)
+        training = steps(model, first, 2)
+        training.setOptimizer(optim.SGD(model.parameters(), lr=0.1))
+        training(*classified(8))
+        training.setOptimizer(first)
+        training(*classified(8))
+        assert first.state_dict()["ipu_state"]["Step___layers.0.bias"] == 3
+
+    def test_other_groups_and_new_momentum_keep_the_state(self):
+        model = Mlp()
+        optimizer = optim.RMSprop(model.parameters(), lr=0.1)
+        optimizer.variable_attrs.markAsVariable("momentum")
+        training = steps(model, optimizer, 1)
+        before = optimizer.state_dict()["ipu_state"]["Accl1___layers.0.bias"].clone()
+        optimizer.param_groups[0]["momentum"] = 0.5
+        training.setOptimizer(optimizer)
+        groups = [{"params": layer.parameters()} for layer in (model.layers[0], model.layers[2])]
+        optimizer = optim.RMSprop(groups, lr=0.1, momentum=0.5)
+        training.setOptimizer(optimizer)
+        state = optimizer.state_dict()["ipu_state"]
+        assert torch.equal(state["Accl1___layers.0.bias"], before)
+        training(*classified(8))
+        state = optimizer.state_dict()["ipu_state"]
+        assert state["Accl2___layers.2.bias"].any()
+        assert not torch.equal(state["Accl1___layers.0.bias"], before)
+
     def test_what_cannot_be_loaded(self):
         optimizer = optim.SGD(Mlp().parameters(), lr=0.1)
         with pytest.raises(RuntimeError, match="because it is empty"):
