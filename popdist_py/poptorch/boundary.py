@@ -28,6 +28,7 @@ _SUPPORTED: Final = (
     torch.float64,
     torch.bfloat16,
 )
+_NARROW: Final = (torch.int32, torch.int16, torch.int8)
 
 
 class Boundary:
@@ -40,7 +41,7 @@ class Boundary:
     def __init__(self, *, double_precision: bool) -> None:
         self._double = double_precision
         self._warned: set[str] = set()
-        # Inputs of this kind of the first call are widened: torch indexes with 64-bit integers.
+        # Whether narrow integers are widened: torch takes indices and labels in 64 bits.
         self.widen_integers = False
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -79,7 +80,7 @@ class Boundary:
             )
             tensor = tensor.contiguous()
         wanted = self.dtype(tensor.dtype)
-        if self.widen_integers and tensor.dtype == torch.int32:
+        if self.widen_integers and tensor.dtype in _NARROW:
             wanted = torch.int64
         return tensor if tensor.dtype is wanted else tensor.to(wanted)
 

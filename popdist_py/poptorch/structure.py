@@ -7,7 +7,7 @@ is a constant.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from popdist_py.poptorch.custom_types import parser_of
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["Call", "Tree", "check_call", "check_same", "flatten"]
+__all__ = ["Call", "Tree", "check_call", "check_outputs", "check_same", "flatten"]
 
 _RECOMPILE = (
     " Make a new wrapper, or call destroy() on this one, to compile the model for other arguments."
@@ -86,6 +86,26 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
         leaves.extend(parser.yieldTensors(value))
         return Tree(_Custom, constant=(parser, value))
     return Tree(_Constant, constant=value)
+
+
+def check_outputs(outputs: Tree) -> None:
+    """Check that no tensor hides in what a forward returns: it would keep its first value for ever.
+
+    Raises:
+        Error: an object of a class that is not registered holds tensors.
+    """
+    for child in outputs.children:
+        check_outputs(child)
+    value = outputs.constant
+    if outputs.kind is not _Constant or isinstance(value, torch.nn.Module):
+        return
+    held = value if isinstance(value, Set | ValuesView) else getattr(value, "__dict__", {}).values()
+    if any(isinstance(item, torch.Tensor) for item in held):
+        raise Error(
+            f"Unsupported output type {type(value)}: it holds tensors. Return tensors, tuples, "
+            "lists or dictionaries, or tell how to take it apart with "
+            "poptorch.registerCustomArgParser()"
+        )
 
 
 def _custom_parser(value: Any) -> Any:

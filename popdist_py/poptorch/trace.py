@@ -15,7 +15,7 @@ import torch
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.losses import LossRecorder
-from popdist_py.poptorch.structure import Tree, flatten
+from popdist_py.poptorch.structure import Tree, check_outputs, flatten
 
 __all__ = ["Trace", "trace"]
 
@@ -60,7 +60,8 @@ def trace(
     """Run ``forward`` on one micro-batch, inside the context that ``around`` makes, and report.
 
     Raises:
-        Error: a training model without loss, or with several independent ones.
+        Error: a training model without loss, or with several independent ones; an unsupported type
+            of output.
     """
     saved = {name: buffer.clone() for name, buffer in state.buffers.items()}
     versions = {name: buffer._version for name, buffer in state.buffers.items()}
@@ -89,6 +90,7 @@ def trace(
         )
         leaves: list[torch.Tensor] = []
         outputs = flatten(result, leaves)
+        check_outputs(outputs)
         has_gradient = loss is not None and loss.requires_grad
         used = _backward(loss, state) if has_gradient else frozenset()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import io
 import logging
 import pickle
@@ -213,6 +214,13 @@ class TestArguments:
         _, training = trained(Mlp())
         x, y = classified(8)
         training(x, y.int())
+        _, training = trained(Mlp())
+        training(x, y.short())
+
+
+@dataclasses.dataclass
+class Scores:
+    value: object
 
 
 class TestOutputs:
@@ -256,6 +264,16 @@ class TestOutputs:
                 torch.testing.assert_close(training(x + 0, y)[1], expected)
                 scores = inference(x + 0)
         torch.testing.assert_close(scores, reference(x).detach())
+
+    @pytest.mark.parametrize("wrap", [Scores, lambda x: {x}, lambda x: ([x], {"a": x}.values())])
+    def test_tensors_do_not_hide_in_other_types(self, wrap):
+        inference = poptorch.inferenceModel(lambda x: wrap(x * 2), quiet_options())
+        with pytest.raises(poptorch.Error, match=r"Unsupported output type .*registerCustomArg"):
+            inference(torch.ones(2))
+
+    def test_other_objects_pass(self):
+        inference = poptorch.inferenceModel(lambda x: (x, {1, 2}, Scores(3)), quiet_options())
+        assert inference(torch.ones(2))[1:] == ({1, 2}, Scores(3))
 
     def test_running_on_ipu_only_inside(self):
         seen = []
