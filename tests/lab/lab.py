@@ -126,7 +126,7 @@ class LabHost:
         return ["nsenter", f"--target={self.init_pid}", "--net", "--uts", "--ipc", "--mount",
                 "--pid", f"--wd={ROOT}", "--", *map(str, words)]  # fmt: skip
 
-    def run(self, *words: object, timeout: float = 60, **settings) -> subprocess.CompletedProcess:
+    def run(self, *words: object, timeout: float = 90, **settings) -> subprocess.CompletedProcess:
         """Run a command on this host to its end."""
         process = self.start(*words, **settings)
         try:
@@ -155,7 +155,7 @@ class LabHost:
         )
 
     def poprun(
-        self, *words: object, timeout: float = 60, **settings
+        self, *words: object, timeout: float = 90, **settings
     ) -> subprocess.CompletedProcess:
         """Run ``poprun-py`` on this host to its end."""
         return self.run(sys.executable, "-m", "poprun_py", *words, timeout=timeout, **settings)
@@ -325,7 +325,7 @@ class Lab:
         _run(*inside_host, "ip", "link", "set", "eth0", "up")
 
     def _wait_for_sshd(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         first = self.hosts[0]
         for host in self.hosts:
             while first.run("ssh", "-oBatchMode=yes", host.name, "true").returncode:
@@ -337,7 +337,7 @@ class Lab:
 
 def _first_child(process: subprocess.Popen) -> int:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break

@@ -93,18 +93,18 @@ class Slurm:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environ, "PATH": _PATH},
-                timeout=30,
+                timeout=60,
                 check=False,
             )
         if done.returncode:
             raise RuntimeError(f"{words} on {host.name}: {(Path(log.name)).read_text()}")
 
-    def run(self, *words: object, timeout: float = 60, env=None) -> subprocess.CompletedProcess:
+    def run(self, *words: object, timeout: float = 90, env=None) -> subprocess.CompletedProcess:
         """Run a command on the controller's host, with Slurm's configuration."""
         return self.lab[0].run(*words, timeout=timeout, env={**self.environ, **(env or {})})
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             states = self.run("sinfo", "--noheader", "--Node", "--format=%t").stdout.split()
             if states == ["idle"] * self.lab.num_hosts:

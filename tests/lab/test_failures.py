@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 VENV = Path(sys.prefix)
 JOB = ["--num-instances", "2", "--num-replicas", "2"]
 
@@ -77,7 +77,8 @@ def test_a_host_that_cannot_take_part(make_lab, hello, breakage, said, fix, chec
     breakage(lab)
     begun = time.monotonic()
     done = lab[0].poprun("--host", lab.names(), *JOB, *check, hello)
-    assert time.monotonic() - begun < 15
+    # 15 s on a machine that does nothing else.
+    assert time.monotonic() - begun < 25
     assert done.returncode == 3, (done.stdout, done.stderr)
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("poprun-py: error: host node1: ")
@@ -139,7 +140,7 @@ def test_a_host_lost_while_mpirun_starts_is_named(make_lab, hello, tmp_path, los
     assert time.monotonic() - begun < 15 + 20
     assert stdout == ""
     for text in ("mpirun", "poprun_py"):
-        wait_until(lambda text=text: not lab[0].processes(text), 10, f"node0 keeps {text}")
+        wait_until(lambda text=text: not lab[0].processes(text), 20, f"node0 keeps {text}")
 
 
 WAITS = "import time, sys\nprint('here', flush=True)\ntime.sleep(120)\n"
@@ -161,13 +162,13 @@ def test_a_link_that_goes_down_ends_the_job(make_lab, script):
     process, program = start_waiting(lab, script)
     lab[1].link("down")
     begun = time.monotonic()
-    _, stderr = process.communicate(timeout=50)
+    _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - begun < 15 + 20
     assert process.returncode not in (0, 124)
     assert "instance 1 (replica 1) on node1 failed first" in stderr.splitlines()[0]
     # The host that was cut off ends its part by itself.
     wait_until(lambda: not lab[1].processes(program.name), 30, "node1 keeps its instance")
-    wait_until(lambda: not lab[0].processes(program.name), 5, "node0 keeps its instance")
+    wait_until(lambda: not lab[0].processes(program.name), 20, "node0 keeps its instance")
 
 
 def test_a_host_that_dies_ends_the_job(make_lab, script):
@@ -175,11 +176,11 @@ def test_a_host_that_dies_ends_the_job(make_lab, script):
     process, program = start_waiting(lab, script)
     lab[1].kill()
     begun = time.monotonic()
-    _, stderr = process.communicate(timeout=50)
+    _, stderr = process.communicate(timeout=60)
     assert time.monotonic() - begun < 15 + 20
     assert process.returncode not in (0, 124)
     assert "instance 1 (replica 1) on node1 failed first" in stderr.splitlines()[0]
-    wait_until(lambda: not lab[0].processes(program.name), 5, "node0 keeps its instance")
+    wait_until(lambda: not lab[0].processes(program.name), 20, "node0 keeps its instance")
 
 
 def test_a_restart_leaves_out_a_host_that_is_down(make_lab, script):
@@ -199,7 +200,7 @@ def test_a_restart_leaves_out_a_host_that_is_down(make_lab, script):
     before = sorted(process.stdout.readline() for _ in range(6))
     assert before == [f"6 node{index}\n" for index in (0, 0, 1, 1, 2, 2)]
     lab[1].kill()
-    stdout, stderr = process.communicate(timeout=55)
+    stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     assert sorted(stdout.splitlines()) == ["6 node0"] * 3 + ["6 node2"] * 3
     said = stderr[stderr.index("poprun-py: warning: going on") :].splitlines()
@@ -211,7 +212,7 @@ def test_an_instance_that_fails_on_another_host(lab, script):
     program = script(
         "import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(7)\ntime.sleep(60)\n"
     )
-    done = lab[0].poprun("--host", lab.names(), *JOB, program, timeout=20)
+    done = lab[0].poprun("--host", lab.names(), *JOB, program, timeout=60)
     assert done.returncode == 7
     assert "instance 1" in done.stderr
     assert "node1" in done.stderr
@@ -222,20 +223,20 @@ def test_a_signal_ends_the_job_on_every_host(lab, script, number):
     process, program = start_waiting(lab, script)
     launcher = lab[0].run("pgrep", "-f", "m poprun_py --host").stdout.split()
     lab[0].run("kill", f"-{int(number)}", *launcher)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + number
     for host in lab.hosts:
-        wait_until(lambda host=host: not host.processes(program.name), 5, f"{host.name} keeps it")
+        wait_until(lambda host=host: not host.processes(program.name), 20, f"{host.name} keeps it")
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_anywhere(lab, script):
     process, program = start_waiting(lab, script)
     launcher = lab[0].run("pgrep", "-f", "m poprun_py --host").stdout.split()
     lab[0].run("kill", "-9", *launcher)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     for host in lab.hosts:
-        wait_until(lambda host=host: not host.processes(program.name), 10, f"{host.name} keeps it")
-        wait_until(lambda host=host: not host.processes("prted"), 10, f"{host.name} keeps prted")
+        wait_until(lambda host=host: not host.processes(program.name), 20, f"{host.name} keeps it")
+        wait_until(lambda host=host: not host.processes("prted"), 20, f"{host.name} keeps prted")
 
 
 def test_a_daemon_that_is_killed_leaves_nothing_anywhere(lab, script):
@@ -243,10 +244,10 @@ def test_a_daemon_that_is_killed_leaves_nothing_anywhere(lab, script):
     assert lab[1].run("pkill", "-KILL", "-x", "prted").returncode == 0
     begun = time.monotonic()
     for host in lab.hosts:
-        left = max(0.1, begun + 3 - time.monotonic())
+        left = max(0.1, begun + 10 - time.monotonic())
         wait_until(
             lambda host=host: not host.processes(program.name), left, f"{host.name} keeps it"
         )
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode not in (0, 124)
     assert stderr

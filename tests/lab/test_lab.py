@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 
 
 def seconds_to_send(lab, count):

@@ -9,7 +9,7 @@ import pytest
 from lab import slurm
 from lab.slurm import Slurm
 
-pytestmark = pytest.mark.hosts
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 POPRUN = (sys.executable, "-m", "poprun_py")
 FOUR = ("--num-instances", "4", "--num-replicas", "4")
 
