@@ -250,8 +250,8 @@ def _warn(sentence: str) -> None:
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
     import json
 
-    from poprun_py.launch_plan import plan_from_json
     from poprun_py.launcher import read_text_file
+    from poprun_py.plan_file import plan_from_json
 
     assert config.from_plan is not None
     if config.program:
@@ -303,7 +303,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
 def _export_plan(path: str, planned: LaunchPlan) -> None:
     import json
 
-    from poprun_py.launch_plan import plan_to_json
+    from poprun_py.plan_file import plan_to_json
 
     text = json.dumps(plan_to_json(planned), indent=2) + "\n"
     if path == "-":

@@ -14,8 +14,9 @@ from poprun_py.config import LaunchConfig, options
 from poprun_py.config_file import config_from_dict, config_to_dict, dump_config, parse_config
 from poprun_py.errors import UsageError
 from poprun_py.hosts import LOCALHOST, parse_host_list
-from poprun_py.launch_plan import make_plan, plan_from_json, plan_to_json
+from poprun_py.launch_plan import make_plan
 from poprun_py.mpi import OPEN_MPI_5, Mpi
+from poprun_py.plan_file import plan_from_json, plan_to_json
 
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 ENVIRON = {"PATH": "/bin", "HF_TOKEN": "hush", "PLAIN": "p"}
