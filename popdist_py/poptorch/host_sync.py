@@ -7,7 +7,7 @@ pickles are plain again. Which tensors live where on the device is ``device_stat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -32,44 +32,44 @@ def is_wrapped(module: nn.Module) -> bool:
 
 
 def watch(module: nn.Module, fetch: Fetch, destroy: Callable[[], None]) -> Callable[[], None]:
-    """Call ``fetch`` before every read of ``module``'s tensors; return how to end that."""
-    changed: list[tuple[Any, type]] = []
-    classes: dict[type, type] = {}
-    for tensor in [*module.parameters(), *module.buffers()]:
-        kind = type(tensor)
-        if isinstance(tensor, nn.Parameter):
-            base = kind if issubclass(kind, GroupableParameter) else _groupable(kind)
-        else:
-            base = kind
-        watched = classes.setdefault(kind, _watched_tensor(base, fetch))
-        tensor.__class__ = watched
-        changed.append((tensor, kind))
-    changed.append((module, type(module)))
-    module.__class__ = _watched_module(type(module), fetch, destroy)
-    ours = {*classes.values(), type(module)}
+    """Call ``fetch`` before every read of ``module``'s tensors; return how to end that.
+
+    Modules that are wrapped apart may share tensors: reading one of these calls all that watch it.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    kind = type(module)
+    _change_fetches(tensors, lambda fetches: (*fetches, fetch))
+    watched = _watched_module(kind, fetch, destroy)
+    module.__class__ = watched
 
     def unwatch_all() -> None:
-        for value, original in changed:
-            if type(value) in ours:
-                value.__class__ = original
+        _change_fetches(tensors, lambda fetches: tuple(f for f in fetches if f != fetch))
+        if type(module) is watched:
+            module.__class__ = kind
 
     return unwatch_all
 
 
-def _groupable(kind: type) -> type:
-    return GroupableParameter if kind is nn.Parameter else kind
+def _change_fetches(
+    tensors: Iterable[Any], change: Callable[[tuple[Fetch, ...]], tuple[Fetch, ...]]
+) -> None:
+    """Give every tensor the class that calls what ``change`` makes of the present functions."""
+    classes: dict[Any, type] = {}
+    for tensor in tensors:
+        kind = type(tensor)
+        plain, fetches = getattr(kind, "_plain", kind), change(getattr(kind, "_fetches", ()))
+        if (plain, fetches) not in classes:
+            classes[plain, fetches] = _watched_tensor(plain, fetches) if fetches else plain
+        tensor.__class__ = classes[plain, fetches]
 
 
-def _watched_tensor(base: type, fetch: Fetch) -> type:
+def _watched_tensor(plain: type, fetches: tuple[Fetch, ...]) -> type:
     """Return a subclass of a tensor class that fetches before every operation."""
-    is_parameter = issubclass(base, nn.Parameter)
+    is_parameter = issubclass(plain, nn.Parameter)
     return type(
         "PoptorchParameter" if is_parameter else "PoptorchBuffer",
-        (_WatchedTensor, base),
-        {
-            "_fetches": (*getattr(base, "_fetches", ()), fetch),
-            "is_watched_buffer": not is_parameter,
-        },
+        (_WatchedTensor, GroupableParameter if plain is nn.Parameter else plain),
+        {"_plain": plain, "_fetches": fetches, "is_watched_buffer": not is_parameter},
     )
 
 

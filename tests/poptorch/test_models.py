@@ -346,6 +346,23 @@ class TestWeights:
         file.seek(0)
         assert torch.equal(torch.load(file)["layers.0.bias"], model.layers[0].bias.detach())
 
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_models_that_are_wrapped_apart_may_share_a_module(self, first):
+        shared = nn.Linear(6, 4)
+        models = [WithLoss(nn.Sequential(shared, nn.Linear(4, 2))) for _ in range(2)]
+        wrappers = [trained(model)[1] for model in models]
+        x = torch.randn(3, 6)
+        for turn in (first, 1 - first):
+            before = shared.weight.detach().clone()
+            wrappers[turn](x, torch.zeros(3, 2))
+            assert not torch.equal(shared.weight, before), "read from the one that trained last"
+        wrappers[first].destroy()
+        before = shared.weight.detach().clone()
+        wrappers[1 - first](x, torch.zeros(3, 2))
+        assert not torch.equal(shared.weight, before)
+        wrappers[1 - first].destroy()
+        assert type(shared.weight) is type(models[first].model[1].weight) is nn.Parameter
+
     def test_loading_a_state_uploads_it(self):
         model, training = trained()
         x, y = classified(4)
