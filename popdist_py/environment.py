@@ -33,6 +33,9 @@ HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
+# Beyond PopRun: the network that all hosts are on, by interface or CIDR.
+NETWORK = "POPDIST_NETWORK"
+
 # What a user may set for the collectives.
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
@@ -149,11 +152,13 @@ class CollectiveSettings:
         shared_memory: whether instances of a host may exchange data through shared memory.
         gradient_overlap: whether gradients are reduced while backward runs; None: what measures
             faster.
+        network: interface or CIDR of the network between the hosts; None if it is not known.
     """
 
     hang_timeout: float = 300.0
     shared_memory: bool = True
     gradient_overlap: bool | None = None
+    network: str | None = None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> CollectiveSettings:
@@ -173,6 +178,7 @@ class CollectiveSettings:
             hang_timeout=seconds or float("inf"),
             shared_memory=bool(_switch(environ, SHARED_MEMORY, default=True)),
             gradient_overlap=_switch(environ, GRADIENT_OVERLAP, default=None),
+            network=environ.get(NETWORK) or None,
         )
 
 

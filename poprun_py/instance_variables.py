@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from popdist_py.environment import InstanceEnvironment
+from popdist_py.environment import NETWORK, InstanceEnvironment
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.mpi import split_args
@@ -82,6 +82,8 @@ def common_variables(
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
+    if reached is not None and reached.network:
+        variables[NETWORK] = reached.network
     variables["MASTER_ADDR"] = _master_address(topology, reached)
     return tuple(variables.items())
 

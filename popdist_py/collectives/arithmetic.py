@@ -13,13 +13,14 @@ import numpy as np
 
 from popdist_py.collectives import ReduceOp
 
-__all__ = ["BFLOAT16", "CHUNK_BYTES", "Array", "Reduction", "dtype_name"]
+__all__ = ["BFLOAT16", "CHUNK_BYTES", "FUNCTIONS", "Array", "Reduction", "dtype_name"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-_FUNCTIONS: dict[str, np.ufunc] = {
+# How two values are combined; of booleans, "sum" means "any" and "prod" "all".
+FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
     "max": np.maximum,
@@ -57,7 +58,7 @@ class Reduction:
             raise TypeError(
                 f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
             )
-        self.function = _FUNCTIONS[op]
+        self.function = FUNCTIONS[op]
         self.divisor = count if op == "mean" else None
         self.wide = np.dtype(np.float32) if self.is_half else dtype
         self.chunk = max(1, CHUNK_BYTES // self.wide.itemsize)

@@ -7,6 +7,7 @@ the owners of one slice add theirs up ("lane").
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,8 @@ __all__ = ["Exchange"]
 
 # The kernel looks up every page that it reads: below, passing through the slots is faster.
 _READ_BYTES = 2 * CHUNK_BYTES
+# What travels between hosts at once: large enough for few calls, small enough to begin soon.
+_CHUNKS_OF_A_PIECE, _PIECES_UNDER_WAY = 2, 4
 
 
 class Exchange:
@@ -30,15 +33,23 @@ class Exchange:
         hosts: index in the job of the instances of every host.
         lane: the owners of this instance's slice on all hosts; None with one host, and for an
             instance that owns no slice.
+        slot_bytes: size of a slot on the host that has the smallest.
+        can_read: whether on every host the instances can read one another's memory.
     """
 
     def __init__(
-        self, host: Host, hosts: Sequence[Sequence[int]], lane: Link | None, slot_bytes: int
+        self,
+        host: Host,
+        hosts: Sequence[Sequence[int]],
+        lane: Link | None,
+        slot_bytes: int,
+        can_read: bool,
     ) -> None:
         self._host = host
         self._hosts = hosts
         self._lane = lane
         self._slot_bytes = slot_bytes
+        self._can_read = can_read
         # Made once: fresh memory costs a page fault for every 4 KiB. Pages come with the first use.
         self._scratch = np.empty((host.size, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host says how many there are.
@@ -46,7 +57,7 @@ class Exchange:
 
     def in_place(self, plan: Plan, views: Sequence[Array]) -> None:
         """Reduce arrays that live in the window, given those of all instances of the host."""
-        self._reduce_own_slice(plan, views, views)
+        self._reduce_own_slice(plan, views[0].size, _parts_of(views), views)
         self._host.rendezvous.wait_for_all(plan.signature)
 
     def own_slice(self, size: int) -> slice:
@@ -55,15 +66,14 @@ class Exchange:
 
     def only_own_slice(self, plan: Plan, views: Sequence[Array]) -> None:
         """Reduce this instance's slice of arrays that live in the window, for itself alone."""
-        self._reduce_own_slice(plan, views, [views[self._host.position]])
+        own = views[self._host.position]
+        self._reduce_own_slice(plan, own.size, _parts_of(views), [own])
 
     def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
         """Reduce arrays that lie anywhere, given where."""
-        if len(self._hosts) > 1:
-            self._by_slices(plan, flat)
-        elif self._host.can_read and flat.nbytes > _READ_BYTES:
+        if self._can_read and flat.nbytes > _READ_BYTES:
             self._by_reading(plan, flat, addresses)
-        elif self._host.size == 2:
+        elif self._host.size == 2 and len(self._hosts) == 1:
             self._by_pairs(plan, flat)
         else:
             self._by_slices(plan, flat)
@@ -81,21 +91,25 @@ class Exchange:
 
     def _by_reading(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
         """Read the others' parts of the own slice, reduce it in place, read the other slices."""
-        host, reduction = self._host, _reduction_of(plan)
+        host = self._host
         others = [position for position in range(host.size) if position != host.position]
         rows = {position: self._scratch[position].view(flat.dtype) for position in others}
-        for part in self._own_slice(flat.size, reduction.chunk):
-            sources = {host.position: flat[part]}
+
+        def sources(part: slice) -> list[Array]:
+            found = {host.position: flat[part]}
             for position in others:
-                sources[position] = rows[position][: part.stop - part.start]
+                found[position] = rows[position][: part.stop - part.start]
                 address = addresses[position] + part.start * flat.itemsize
-                host.read(position, address, sources[position], plan)
-            reduction.chunked([sources[position] for position in range(host.size)], flat[part])
+                host.read(position, address, found[position], plan)
+            return [found[position] for position in range(host.size)]
+
+        self._reduce_own_slice(plan, flat.size, sources, [flat])
         host.rendezvous.wait_for_all(plan.signature)
-        for position in others:
-            part = _slice_of(position, self._num_owners, flat.size)
-            address = addresses[position] + part.start * flat.itemsize
-            host.read(position, address, flat[part], plan)
+        for owner in range(self._num_owners):
+            part = _slice_of(owner, self._num_owners, flat.size)
+            if owner != host.position and part.start < part.stop:
+                address = addresses[owner] + part.start * flat.itemsize
+                host.read(owner, address, flat[part], plan)
         host.rendezvous.wait_for_all(plan.signature)
 
     def _by_pairs(self, plan: Plan, flat: Array) -> None:
@@ -120,7 +134,7 @@ class Exchange:
             slots = [slot[: chunk.size] for slot in plan.slots[turn]]
             np.copyto(slots[host.position], chunk)
             host.meet(plan, turn)
-            self._reduce_own_slice(plan, slots, [slots[host.position]])
+            self._reduce_own_slice(plan, chunk.size, _parts_of(slots), [slots[host.position]])
             host.rendezvous.wait_for_all(plan.signature)
             for owner in range(self._num_owners):
                 part = _slice_of(owner, self._num_owners, chunk.size)
@@ -138,30 +152,43 @@ class Exchange:
             yield slice(start, min(start + step, own.stop))
 
     def _reduce_own_slice(
-        self, plan: Plan, sources: Sequence[Array], outputs: Sequence[Array]
+        self,
+        plan: Plan,
+        size: int,
+        sources: Callable[[slice], Sequence[Array]],
+        outputs: Sequence[Array],
     ) -> None:
-        """Reduce this instance's slice of the sources of this host, and of all hosts.
+        """Reduce this instance's slice over the instances of this host, and of all hosts.
 
-        While a chunk travels between hosts, the next one is reduced.
+        While pieces travel between hosts, the next ones are reduced within this one.
+
+        Args:
+            plan: of the call.
+            size: number of elements of the whole array.
+            sources: returns what lies in a chunk of it on each instance of this host.
+            outputs: arrays of ``size`` that get the result.
         """
         reduction = _reduction_of(plan)
         if self._lane is None:
-            for part in self._own_slice(sources[0].size, reduction.chunk):
-                reduction.chunked([source[part] for source in sources], outputs[0][part])
+            for part in self._own_slice(size, reduction.chunk):
+                reduction.chunked(sources(part), outputs[0][part])
                 for output in outputs[1:]:
                     np.copyto(output[part], outputs[0][part])
             return
-        pending: Callable[[], None] | None = None
-        for part in self._own_slice(sources[0].size, 4 * reduction.chunk):
-            started = self._start_between_hosts(plan, sources, outputs, part)
-            if pending is not None:
-                pending()
-            pending = started
-        if pending is not None:
-            pending()
+        pending: deque[Callable[[], None]] = deque()
+        for part in self._own_slice(size, _CHUNKS_OF_A_PIECE * reduction.chunk):
+            if len(pending) == _PIECES_UNDER_WAY:
+                pending.popleft()()
+            pending.append(self._start_between_hosts(plan, part, sources, outputs))
+        while pending:
+            pending.popleft()()
 
     def _start_between_hosts(
-        self, plan: Plan, sources: Sequence[Array], outputs: Sequence[Array], part: slice
+        self,
+        plan: Plan,
+        part: slice,
+        sources: Callable[[slice], Sequence[Array]],
+        outputs: Sequence[Array],
     ) -> Callable[[], None]:
         """Begin to reduce ``part`` over the hosts; what is returned ends it."""
         reduction, lane = _reduction_of(plan), self._lane
@@ -170,7 +197,7 @@ class Exchange:
         for start in range(0, total.size, reduction.chunk):
             stop = min(start + reduction.chunk, total.size)
             at = slice(part.start + start, part.start + stop)
-            reduction.partial([source[at] for source in sources], total[start:stop])
+            reduction.partial(sources(at), total[start:stop])
         request = lane.start_all_reduce(total, reduction.op)
 
         def end() -> None:
@@ -208,6 +235,10 @@ class Exchange:
 def _reduction_of(plan: Plan) -> Reduction:
     assert plan.reduction is not None
     return plan.reduction
+
+
+def _parts_of(arrays: Sequence[Array]) -> Callable[[slice], list[Array]]:
+    return lambda part: [array[part] for array in arrays]
 
 
 def _slice_of(owner: int, num_owners: int, size: int) -> slice:

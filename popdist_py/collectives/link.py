@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.tree import Node
+from popdist_py.collectives.wire import Piece, Wire, WireLostError
 from popdist_py.errors import InstanceLostError
 
-__all__ = ["Link"]
+__all__ = ["Lane", "Link"]
 
 _OPERATIONS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
+# Of a wait on the wire, after which the time-out is looked at.
+_LONGEST_WAIT = 0.1
 _HERE = 7  # tag of the messages that say "this instance is in call number n"
 
 
@@ -47,7 +50,7 @@ class Link:
         self.size: int = comm.Get_size()
         self.lost: InstanceLostError | None = None
 
-    def start_all_reduce(self, array: Array, op: str) -> MPI.Request:
+    def start_all_reduce(self, array: Array, op: str) -> Any:
         """Begin to reduce ``array`` in place; ``finish`` ends it."""
         self._begin()
         logical = array.dtype == np.bool_
@@ -123,12 +126,15 @@ class Link:
         self.broadcast(buffer, root, doing)
         return pickle.loads(buffer.tobytes())
 
+    def close(self) -> None:
+        """Give back what is held; MPI's own is MPI's."""
+
     def _begin(self) -> None:
         if self.lost is not None:
             raise self.lost
         self._calls += 1
 
-    def finish(self, request: MPI.Request, doing: object) -> None:
+    def finish(self, request: Any, doing: object) -> None:
         """Return once ``request`` is complete.
 
         Raises:
@@ -163,11 +169,14 @@ class Link:
             for rank, instance in enumerate(self._instances)
             if rank != self.rank and self._calls not in self._announcements(rank)
         ]
+        return self._missing(missing, doing)
+
+    def _missing(self, missing: Sequence[int], doing: object) -> InstanceLostError:
         limit = f"within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
         if not missing:
             return InstanceLostError(f"{doing}: all instances arrived, but did not end {limit}")
         words = "instance" if len(missing) == 1 else "instances"
-        names = ", ".join(map(str, missing))
+        names = ", ".join(map(str, sorted(missing)))
         return InstanceLostError(f"{doing}: {words} {names} did not arrive {limit}")
 
     def _announcements(self, rank: int) -> list[int]:
@@ -175,3 +184,68 @@ class Link:
         while self._comm.iprobe(rank, _HERE):
             calls.append(self._comm.recv(None, rank, _HERE))
         return calls
+
+
+class Lane(Link):
+    """One instance of each host: arrays are reduced over a wire of our own, the rest goes by MPI.
+
+    Args:
+        comm: as for ``Link``.
+        instances: as for ``Link``.
+        hang_timeout: as for ``Link``; here of a wait in which nothing at all arrives.
+        grace: as for ``Link``.
+        wire: between the ranks of ``comm``.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        instances: Sequence[int],
+        hang_timeout: float,
+        grace: float,
+        wire: Wire,
+    ) -> None:
+        super().__init__(comm, instances, hang_timeout, grace)
+        self._wire = wire
+
+    def start_all_reduce(self, array: Array, op: str) -> Piece | WireLostError:
+        """Begin to reduce ``array`` in place; ``finish`` ends it, and tells of errors."""
+        self._begin()
+        try:
+            return self._wire.start(array, FUNCTIONS[op])
+        except WireLostError as error:
+            return error
+
+    def finish(self, request: Any, doing: object) -> None:
+        """Return once ``request`` is complete.
+
+        Raises:
+            InstanceLostError: another instance has gone, or nothing comes within the time-out.
+        """
+        if not isinstance(request, Piece | WireLostError):
+            super().finish(request, doing)
+            return
+        try:
+            if isinstance(request, WireLostError):
+                raise request
+            self._wait(request, doing)
+        except WireLostError as error:
+            self.lost = InstanceLostError(
+                f"{doing}: instance {self._instances[error.rank]} was lost on another host"
+            )
+            raise self.lost from None
+
+    def _wait(self, piece: Piece, doing: object) -> None:
+        last = time.monotonic()
+        while not piece.is_done:
+            if self._wire.progress(_LONGEST_WAIT):
+                last = time.monotonic()
+            elif time.monotonic() - last > self._limit:
+                # Who waits for a third one itself owes a sum, but no values.
+                missing = piece.owing or piece.summing
+                self.lost = self._missing([self._instances[rank] for rank in missing], doing)
+                raise self.lost
+
+    def close(self) -> None:
+        """Close the wire."""
+        self._wire.close()

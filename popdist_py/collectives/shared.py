@@ -15,9 +15,10 @@ import numpy as np
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
 from popdist_py.collectives.buffers import Buffers
+from popdist_py.collectives.connecting import connect
 from popdist_py.collectives.exchange import Exchange
 from popdist_py.collectives.host import Host, Plan
-from popdist_py.collectives.link import Link
+from popdist_py.collectives.link import Lane, Link
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.window import Window
 from popdist_py.errors import InstanceLostError
@@ -55,9 +56,9 @@ class SharedCommunicator:
         self._host = Host(local, window, self.instance_index, settings.hang_timeout)
         self._plans: dict[Any, Plan] = {}
         self._buffers = Buffers(self._host.position)
-        self._connect_hosts(world, settings.hang_timeout)
+        self._connect_hosts(world, settings)
 
-    def _connect_hosts(self, world: MPI.Comm, limit: float) -> None:
+    def _connect_hosts(self, world: MPI.Comm, settings: CollectiveSettings) -> None:
         """Link the hosts: one lane for each slice, between its owners on all hosts."""
         here = tuple(self._host.instances)
         hosts = sorted(set(world.allgather(here)))
@@ -66,6 +67,7 @@ class SharedCommunicator:
         self._slot_bytes = min(world.allgather(self._host.slot_bytes))
         self._world: Link | None = None
         self._lane: Link | None = None
+        limit = settings.hang_timeout
         if len(hosts) > 1:
             self._world = Link(world, range(self.num_instances), limit)
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
@@ -75,8 +77,15 @@ class SharedCommunicator:
             num_owners = min(map(len, hosts))
             comm = world.Split(min(position, num_owners), hosts.index(here))
             if position < num_owners:
-                self._lane = Link(comm, [host[position] for host in hosts], limit, self._grace)
-        self._exchange = Exchange(self._host, hosts, self._lane, self._slot_bytes)
+                fellows = [host[position] for host in hosts]
+                wire = connect(comm, settings.network)
+                self._lane = (
+                    Link(comm, fellows, limit, self._grace)
+                    if wire is None
+                    else Lane(comm, fellows, limit, self._grace, wire)
+                )
+        can_read = all(world.allgather(self._host.can_read))
+        self._exchange = Exchange(self._host, hosts, self._lane, self._slot_bytes, can_read)
 
     # --- Collectives --------------------------------------------------------------------------
 
@@ -209,6 +218,8 @@ class SharedCommunicator:
         if self._host.rendezvous.lost is None:
             self.background.settle()
         self._host.rendezvous.close()
+        if self._lane is not None:
+            self._lane.close()
 
     # --- Plans --------------------------------------------------------------------------------
 

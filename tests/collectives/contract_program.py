@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+import pytest
 import torch
 from jobs import join
 
@@ -80,6 +82,33 @@ def check_windows():
     mixed[:] = me + 1
     popdist_py.all_reduce(mixed)
     assert (mixed == count * (count + 1) / 2).all()
+
+
+def check_host_memory():
+    memory = comm.host_memory
+    if memory is None:
+        return
+    common = memory.common_buffer(100).view(np.uint8)
+    assert not common.any()
+    comm.barrier()
+    common[me] = me + 1
+    comm.barrier()
+    assert common[:count].tolist() == list(range(1, count + 1))
+    for size in (1, 5000, 700_001):
+        own = memory.own_slice(size)
+        slices = sorted((part.start, part.stop) for part in comm.all_gather_object(own))
+        assert slices[0][0] == 0
+        assert slices[-1][1] == size
+        assert all(a[1] == b[0] for a, b in pairwise(slices))
+        x = comm.gradient_buffer(4 * size).view(np.float32)
+        x[:] = of_instance(me, size, np.float32)
+        memory.reduce_slice(x)
+        expected = of_instance(me, size, np.float32)
+        expected[own] = sum(of_instance(i, size, np.float32)[own] for i in range(count))
+        comm.barrier()
+        assert np.array_equal(x, expected), size
+    with pytest.raises(ValueError, match=r"gradient_buffer\(\)"):
+        memory.reduce_slice(np.zeros(5))
 
 
 def check_tree():

@@ -10,27 +10,35 @@ from popdist_py.environment import CollectiveSettings
 
 HOSTS = "TEST_NUM_HOSTS"
 WITHOUT_READING = "TEST_WITHOUT_READING"
+WITHOUT_SOCKETS = "TEST_WITHOUT_SOCKETS"
 
 
 def join():
     """Join the job; with TEST_NUM_HOSTS as if its instances were on so many hosts.
 
-    With TEST_WITHOUT_READING as if the kernel let no process read another's memory.
+    With TEST_WITHOUT_READING as if the kernel let no process read another's memory, with
+    TEST_WITHOUT_SOCKETS as if hosts took no connections.
     """
     hosts = int(os.environ.get(HOSTS, "1"))
     if hosts == 1:
         popdist_py.init()
         if WITHOUT_READING in os.environ:
-            context.communicator()._host.can_read = False
+            context.communicator()._exchange._can_read = False
         return context.communicator()
     from mpi4py import MPI
 
+    from popdist_py.collectives import connecting
     from popdist_py.collectives.host import window_for
     from popdist_py.collectives.shared import SharedCommunicator
+
+    if WITHOUT_SOCKETS in os.environ:
+        connecting._listen = lambda _: None
 
     world = MPI.COMM_WORLD
     host = world.rank * hosts // world.size
     local = world.Split(host, world.rank)
     settings = CollectiveSettings.from_environ(os.environ)
     context._communicator = SharedCommunicator(world, local, window_for(local), settings)
+    if WITHOUT_READING in os.environ:
+        context._communicator._exchange._can_read = False
     return context.communicator()

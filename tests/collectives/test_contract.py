@@ -19,6 +19,12 @@ KINDS = {
     "one instance on each host": (2, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
     "hosts with 2 and 1 instances": (3, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
     "hosts with 2 instances": (4, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
+    "three hosts": (3, {"TEST_NUM_HOSTS": "3"}, "SharedCommunicator"),
+    "hosts without sockets": (
+        3,
+        {"TEST_NUM_HOSTS": "2", "TEST_WITHOUT_SOCKETS": "1", "TEST_WITHOUT_READING": "1"},
+        "SharedCommunicator",
+    ),
 }
 
 
@@ -30,4 +36,4 @@ def test_contract(poprun, kind):
         env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count(f"{name} 9 checks") == instances
+    assert done.stdout.count(f"{name} 10 checks") == instances
