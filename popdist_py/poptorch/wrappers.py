@@ -37,11 +37,15 @@ def trainingModel(
         optimizer: SGD with a learning rate of 0.01 if None.
 
     Raises:
+        AssertionError: ``model`` is no module.
         Error: ``options`` are no Options.
         RuntimeError: the module is wrapped for training already.
     """
     checked = _checked(options)
     module = model.model if isinstance(model, PoplarExecutor) else model
+    assert isinstance(module, nn.Module), (
+        f"Invalid type {type(model)} of 'model': expected a torch.nn.Module"
+    )
     if optimizer is None:
         # A group, because torch refuses an empty list of parameters.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
@@ -58,6 +62,7 @@ def inferenceModel(
         options: how it runs; the defaults of Options if None.
 
     Raises:
+        AssertionError: ``model`` cannot be called.
         Error: ``options`` are no Options, or accumulate gradients.
     """
     checked = _checked(options)
@@ -66,6 +71,9 @@ def inferenceModel(
     if isinstance(model, PoplarExecutor):
         model = model.model
     if not isinstance(model, nn.Module):
+        assert callable(model), (
+            f"Invalid type {type(model)} of 'model': expected a torch.nn.Module or a function"
+        )
         model = _Callable(model)
     return PoplarExecutor(model, checked, training=False)
 

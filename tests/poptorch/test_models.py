@@ -52,6 +52,11 @@ class TestConstruction:
         assert type(model) is Mlp
         assert poptorch.trainingModel(model, quiet_options()).model is model
 
+    @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+    def test_what_is_no_model(self, wrap):
+        with pytest.raises(AssertionError, match=r"Invalid type .*'model'"):
+            wrap("model")
+
     def test_attributes_of_the_module_are_those_of_the_wrapper(self):
         model, training = trained()
         model.custom = "seen"
