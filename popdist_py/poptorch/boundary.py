@@ -84,12 +84,18 @@ class Boundary:
             wanted = torch.int64
         return tensor if tensor.dtype is wanted else tensor.to(wanted)
 
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a result as the host gets it."""
-        if tensor.dtype == torch.int64:
-            return tensor.to(torch.int32)
-        wanted = self.dtype(tensor.dtype)
-        return tensor if tensor.dtype is wanted else tensor.to(wanted)
+    def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return results as the host gets them: contiguous, each in memory of its own."""
+        found: list[torch.Tensor] = []
+        taken: set[int] = set()
+        for result in results:
+            is_long = result.dtype == torch.int64
+            tensor = result.to(torch.int32 if is_long else self.dtype(result.dtype))
+            if not tensor.is_contiguous() or tensor.untyped_storage().data_ptr() in taken:
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            taken.add(tensor.untyped_storage().data_ptr())
+            found.append(tensor)
+        return found
 
     def write_back(
         self, changed: Iterable[int], given: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
@@ -110,6 +116,10 @@ def _explicit_backward(*_args: Any, **_kwargs: Any) -> NoReturn:
         "backward() cannot be called explicitly on the output of a training model: the model "
         "runs the backward pass and the update itself"
     )
+
+
+# Results that a program saves can be loaded by torch's default, which trusts few functions.
+torch.serialization.add_safe_globals([_explicit_backward])
 
 
 def forbid_backward(tensor: torch.Tensor) -> torch.Tensor:

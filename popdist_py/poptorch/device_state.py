@@ -182,6 +182,15 @@ class DeviceState:
             for _, view in self._views
         ]
 
+    def constants(self) -> list[torch.Tensor]:
+        """Return the tensors among the modules' plain attributes."""
+        return [
+            value
+            for _, view in self._views
+            for value in view.values()
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided
+        ]
+
     def bake(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """Make the attributes that changed since ``before`` constants of the program.
 

@@ -250,6 +250,7 @@ class PoplarExecutor(Observable):
             given = Call.of(args, kwargs)
             if not self._template.fits(given):
                 check_call(self._model.forward, args, kwargs)
+                given = self._template.like(args, kwargs)
                 check_same(self._template, given, self._names)
             self._call = given
         assert self._options.connection_type != enums.ConnectionType.Never, (
@@ -272,7 +273,7 @@ class PoplarExecutor(Observable):
         results = compiled.program.run(leaves, len(found.shared))
         if found.changed_inputs:
             self._boundary.write_back(found.changed_inputs, given.leaves, leaves)
-        results = [self._boundary.to_host(result) for result in results]
+        results = self._boundary.to_host(results)
         heartbeat.step()
         if self._training:
             party.mark_stale()

@@ -135,7 +135,7 @@ def _run(
 
 
 def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [*inputs, *state.parameters.values(), *state.buffers.values()]
+    return [*inputs, *state.parameters.values(), *state.buffers.values(), *state.constants()]
 
 
 @torch.no_grad()

@@ -215,6 +215,22 @@ class TestArguments:
         assert inference(x).tolist() == [2, 2, 2, 2]
         assert x.tolist() == [1, 1, 1, 1]
 
+    @pytest.mark.parametrize("execution", ["loop", "auto"])
+    def test_dictionaries_are_taken_by_key(self, execution):
+        def forward(batch, scale, *, more):
+            return 2 * batch["x"] + batch["in"][0]["y"] + scale + 100 * more["a"] + more["b"]
+
+        options = quiet_options()
+        options.Emulator.replicaExecution(execution)
+        inference = poptorch.inferenceModel(forward, options)
+        one, zero = torch.ones(2), torch.tensor(0.0)
+        inference({"x": one, "in": [{"y": one, "n": 1}]}, zero, more={"a": one, "b": one})
+        batch = {"in": [{"n": 1, "y": 3 * one}], "x": one}
+        out = inference(batch, zero, more={"b": 5 * one, "a": one})
+        assert out.tolist() == [110, 110]
+        with pytest.raises(poptorch.Error, match=r"Data type mismatch for batch\[x\]"):
+            inference({**batch, "x": one.int()}, zero, more={"b": one, "a": one})
+
     def test_narrow_labels_and_indices(self):
         _, training = trained(Mlp())
         x, y = classified(8)
@@ -729,6 +745,33 @@ class TestGroupedWeights:
             poptorch.inferenceModel(model).w.replicaGrouping(
                 poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup
             )
+
+
+def test_results_are_the_callers_own():
+    class Aliases(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.constant = torch.ones(3)
+
+        def forward(self, x):
+            out = x * 2
+            return out, out.t(), out[:1].expand(2, 3), self.constant, x, x * 2
+
+    model = poptorch.inferenceModel(Aliases(), quiet_options())
+    x = torch.ones(2, 3)
+    results = model(x)
+    for result in results:
+        result.add_(1)
+    assert [result.unique().tolist() for result in results] == [[3], [3], [3], [2], [2], [3]]
+    assert x.eq(1).all()
+    assert model(x)[3].eq(1).all()
+
+
+def test_a_saved_result_is_loaded_by_torchs_default(tmp_path):
+    training = poptorch.trainingModel(Mlp(), quiet_options())
+    out, loss = training(*classified(4))
+    torch.save({"out": out, "loss": loss}, tmp_path / "results.pt")
+    assert torch.equal(torch.load(tmp_path / "results.pt")["loss"], loss)
 
 
 def test_a_parametrised_module_can_be_wrapped():
