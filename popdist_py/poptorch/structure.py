@@ -132,6 +132,15 @@ class Call:
         keywords = tuple((name, flatten(kwargs[name], leaves)) for name in sorted(kwargs))
         return cls(positional, keywords, leaves)
 
+    def like(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """Flatten the arguments of a call, with dictionaries in the order of this one's."""
+        trees = dict(self.keywords)
+        known = [_in_order(tree, value) for tree, value in zip(self.positional, args, strict=False)]
+        return Call.of(
+            [*known, *args[len(known) :]],
+            {name: _in_order(trees.get(name), value) for name, value in kwargs.items()},
+        )
+
     def arguments(self, leaves: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Return the positional and keyword arguments with other tensors in the same places."""
         tensors = iter(leaves)
@@ -166,6 +175,21 @@ class Call:
         """Whether an argument is or holds a dictionary."""
         trees = [*self.positional, *(tree for _, tree in self.keywords)]
         return any(_has_dictionary(tree) for tree in trees)
+
+
+def _in_order(tree: Tree | None, value: Any) -> Any:
+    """Return ``value`` with the keys of its dictionaries in the order they have in ``tree``."""
+    if tree is None or type(value) is not tree.kind or not isinstance(value, tuple | list | dict):
+        return value
+    if len(value) != len(tree.children):
+        return value
+    if not isinstance(value, dict):
+        items = [_in_order(child, item) for child, item in zip(tree.children, value, strict=True)]
+        return tree.kind(*items) if hasattr(value, "_fields") else tree.kind(items)
+    if set(tree.keys) != set(value):
+        return value
+    children = zip(tree.keys, tree.children, strict=True)
+    return _mapping(tree.kind, {key: _in_order(child, value[key]) for key, child in children})
 
 
 def _same_trees(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
