@@ -7,7 +7,7 @@ host's tensors are not touched between a download and the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -223,7 +223,7 @@ class DeviceState:
         for host, view in self._views:
             for group in ("_parameters", "_buffers"):
                 for key, value in host.__dict__[group].items():
-                    expected = None if value is None else self._device_of[id(value)]
+                    expected = [None] if value is None else self.device_tensors(value)
                     _check_place(type(host).__name__, group, key, expected, view[group])
 
     # -- use ----------------------------------------------------------------------------------
@@ -336,11 +336,13 @@ def _unchanged(before: Any, now: Any) -> bool:
     )
 
 
-def _check_place(module: str, group: str, key: str, expected: Any, place: dict[str, Any]) -> None:
+def _check_place(
+    module: str, group: str, key: str, expected: Sequence[Any], place: dict[str, Any]
+) -> None:
     kind = "Parameter" if group == "_parameters" else "Buffer"
     if key not in place:
         raise Error(f"{kind} {key} of {module} no longer exists after the forward")
-    if place[key] is not expected:
+    if all(place[key] is not tensor for tensor in expected):
         raise Error(
             f"{kind} {key} of {module} was reassigned within the model: change it in place "
             "(copy_(), add_(), ...) so that it keeps its value between calls"

@@ -73,3 +73,49 @@ def test_every_split_ends_with_the_same_bits(poprun, script, dtype, splits):
         assert sorted(int(words[-2]) for words in lines) == list(range(instances))
         found |= {words[-1] for words in lines}
     assert len(found) == 1
+
+
+GROUPED = """
+import torch
+from torch import nn
+import popdist_py
+from popdist_py import poptorch
+
+popdist_py.init()
+index = popdist_py.getInstanceIndex()
+
+
+class Scale(nn.Module):
+    def __init__(self, groups):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(groups, 2))
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.w * x, "sum")
+
+
+kinds = poptorch.CommGroupType
+for kind, size, groups in ((kinds.Orthogonal, 2, 2), (kinds.NoGrouping, 1, 4)):
+    model = Scale(groups)
+    options = poptorch.DistributedOptions().showCompilationProgressBar(False)
+    training = poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=1.0)
+    )
+    training.w.replicaGrouping(kind, size, poptorch.VariableRetrievalMode.OnePerGroup)
+    training(torch.tensor([[1.0], [2.0], [4.0], [8.0]])[2 * index : 2 * index + 2].expand(2, 2))
+    print("row sums", index, *model.w.sum(1).tolist())
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+def test_weights_grouped_over_the_replicas_of_several_instances(poprun, script):
+    done = poprun(
+        "--num-instances", 2, "--num-replicas", 4, "--oversubscribe", script(GROUPED), timeout=80
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line.partition("row sums ")[2] for line in done.stdout.splitlines()]
+    expected = [
+        f"{index} {rows}" for index in (0, 1) for rows in ("-2.5 -5.0", "-0.5 -1.0 -2.0 -4.0")
+    ]
+    assert sorted(line for line in found if line) == sorted(expected)
