@@ -66,8 +66,8 @@ class Exchange:
 
     def only_own_slice(self, plan: Plan, views: Sequence[Array]) -> None:
         """Reduce this instance's slice of arrays that live in the window, for itself alone."""
-        own = views[self._host.position]
-        self._reduce_own_slice(plan, own.size, _parts_of(views), [own])
+        views = self._own_first(views)
+        self._reduce_own_slice(plan, views[0].size, _parts_of(views), views[:1])
 
     def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
         """Reduce arrays that lie anywhere, given where."""
@@ -96,12 +96,13 @@ class Exchange:
         rows = {position: self._scratch[position].view(flat.dtype) for position in others}
 
         def sources(part: slice) -> list[Array]:
-            found = {host.position: flat[part]}
+            found = [flat[part]]
             for position in others:
-                found[position] = rows[position][: part.stop - part.start]
+                row = rows[position][: part.stop - part.start]
                 address = addresses[position] + part.start * flat.itemsize
-                host.read(position, address, found[position], plan)
-            return [found[position] for position in range(host.size)]
+                host.read(position, address, row, plan)
+                found.append(row)
+            return found
 
         self._reduce_own_slice(plan, flat.size, sources, [flat])
         host.rendezvous.wait_for_all(plan.signature)
@@ -134,13 +135,18 @@ class Exchange:
             slots = [slot[: chunk.size] for slot in plan.slots[turn]]
             np.copyto(slots[host.position], chunk)
             host.meet(plan, turn)
-            self._reduce_own_slice(plan, chunk.size, _parts_of(slots), [slots[host.position]])
+            found = self._own_first(slots)
+            self._reduce_own_slice(plan, chunk.size, _parts_of(found), found[:1])
             host.rendezvous.wait_for_all(plan.signature)
             for owner in range(self._num_owners):
                 part = _slice_of(owner, self._num_owners, chunk.size)
                 np.copyto(chunk[part], slots[owner][part])
 
     # --- Slices ---------------------------------------------------------------------------------
+
+    def _own_first(self, arrays: Sequence[Array]) -> list[Array]:
+        own = self._host.position
+        return [arrays[own], *arrays[:own], *arrays[own + 1 :]]
 
     def _own_slice(self, size: int, step: int) -> Iterator[slice]:
         """Yield the chunks of the slice that this instance reduces; none if it owns no slice."""
@@ -165,7 +171,8 @@ class Exchange:
         Args:
             plan: of the call.
             size: number of elements of the whole array.
-            sources: returns what lies in a chunk of it on each instance of this host.
+            sources: returns what lies in a chunk of it on each instance of this host. If it is
+                also the first output, it comes first.
             outputs: arrays of ``size`` that get the result.
         """
         reduction = _reduction_of(plan)
@@ -193,7 +200,11 @@ class Exchange:
         """Begin to reduce ``part`` over the hosts; what is returned ends it."""
         reduction, lane = _reduction_of(plan), self._lane
         assert lane is not None
-        total = np.empty(part.stop - part.start, reduction.wide)
+        # Halves are added up elsewhere, in float32; all else where the result belongs.
+        if reduction.is_half:
+            total, copies = np.empty(part.stop - part.start, reduction.wide), outputs
+        else:
+            total, copies = outputs[0][part], outputs[1:]
         for start in range(0, total.size, reduction.chunk):
             stop = min(start + reduction.chunk, total.size)
             at = slice(part.start + start, part.start + stop)
@@ -203,7 +214,7 @@ class Exchange:
         def end() -> None:
             lane.finish(request, plan.signature)
             reduction.finish(total)
-            for output in outputs:
+            for output in copies:
                 reduction.narrow(total, output[part])
 
         return end
