@@ -56,8 +56,10 @@ NOTES = """
 - **Large arrays**: each instance reduces its own slice in chunks that fit the cache, then all have
   the slices of all. Gradients live in the window, so nothing is copied; the slices of other arrays
   are read from where they lie in the other process.
-- **Between hosts** the owners of one slice on all hosts add theirs up through MPI while the next
-  chunk is reduced, so each byte crosses a link once per host.
+- **Training steps** within a host send no sums round: the weights are in that window too, and each
+  instance updates the slice whose gradients it has added up, for all.
+- **Between hosts** the owners of one slice on all hosts exchange pieces of it over sockets while
+  the next are reduced, so each byte crosses a link once per host.
 - **Waiting** reads a counter for some 20 microseconds, then lets others run, then sleeps in the
   kernel: instances that wait take no core from those that work.
 - **Deterministic mode** keeps one gradient per replica and adds them in one binary tree over the

@@ -66,7 +66,8 @@ class Exchange:
 
     def only_own_slice(self, plan: Plan, views: Sequence[Array]) -> None:
         """Reduce this instance's slice of arrays that live in the window, for itself alone."""
-        views = self._own_first(views)
+        me = self._host.position
+        views = [views[me], *views[:me], *views[me + 1 :]]
         self._reduce_own_slice(plan, views[0].size, _parts_of(views), views[:1])
 
     def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
@@ -126,27 +127,31 @@ class Exchange:
             reduction.chunked(slots, chunk)
 
     def _by_slices(self, plan: Plan, flat: Array) -> None:
-        """Of each chunk every owner reduces its slice, and all copy the slices of all owners."""
-        host = self._host
+        """Of each chunk every owner reduces its slice, and all copy the slices of all owners.
+
+        Only what others need passes through the slots.
+        """
+        host, me = self._host, self._host.position
         step = self._slot_bytes // flat.itemsize
         for start in range(0, flat.size, step):
             turn = host.next_turn()
             chunk = flat[start : start + step]
             slots = [slot[: chunk.size] for slot in plan.slots[turn]]
-            np.copyto(slots[host.position], chunk)
+            foreign = [
+                (slots[owner], _slice_of(owner, self._num_owners, chunk.size))
+                for owner in range(self._num_owners)
+                if owner != me
+            ]
+            for _, part in foreign:
+                np.copyto(slots[me][part], chunk[part])
             host.meet(plan, turn)
-            found = self._own_first(slots)
-            self._reduce_own_slice(plan, chunk.size, _parts_of(found), found[:1])
+            sources = [chunk, *slots[:me], *slots[me + 1 :]]
+            self._reduce_own_slice(plan, chunk.size, _parts_of(sources), [chunk, slots[me]])
             host.rendezvous.wait_for_all(plan.signature)
-            for owner in range(self._num_owners):
-                part = _slice_of(owner, self._num_owners, chunk.size)
-                np.copyto(chunk[part], slots[owner][part])
+            for slot, part in foreign:
+                np.copyto(chunk[part], slot[part])
 
     # --- Slices ---------------------------------------------------------------------------------
-
-    def _own_first(self, arrays: Sequence[Array]) -> list[Array]:
-        own = self._host.position
-        return [arrays[own], *arrays[:own], *arrays[own + 1 :]]
 
     def _own_slice(self, size: int, step: int) -> Iterator[slice]:
         """Yield the chunks of the slice that this instance reduces; none if it owns no slice."""
