@@ -1,0 +1,208 @@
+"""The wire between hosts, with threads as hosts: sums in order, loss, children, and strangers."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from popdist_py.collectives import connecting
+from popdist_py.collectives.arithmetic import FUNCTIONS
+from popdist_py.collectives.wire import Wire, WireLostError
+
+LIMIT = 30
+
+
+def wires(count):
+    """Return the wires of ``count`` ranks that are connected to one another."""
+    ends = [({}, {}) for _ in range(count)]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        for first, second in combinations(range(count), 2):
+            for kind in (0, 1):
+                ends[first][kind][second] = socket.create_connection(listener.getsockname())
+                ends[second][kind][first] = listener.accept()[0]
+    return [Wire(rank, *kinds) for rank, kinds in enumerate(ends)]
+
+
+def finish(wire, pieces):
+    end = time.monotonic() + LIMIT
+    while not all(piece.is_done for piece in pieces):
+        assert time.monotonic() < end, "the pieces do not end"
+        wire.progress(0.1)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    count=st.integers(2, 4),
+    sizes=st.lists(st.sampled_from([0, 1, 3, 100, 9_000, 70_001]), min_size=1, max_size=6),
+    op=st.sampled_from(sorted(FUNCTIONS)),
+    seed=st.integers(0, 99),
+)
+def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
+    generator = np.random.default_rng(seed)
+    given_values = [
+        [generator.normal(size=size).astype(np.float32) for _ in range(count)] for size in sizes
+    ]
+    expected = []
+    for rows in given_values:
+        total = rows[0].copy()
+        for row in rows[1:]:
+            total = FUNCTIONS[op](total, row)
+        expected.append(total)
+
+    def run(wire):
+        arrays = [rows[wire.rank].copy() for rows in given_values]
+        finish(wire, [wire.start(array, FUNCTIONS[op]) for array in arrays])
+        return arrays
+
+    connected = wires(count)
+    with ThreadPoolExecutor(count) as pool:
+        results = list(pool.map(run, connected))
+    for wire in connected:
+        wire.close()
+    for arrays in results:
+        for array, total in zip(arrays, expected, strict=True):
+            assert np.array_equal(array, total)
+
+
+def test_a_rank_that_leaves_is_named():
+    first, second, third = wires(3)
+    third.close()
+    with pytest.raises(WireLostError) as error:
+        finish(first, [first.start(np.ones(100_000), np.add)])
+    assert error.value.rank == 2
+    first.close()
+    second.close()
+
+
+def test_who_has_not_begun_owes_values():
+    first, second, third = wires(3)
+    piece = first.start(np.ones(100_000), np.add)
+    second.start(np.ones(100_000), np.add)
+    for _ in range(50):
+        first.progress(0.01)
+        second.progress(0.01)
+    assert piece.owing == {2}
+    for wire in (first, second, third):
+        wire.close()
+
+
+def test_a_child_keeps_no_connection_open():
+    first, second = wires(2)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(reader, 1)  # until the parent has seen the end of the connection
+        os._exit(0)
+    first.close()
+    try:
+        with pytest.raises(WireLostError):
+            finish(second, [second.start(np.ones(10), np.add)])
+    finally:
+        os.write(writer, b"x")
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+        second.close()
+
+
+class _Comm:
+    """What ``connect`` needs of a communicator, for one thread of several."""
+
+    def __init__(self, rank, size, shared):
+        self._rank, self._size, self._shared = rank, size, shared
+
+    def Get_rank(self):
+        return self._rank
+
+    def Get_size(self):
+        return self._size
+
+    def allgather(self, value):
+        values, barrier = self._shared
+        values[self._rank] = value
+        barrier.wait(LIMIT)
+        everything = list(values)
+        barrier.wait(LIMIT)
+        return everything
+
+    def bcast(self, value, root):
+        return self.allgather(value)[root]
+
+
+def connect(count):
+    shared = ([None] * count, threading.Barrier(count))
+    with ThreadPoolExecutor(count) as pool:
+        ranks = [
+            pool.submit(connecting.connect, _Comm(r, count, shared), None) for r in range(count)
+        ]
+        return [rank.result(LIMIT) for rank in ranks]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_connecting_leaves_nobody_listening(count):
+    before = _listening()
+    found = connect(count)
+    assert [wire.rank for wire in found] == list(range(count))
+    assert _listening() == before
+
+    def run(wire):
+        array = np.full(50_000, wire.rank + 1.0)
+        finish(wire, [wire.start(array, np.add)])
+        return array
+
+    with ThreadPoolExecutor(count) as pool:
+        for array in pool.map(run, found):
+            assert (array == count * (count + 1) / 2).all()
+    for wire in found:
+        wire.close()
+
+
+def _listening():
+    """Return the TCP ports on which this process listens."""
+    import psutil
+
+    connections = psutil.Process().net_connections("tcp")
+    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+
+
+def test_strangers_are_turned_away(monkeypatch):
+    real = socket.create_server
+    strangers = []
+
+    def server(*args, **kwargs):
+        listener = real(*args, **kwargs)
+        stranger = socket.create_connection(listener.getsockname())
+        stranger.sendall(b"\0" * 16 + b"v" + (1).to_bytes(4, "big"))
+        strangers.append(stranger)
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", server)
+    found = connect(2)
+    assert None not in found
+    # Only the first rank is come to; it has closed the stranger's connection.
+    ends = [s for s in strangers if select.select([s], [], [], LIMIT)[0] and _is_closed(s)]
+    assert len(ends) == 2
+    for connection in (*strangers, *found):
+        connection.close()
+
+
+def _is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_hosts_that_do_not_reach_one_another_use_mpi(monkeypatch):
+    monkeypatch.setattr(connecting, "_own_address", lambda *_: None)
+    assert connect(2) == [None, None]
