@@ -74,6 +74,40 @@ def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
             assert np.array_equal(array, total)
 
 
+def test_values_leave_before_the_sum_takes_their_place():
+    size = 3_000_000  # more than a connection holds
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pairs = [
+            (socket.create_connection(listener.getsockname()), listener.accept()[0])
+            for _ in range(2)
+        ]
+    (ours, theirs), (our_sums, their_sums) = pairs
+    wire = Wire(0, {1: ours}, {1: our_sums})
+    array = np.ones(size)
+    piece = wire.start(array, np.add)
+
+    def peer():
+        theirs.sendall(np.full(size, 2.0))
+        everything_sent.set()
+        got = np.empty(size)
+        view = memoryview(got).cast("B")
+        while len(view):
+            view = view[theirs.recv_into(view) :]
+        return got
+
+    everything_sent = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(peer)
+        while not everything_sent.is_set():
+            wire.progress(0.1)
+        finish(wire, [piece])
+        assert (other.result(LIMIT) == 1).all()
+    assert (array == 3).all()
+    wire.close()
+    theirs.close()
+    their_sums.close()
+
+
 def test_a_rank_that_leaves_is_named():
     first, second, third = wires(3)
     third.close()
