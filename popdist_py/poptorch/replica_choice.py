@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
 import torch
@@ -56,11 +58,12 @@ def choose_replicas(
         # Operations that torch vectorises one by one are slow, which is measured here.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         trial = _Trial(model, slabs, trained, modes)
-        found, reason = trial.fastest(
-            loop,
-            _WAYS["auto, no graph" if wanted == "auto" and not quick_capture else wanted],
-            must_win=wanted == "auto",
-        )
+        with _silent():
+            found, reason = trial.fastest(
+                loop,
+                _WAYS["auto, no graph" if wanted == "auto" and not quick_capture else wanted],
+                must_win=wanted == "auto",
+            )
         if found is not None:
             return found
     if wanted == "fused":
@@ -78,6 +81,33 @@ _WAYS: Final = {
     "graph": (("graph",),),
     "fused graph": (("fused graph",),),
 }
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what this thread prints: trials repeat a forward that on a device is traced once."""
+    stdout = sys.stdout
+    sys.stdout = _OtherThreads(stdout, threading.get_ident())  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+
+
+class _OtherThreads:
+    """A text stream that takes nothing from one thread."""
+
+    def __init__(self, stream: Any, without: int) -> None:
+        self._stream = stream
+        self._without = without
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._without:
+            return len(text)
+        return int(self._stream.write(text))
 
 
 def _why_loop(model: Model, slabs: Sequence[torch.Tensor]) -> str | None:

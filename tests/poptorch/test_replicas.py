@@ -335,3 +335,17 @@ def test_deterministic_reduction_adds_in_a_tree(accumulation):
 def test_an_unknown_way_is_refused():
     with pytest.raises(ValueError, match="'auto', 'loop' or 'fused'"):
         poptorch.Options().Emulator.replicaExecution("quick")
+
+
+def test_compiling_prints_once_whatever_is_tried(capsys):
+    class Talking(Mlp):
+        def forward(self, x, y):
+            print("a forward")
+            return super().forward(x, y)
+
+    options = quiet_options()
+    options.replicationFactor(2)
+    model = poptorch.inferenceModel(Talking(), options)
+    x, y = classified(4)
+    model.compile(x, y)
+    assert capsys.readouterr().out.count("a forward") == 1
