@@ -87,7 +87,7 @@ _WAYS: Final = {
 def _silent() -> Iterator[None]:
     """Drop what this thread prints: trials repeat a forward that on a device is traced once."""
     stdout = sys.stdout
-    sys.stdout = _OtherThreads(stdout, threading.get_ident())  # type: ignore[assignment]
+    sys.stdout = _OtherThreads(stdout, threading.get_ident())
     try:
         yield
     finally:
