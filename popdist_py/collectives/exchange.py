@@ -1,8 +1,7 @@
 """Reducing large arrays: each owner reduces its slice, then everybody has the slices of all.
 
-Four ways to the others' data, fastest first: it lives in the window; it is read out of their
-memory; it passes through the slots, reduced by both of two instances or in slices. Between hosts
-the owners of one slice add theirs up ("lane").
+Three ways to the others' data: it lives in the window; it passes through the slots; it is read out
+of their memory. Between hosts the owners of one slice add theirs up ("lane").
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from popdist_py.collectives.tree import Adder, combine, nodes_of
 
 __all__ = ["Exchange"]
 
-# The kernel looks up every page that it reads: below, passing through the slots is faster.
-_READ_BYTES = 2 * CHUNK_BYTES
+# The kernel looks up every page that it reads, so passing through the slots is faster where they
+# stay in the cache: for two instances always. Between hosts a slot cannot keep a link busy.
+_READ_BYTES_OF_MANY, _READ_BYTES_BETWEEN_HOSTS = 32 * CHUNK_BYTES, 2 * CHUNK_BYTES
 # What travels between hosts at once: large enough for few calls, small enough to begin soon.
 _CHUNKS_OF_A_PIECE, _PIECES_UNDER_WAY = 2, 4
 
@@ -50,6 +50,9 @@ class Exchange:
         self._lane = lane
         self._slot_bytes = slot_bytes
         self._can_read = can_read
+        self._read_above: float = float("inf") if host.size == 2 else _READ_BYTES_OF_MANY
+        if len(hosts) > 1:
+            self._read_above = _READ_BYTES_BETWEEN_HOSTS
         # Made once: fresh memory costs a page fault for every 4 KiB. Pages come with the first use.
         self._scratch = np.empty((host.size, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host says how many there are.
@@ -72,10 +75,8 @@ class Exchange:
 
     def outside(self, plan: Plan, flat: Array, addresses: Sequence[int]) -> None:
         """Reduce arrays that lie anywhere, given where."""
-        if self._can_read and flat.nbytes > _READ_BYTES:
+        if self._can_read and flat.nbytes > self._read_above:
             self._by_reading(plan, flat, addresses)
-        elif self._host.size == 2 and len(self._hosts) == 1:
-            self._by_pairs(plan, flat)
         else:
             self._by_slices(plan, flat)
 
@@ -113,18 +114,6 @@ class Exchange:
                 address = addresses[owner] + part.start * flat.itemsize
                 host.read(owner, address, flat[part], plan)
         host.rendezvous.wait_for_all(plan.signature)
-
-    def _by_pairs(self, plan: Plan, flat: Array) -> None:
-        """Both instances reduce everything: one meeting for each chunk."""
-        host, reduction = self._host, _reduction_of(plan)
-        step = min(reduction.chunk, self._slot_bytes // flat.itemsize)
-        for start in range(0, flat.size, step):
-            turn = host.next_turn()
-            chunk = flat[start : start + step]
-            slots = [slot[: chunk.size] for slot in plan.slots[turn]]
-            np.copyto(slots[host.position], chunk)
-            host.meet(plan, turn)
-            reduction.chunked(slots, chunk)
 
     def _by_slices(self, plan: Plan, flat: Array) -> None:
         """Of each chunk every owner reduces its slice, and all copy the slices of all owners.
