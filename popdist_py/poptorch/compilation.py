@@ -29,6 +29,7 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.gradients import FlatBuffers, Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
+from popdist_py.poptorch.malloc import keep_freed_memory
 from popdist_py.poptorch.options import Options
 from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
 from popdist_py.poptorch.program import Program, Training
@@ -366,6 +367,7 @@ class Compiler:
         """Return the reduction and the update of a training model."""
         if self.optimizer is None:
             return None
+        keep_freed_memory()
         used = _same_group(found.trace.used_parameters, state)
         groups = parameter_groups(self.optimizer, state.device_tensors, used)
         parameters = [parameter for group in groups for parameter in group]

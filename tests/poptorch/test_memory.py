@@ -64,3 +64,38 @@ def test_ten_thousand_steps_hold_what_a_thousand_hold():
     by_hand_added, loader_added = map(int, done.stdout.split())
     assert by_hand_added < ALLOWED_BYTES
     assert loader_added < ALLOWED_BYTES
+
+
+def faults_of_a_large_step(**environment):
+    """Return the page faults of the second of two steps that allocate and free 64 MB."""
+    program = (
+        "import resource, torch\n"
+        "from poptorch.models import Mlp, classified, quiet_options\n"
+        "import popdist_py.poptorch as poptorch\n"
+        "model = Mlp()\n"
+        "sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "poptorch.trainingModel(model, quiet_options(), sgd)(*classified(4))\n"
+        "for _ in range(3):\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.ones(16_000_000)\n"
+        "    after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "print(after - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def test_memory_of_a_step_is_there_for_the_next():
+    assert faults_of_a_large_step() < 1000
+
+
+def test_the_users_settings_of_the_c_library_stay():
+    # The number that glibc itself starts with.
+    assert faults_of_a_large_step(MALLOC_MMAP_MAX_="65536") > 10_000
