@@ -329,8 +329,6 @@ class Compiler:
         """Return why replicas have to run one after the other; None if they need not."""
         if self.options.Emulator.deterministic_reduction and self.training:
             return "the reduction is deterministic"
-        if self.training and self._overlap:
-            return "gradients are reduced while backward runs"
         if anchors.needs_each_backward:
             return "gradients of single replicas are anchored"
         if anchors.needs_operations:

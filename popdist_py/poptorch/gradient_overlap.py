@@ -6,13 +6,10 @@ it rarely pays. Whether it does is measured in the first steps.
 
 from __future__ import annotations
 
-import statistics
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +21,8 @@ from popdist_py.collectives.background import Handle
 __all__ = ["Buckets", "Trial"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-_STEPS_OF_EACH = 4
+# A choice is made after so many steps of each way; after the fewer ones if they took long.
+_FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +45,11 @@ class Buckets:
     a parameter in one accumulation window is learned from the window before.
 
     Args:
-        parameters: whose gradients they are.
-        views: where in the flat buffers the gradients belong.
+        views: the gradients in the flat buffers.
         communicator: the other instances.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        views: Sequence[torch.Tensor],
-        communicator: Communicator,
-    ) -> None:
+    def __init__(self, views: Sequence[torch.Tensor], communicator: Communicator) -> None:
         self._views = views
         self._communicator = communicator
         self._buckets = _in_buckets(views)
@@ -66,10 +58,6 @@ class Buckets:
         self._handles: list[Handle] = []
         self._is_open = False
         self._has_learned = False
-        # Parameters outlive their optimiser, and must not keep its buckets alive.
-        arrived = weakref.WeakMethod(self._arrived)
-        for index, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(partial(_tell, arrived, index))
 
     def begin(self, *, overlap: bool) -> None:
         """Start an accumulation window, in which buckets may be reduced before ``finish``.
@@ -81,8 +69,8 @@ class Buckets:
         self._is_open = overlap and self._has_learned
         self._has_learned = False
 
-    @torch.no_grad()
-    def _arrived(self, index: int, parameter: torch.Tensor) -> None:
+    def arrived(self, index: int) -> None:
+        """Take note of an addition to one gradient, and reduce the buckets that are complete."""
         self._arrivals[index] += 1
         if not self._is_open:
             return
@@ -91,10 +79,6 @@ class Buckets:
                 "a parameter got more gradients than in the step before, after its sum was on the "
                 "way: set POPDIST_GRADIENT_OVERLAP=0 for models whose control flow changes"
             )
-        view = self._views[index]
-        if parameter.grad is not None and parameter.grad is not view:
-            view.copy_(parameter.grad)
-            parameter.grad = view
         while len(self._handles) < len(self._buckets) and self._is_complete(len(self._handles)):
             self._reduce_next()
 
@@ -117,12 +101,6 @@ class Buckets:
             self._reduce_next()
         for handle in self._handles:
             handle.wait()
-
-
-def _tell(arrived: weakref.WeakMethod[Any], index: int, parameter: torch.Tensor) -> None:
-    method = arrived()
-    if method is not None:
-        method(index, parameter)
 
 
 def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:
@@ -174,7 +152,10 @@ class Trial:
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        if len(self._times) == 2 * _STEPS_OF_EACH + 2:
-            measured = self._times[2:]  # the first step of each way warms up
-            first, second = (statistics.median(measured[way::2]) for way in (0, 1))
+        measured = self._times[2:]  # the first step of each way warms up
+        if len(measured) == 2 * _STEPS or (
+            len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
+        ):
+            # What disturbs a step only makes it longer.
+            first, second = (min(measured[way::2]) for way in (0, 1))
             self._choice = self._agree(second) < self._agree(first)

@@ -68,16 +68,6 @@ class FlatBuffers:
         for parameter, _, view in arrived:
             parameter.grad = view
 
-    def catch(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Let backward move large gradients in one by one: each is in the cache still."""
-        handles = [
-            parameter.register_post_accumulate_grad_hook(partial(_move, view))
-            for parameter, view in zip(parameters, self.views, strict=True)
-            if view.nbytes >= _LARGE_BYTES
-        ]
-        # Parameters outlive their optimiser, and must not keep its buffers alive.
-        weakref.finalize(self, _remove, handles)
-
     @torch.no_grad()
     def complete(self, parameters: Sequence[torch.Tensor]) -> None:
         """Move the gradients in, and zeros for parameters that have none."""
@@ -97,10 +87,10 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-@torch.no_grad()
-def _move(view: torch.Tensor, parameter: torch.Tensor) -> None:
-    if parameter.grad is not view and parameter.grad is not None:
-        parameter.grad = view.copy_(parameter.grad)
+def _tell(listener: weakref.WeakMethod[Any], index: int, _: torch.Tensor) -> None:
+    arrived = listener()
+    if arrived is not None:
+        arrived(index)
 
 
 def element_counts(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
@@ -134,6 +124,9 @@ class Gradients(Protocol):
 
     def enter(self, replica: int) -> None:
         """Let the next backward add to the gradients of one local replica."""
+
+    def arrived(self, index: int) -> None:
+        """Take note that a backward has added to the gradient of a parameter, while it runs."""
 
     def leave(self, replica: int) -> None:
         """End what ``enter`` began."""
@@ -173,9 +166,35 @@ class SharedGradients:
             memory = _memory(self._parameters, communicator, 1)
             self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in memory.items()})
             if overlap is not False:
-                self._buckets = Buckets(self._parameters, self._flat.views, communicator)
-            else:
-                self._flat.catch(self._parameters)
+                self._buckets = Buckets(self._flat.views, communicator)
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear of gradients while autograd's backward runs."""
+        listener = weakref.WeakMethod(self.arrived)
+        handles = [
+            parameter.register_post_accumulate_grad_hook(partial(_tell, listener, index))
+            for index, (parameter, view) in enumerate(
+                zip(self._parameters, self.views, strict=True)
+            )
+            if self._buckets is not None or view.nbytes >= _LARGE_BYTES
+        ]
+        # Parameters outlive their optimiser, and must not keep its buffers alive.
+        weakref.finalize(self, _remove, handles)
+
+    @torch.no_grad()
+    def arrived(self, index: int) -> None:
+        """Move a gradient to where it is reduced while it is in the cache; begin to reduce it."""
+        if self._flat is None:
+            return
+        parameter, view = self._parameters[index], self._flat.views[index]
+        if view.nbytes < _LARGE_BYTES and self._buckets is None:
+            return
+        if parameter.grad is not view and parameter.grad is not None:
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        if self._buckets is not None:
+            self._buckets.arrived(index)
 
     @property
     def views(self) -> list[torch.Tensor]:
@@ -246,6 +265,9 @@ class TreeGradients:
         """Let the next backward add to the gradients of this replica."""
         for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
             parameter.grad = gradient
+
+    def arrived(self, index: int) -> None:
+        """Do nothing: gradients of a replica are complete when it ends."""
 
     def leave(self, replica: int) -> None:
         """Put the replica's gradients aside."""

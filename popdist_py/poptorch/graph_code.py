@@ -5,7 +5,7 @@ Every rewriting keeps the values; whether the result is right is tested by whoev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -32,8 +32,12 @@ _POINTWISE: Final = frozenset(
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
 
 
-def function_of(module: fx.GraphModule) -> Callable[..., list[Any]]:
-    """Return the function of a graph that make_fx captured: positional tensors to a list."""
+def function_of(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[Any]]:
+    """Return the function of a graph that make_fx captured: positional tensors to a list.
+
+    It returns the first ``num_outputs`` results. Of the others, which are gradients, it calls its
+    last argument with the index and the value of each that is not None, as soon as that is there.
+    """
     graph = module.graph
     for node in list(graph.nodes):
         if node.op == "call_function":
@@ -42,7 +46,7 @@ def function_of(module: fx.GraphModule) -> Callable[..., list[Any]]:
         graph.eliminate_dead_code()
         _merge_repetitions(graph)
         graph.eliminate_dead_code()
-    return _compiled(module)
+    return _compiled(module, num_outputs)
 
 
 # -- rewriting ------------------------------------------------------------------------------------
@@ -211,13 +215,14 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
 _FAST: Final = _fast_calls()
 
 
-def _compiled(module: fx.GraphModule) -> Callable[..., list[Any]]:
+def _compiled(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[Any]]:
     """Return a function that makes the calls of the graph and drops what is no longer needed."""
     names: dict[str, Any] = {}
-    last_use = {used: node for node in module.graph.nodes for used in node.all_input_nodes}
-    ends: dict[fx.Node, list[str]] = {}
-    for used, node in last_use.items():
-        ends.setdefault(node, []).append(used.name)
+    (results,) = next(node for node in module.graph.nodes if node.op == "output").args
+    assert isinstance(results, list | tuple)
+    early = _early(module.graph, results[num_outputs:])
+    late = [r for r in results if not (isinstance(r, fx.Node) and r in early)]
+    ends = _ends(module.graph, [*results[:num_outputs], *late])
     lines: list[str] = []
     parameters: list[str] = []
     for node in module.graph.nodes:
@@ -226,7 +231,12 @@ def _compiled(module: fx.GraphModule) -> Callable[..., list[Any]]:
         elif node.op == "get_attr":
             names[node.name] = getattr(module, str(node.target))
         elif node.op == "output":
-            lines.append(f"return {_text(node.args[0], names)}")
+            lines += [
+                f"arrived({index}, {_text(result, names)})"
+                for index, result in enumerate(results[num_outputs:])
+                if result is not None and result not in early
+            ]
+            lines.append(f"return {_text(list(results[:num_outputs]), names)}")
         elif node.target is _ATEN.scalar_tensor.default:
             names[node.name] = node.target(*node.args, **node.kwargs)
         else:
@@ -235,12 +245,45 @@ def _compiled(module: fx.GraphModule) -> Callable[..., list[Any]]:
             words = [_text(argument, names) for argument in node.args]
             words += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
             lines.append(f"{node.name} = {function}({', '.join(words)})")
+            lines += [f"arrived({index}, {node.name})" for index in early.get(node, ())]
             if done := [name for name in ends.get(node, ()) if name not in names]:
                 lines.append(" = ".join([*done, "None"]))
+    parameters.append("arrived")
     source = f"def run({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<captured graph>", "exec"), names)
     run: Callable[..., list[Any]] = names["run"]
     return run
+
+
+def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:
+    """Return the indices of the gradients that nothing changes once they are computed."""
+    found: dict[fx.Node, list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if isinstance(gradient, fx.Node) and gradient.op == "call_function":
+            found.setdefault(gradient, []).append(index)
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            # It may be their memory that is written to.
+            for before in [other for other in found if other < node]:
+                del found[before]
+        if node.target is _ATEN.scalar_tensor.default:
+            found.pop(node, None)
+    return found
+
+
+def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
+    """Return which values are needed no more after each operation; those ``kept`` always are."""
+    last_use: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "output":
+            last_use[node] = node
+            last_use.update(dict.fromkeys(node.all_input_nodes, node))
+    ends: dict[fx.Node, list[str]] = {}
+    lasting = {result for result in kept if isinstance(result, fx.Node)}
+    for used, node in last_use.items():
+        if used not in lasting:
+            ends.setdefault(node, []).append(used.name)
+    return ends
 
 
 def _text(value: Any, names: dict[str, Any]) -> str:

@@ -74,9 +74,11 @@ class GraphReplicas:
         ]
         with torch.enable_grad(), _without_onednn():
             module = make_fx(self._joint)(*examples)
-        graph = function_of(module)
+        graph = function_of(module, self._num_outputs)
+        gradients: list[torch.Tensor | None] = [None] * len(self._trained)
         with torch.no_grad():
-            self._copied = _not_alone(graph(*examples), examples)[self._num_outputs :]
+            outputs = graph(*examples, gradients.__setitem__)
+        self._copied = _not_alone([*outputs, *gradients], examples)[self._num_outputs :]
         return graph
 
     def _joint(self, *flat: torch.Tensor) -> list[Any]:
@@ -131,9 +133,8 @@ class GraphReplicas:
         factor = torch.tensor(scale, dtype=torch.float64)
         state = [*self._trained, *self._fixed]
         if self._vectorised:
-            results = self._graph(*state, *self._stacks, *self._stacked_inputs(slabs), factor)
-            self._accumulate(results[self._num_outputs :])
-            return results[: self._num_outputs]
+            inputs = self._stacked_inputs(slabs)
+            return self._graph(*state, *self._stacks, *inputs, factor, self._arrived)
         each = [
             self._run_one(replica, inputs, step, factor, state)
             for replica, inputs in enumerate(self._loop.inputs(slabs))
@@ -152,26 +153,24 @@ class GraphReplicas:
         if model.trace.is_random:
             model.streams.seed(model.first_replica + replica, step)
         buffers = [stack[replica] for stack in self._stacks]
-        results = self._graph(*state, *buffers, *inputs, factor)
-        if model.gradients is not None:
-            model.gradients.enter(replica)
-            self._accumulate(results[self._num_outputs :])
-            model.gradients.leave(replica)
-        return results[: self._num_outputs]
+        if model.gradients is None:
+            return self._graph(*state, *buffers, *inputs, factor, self._arrived)
+        model.gradients.enter(replica)
+        outputs = self._graph(*state, *buffers, *inputs, factor, self._arrived)
+        model.gradients.leave(replica)
+        return outputs
 
-    def _accumulate(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Add to the gradients of the parameters."""
-        for parameter, gradient, copied in zip(
-            self._trained, gradients, self._copied, strict=bool(gradients)
-        ):
-            if gradient is None:
-                continue
-            if parameter.grad is not None:
-                parameter.grad.add_(gradient)
-            elif copied:
-                parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
-            else:
-                parameter.grad = gradient
+    def _arrived(self, index: int, gradient: torch.Tensor) -> None:
+        """Add to the gradient of one parameter, while the graph goes on."""
+        parameter = self._trained[index]
+        if parameter.grad is not None:
+            parameter.grad.add_(gradient)
+        elif self._copied[index]:
+            parameter.grad = gradient.clone(memory_format=torch.contiguous_format)
+        else:
+            parameter.grad = gradient
+        assert self._model.gradients is not None
+        self._model.gradients.arrived(index)
 
 
 def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:

@@ -102,8 +102,21 @@ def test_trial_takes_what_measured_faster(monkeypatch):
     assert chosen[10:] == [True] * 4
 
 
+def test_trial_of_long_steps_ends_early(monkeypatch):
+    seconds = iter([9.0, 9.0, 1.0, 0.9, 1.0, 1.5])
+    clock = [0.0]
+    monkeypatch.setattr("popdist_py.poptorch.gradient_overlap.time.perf_counter", lambda: clock[0])
+    trial = Trial(lambda number: number)
+    for step_seconds in seconds:
+        trial.begin()
+        clock[0] += step_seconds
+        trial.end()
+    assert trial.begin() is True  # 1.5 was a disturbance
+
+
 def test_trial_decides_by_the_slowest_instance():
-    elsewhere = iter([2.0, 1.0])
+    # How long the first steps took, the second way, the first way.
+    elsewhere = iter([0.1, 2.0, 1.0])
     trial = Trial(lambda _: next(elsewhere))
     for _ in range(10):
         trial.begin()
