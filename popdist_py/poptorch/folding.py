@@ -21,7 +21,7 @@ _functorch: Any = torch._C._functorch
 
 @contextmanager
 def folded_batches() -> Iterator[None]:
-    """Fold attention, group norms and recurrent layers inside ``vmap`` in the enclosed code."""
+    """Fold attention, group norms, losses and recurrent layers inside ``vmap``."""
     with ExitStack() as stack:
         for place, name, dims in (
             (F, "scaled_dot_product_attention", (0, 0, 0)),
@@ -29,6 +29,8 @@ def folded_batches() -> Iterator[None]:
         ):
             function = _folding(getattr(place, name), dims)
             stack.enter_context(mock.patch.object(place, name, function))
+        for name in ("cross_entropy", "nll_loss"):
+            stack.enter_context(mock.patch.object(F, name, _folding_loss(getattr(F, name))))
         for name in ("gru", "lstm"):
             stack.enter_context(
                 mock.patch.object(torch._VF, name, _folding_recurrent(getattr(torch._VF, name)))
@@ -54,6 +56,33 @@ def _folding(function: Callable[..., Any], dims: Sequence[int]) -> Callable[...,
         with temporarily_pop_interpreter_stack():
             result = function(*plain, *rest, **kwargs)
             result = result.unflatten(0, (size, -1))
+        return _functorch._add_batch_dim(result, 0, level)
+
+    return run
+
+
+def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss over classes; each replica's mean is over its own samples."""
+
+    def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        settings = dict(kwargs)
+        reduction = settings.pop("reduction", "mean")
+        ignored = settings.pop("ignore_index", -100)
+        known = reduction in ("none", "sum", "mean") and not (args or any(settings.values()))
+        if not known or not (_is_batched(input) and _is_batched(target)):
+            return function(input, target, *args, **kwargs)
+        if input.dim() < 2 or target.is_floating_point():
+            return function(input, target, *args, **kwargs)
+        size = _batch_size([input])
+        scores, classes = _fold(input, 0, size), _fold(target, 0, size)
+        level = _functorch.maybe_current_level()
+        with temporarily_pop_interpreter_stack():
+            losses = function(scores, classes, ignore_index=ignored, reduction="none")
+            result = losses.unflatten(0, (size, -1))
+            if reduction != "none":
+                result = result.flatten(1).sum(1)
+            if reduction == "mean":
+                result = result / (classes != ignored).view(size, -1).sum(1)
         return _functorch._add_batch_dim(result, 0, level)
 
     return run

@@ -55,6 +55,8 @@ class GraphReplicas:
         self._own = own
         groups = [model.batching.group_of(r) for r in range(model.batching.replicas)]
         self._groups = torch.tensor(groups) if model.batching.group_size > 1 else None
+        self._state = [*self._trained, *self._fixed]
+        self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
         self._copied: list[bool] = []
         self._graph = self._capture(slabs)
@@ -130,8 +132,9 @@ class GraphReplicas:
     @torch.no_grad()
     def run(self, slabs: Sequence[torch.Tensor], step: int, scale: float) -> Outputs:
         """Run the replicas."""
-        factor = torch.tensor(scale, dtype=torch.float64)
-        state = [*self._trained, *self._fixed]
+        if scale != self._scale:
+            self._scale, self._factor = scale, torch.tensor(scale, dtype=torch.float64)
+        factor, state = self._factor, self._state
         if self._vectorised:
             inputs = self._stacked_inputs(slabs)
             return self._graph(*state, *self._stacks, *inputs, factor, self._arrived)

@@ -7,7 +7,7 @@ Knows the batching, the replicas, the reduction and the update; nothing of the l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.gradients import Gradients
+from popdist_py.poptorch.graph_replicas import GraphReplicas
 from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.random_streams import RandomStreams, host_stream_kept
 from popdist_py.poptorch.replicas import Outputs, Replicas
@@ -106,6 +107,7 @@ class Program:
         self._replicas = replicas
         self._is_random = is_random
         self._modes = modes
+        self._is_graph = isinstance(replicas, GraphReplicas) and not (is_random or modes)
         self._phase = tracing.Phase(training=training is not None, tracing=False)
 
     def run(self, inputs: Sequence[torch.Tensor], num_outputs: int) -> list[torch.Tensor]:
@@ -116,13 +118,7 @@ class Program:
         collectors = [Collector(batching) for _ in range(num_outputs)]
         self.counters.begin()
         self.anchors.begin()
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.training is not None))
-            stack.enter_context(host_stream_kept(self._is_random))
-            stack.enter_context(self._state.shown())
-            stack.enter_context(tracing.entered(self._phase))
-            for mode in self._modes:
-                stack.enter_context(mode())
+        with self._surroundings():
             for step in range(steps):
                 self.counters.input(step)
                 results = self._micro_batch([parts[step] for parts in slabs], step)
@@ -131,6 +127,19 @@ class Program:
                     for index, collector in enumerate(collectors):
                         collector.add(step, results[index])
         return [collector.result() for collector in collectors]
+
+    def _surroundings(self) -> AbstractContextManager[Any]:
+        """Return the context in which the model runs; a captured graph alone needs none."""
+        if self._is_graph:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(self.training is not None))
+        stack.enter_context(host_stream_kept(self._is_random))
+        stack.enter_context(self._state.shown())
+        stack.enter_context(tracing.entered(self._phase))
+        for mode in self._modes:
+            stack.enter_context(mode())
+        return stack
 
     def _micro_batch(self, slabs: Sequence[torch.Tensor], step: int) -> Outputs:
         """Run micro-batch ``step`` on every replica, and the update that ends its window."""
