@@ -42,10 +42,10 @@ def function_of(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[
     for node in list(graph.nodes):
         if node.op == "call_function":
             _simplify(graph, node)
+    graph.eliminate_dead_code(_has_effect)
     if not any(_writes(node) for node in graph.nodes):
-        graph.eliminate_dead_code()
         _merge_repetitions(graph)
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code(_has_effect)
     return _compiled(module, num_outputs)
 
 
@@ -164,23 +164,35 @@ def _fuse_bias(graph: fx.Graph, node: fx.Node) -> None:
     _replace(graph, node, _ATEN.view.default, (added, view.args[1]))
 
 
+def _has_effect(node: fx.Node) -> bool:
+    """Tell whether ``node`` counts even if nobody uses its value."""
+    return node.op in ("placeholder", "output") or _writes(node) or _draws(node)
+
+
 def _writes(node: fx.Node) -> bool:
-    """Tell whether an operation changes a tensor, or draws random numbers."""
+    """Tell whether an operation changes a tensor."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return (
-        node.target._schema.is_mutable
-        # Batch norms change their statistics without a mark in their schema.
-        or "batch_norm" in node.target._schema.name
-        or torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    # Batch norms change their statistics without a mark in their schema.
+    return node.target._schema.is_mutable or "batch_norm" in node.target._schema.name
+
+
+def _draws(node: fx.Node) -> bool:
+    """Tell whether an operation draws random numbers."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if "scaled_dot_product" in node.target._schema.name:
+        names = [argument.name for argument in node.target._schema.arguments]
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        return bool(given.get("dropout_p", 0.0) != 0.0)
+    return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def _merge_repetitions(graph: fx.Graph) -> None:
     """Do operations on equal arguments once."""
     seen: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or _draws(node):
             continue
         known = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
         if known is not node:
