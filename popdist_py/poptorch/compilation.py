@@ -6,7 +6,6 @@ Every check of a model against its options stands here or is called from here; r
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,30 +15,25 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
-from popdist_py.environment import CollectiveSettings
-from popdist_py.poptorch import enums, session_options, strategies
-from popdist_py.poptorch.accumulators import HalfAccumulators, keep_half_state
+from popdist_py.poptorch import session_options, strategies
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.batching import Batching
 from popdist_py.poptorch.boundary import Boundary
 from popdist_py.poptorch.counters import Counters
-from popdist_py.poptorch.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.gradients import FlatBuffers, Gradients, SharedGradients, TreeGradients
+from popdist_py.poptorch.gradients import FlatBuffers
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
-from popdist_py.poptorch.malloc import keep_freed_memory
 from popdist_py.poptorch.options import Options
 from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
-from popdist_py.poptorch.program import Program, Training
+from popdist_py.poptorch.program import Program
 from popdist_py.poptorch.random_streams import RandomStreams
 from popdist_py.poptorch.replica_choice import choose_replicas
 from popdist_py.poptorch.replicas import Model
-from popdist_py.poptorch.shared_weights import SharedOptimizer, can_share
 from popdist_py.poptorch.structure import Call
 from popdist_py.poptorch.threads import OneThread
 from popdist_py.poptorch.trace import Trace, trace
+from popdist_py.poptorch.training_setup import TrainingSetup
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 
@@ -245,9 +239,8 @@ class Compiler:
     def build(self, found: Executable, state: DeviceState, call: Call) -> Compiled:
         """Return a program for what was found, on device tensors that exist already."""
         batching = self.batching
-        training = self._make_training(found, state)
-        if training is not None:
-            self._treat_halves(training)
+        setup = self._training_setup
+        training = setup.make(found.trace, state) if setup else None
         anchors = Anchors(
             self.options.anchored_tensors,
             batching,
@@ -262,7 +255,8 @@ class Compiler:
             loss_output=found.trace.loss_output,
         )
         streams = RandomStreams(self._seed())
-        if training is not None and self._rounds_at_random:
+        rounds_at_random = setup is not None and setup.rounds_at_random
+        if training is not None and rounds_at_random:
             training.rounding = streams
         model = Model(
             forward=self._watched(anchors) if anchors.needs_operations else self.forward,
@@ -294,7 +288,7 @@ class Compiler:
             batching=batching,
             replicas=replicas,
             training=training,
-            is_random=found.trace.is_random or self._rounds_at_random,
+            is_random=found.trace.is_random or rounds_at_random,
             modes=modes,
             anchors=anchors,
             counters=Counters(
@@ -307,6 +301,14 @@ class Compiler:
         executable = replace(found, replica_execution=how)
         return Compiled(executable=executable, state=state, program=program, streams=streams)
 
+    @property
+    def _training_setup(self) -> TrainingSetup | None:
+        if self.optimizer is None:
+            return None
+        return TrainingSetup(
+            options=self.options, optimizer=self.optimizer, communicator=self.communicator
+        )
+
     def _modes(self, found: Executable) -> list[type[Any]]:
         modes: list[type[Any]] = []
         if self.options.Emulator.deterministic_reduction:
@@ -316,14 +318,6 @@ class Compiler:
         if self.options._Popart.options.get("enableFloatingPointChecks"):
             modes.append(FloatingPointTraps)
         return modes
-
-    @property
-    def _overlap(self) -> bool | None:
-        """Whether gradients are reduced while backward runs; None: what measures faster."""
-        if self._has_half_accumulators or self._scales_automatically:
-            # Both look at an instance's own gradients, when all replicas have added theirs.
-            return False
-        return CollectiveSettings.from_environ(os.environ).gradient_overlap
 
     def _why_loop(self, anchors: Anchors) -> str | None:
         """Return why replicas have to run one after the other; None if they need not."""
@@ -361,96 +355,6 @@ class Compiler:
         steps = self.batching.num_steps
         return device if steps == 1 else device[: device.shape[0] // steps]
 
-    def _make_training(self, found: Executable, state: DeviceState) -> Training | None:
-        """Return the reduction and the update of a training model."""
-        if self.optimizer is None:
-            return None
-        keep_freed_memory()
-        used = _same_group(found.trace.used_parameters, state)
-        groups = parameter_groups(self.optimizer, state.device_tensors, used)
-        parameters = [parameter for group in groups for parameter in group]
-        # What nobody updates needs no gradient.
-        trained = {id(parameter) for parameter in parameters}
-        for parameter in used.values():
-            parameter.requires_grad_(id(parameter) in trained)
-        replicas = self.options.replication_factor
-        optimizer: DeviceOptimizer
-        gradients: Gradients
-        if self._updates_slices(found, state, parameters):
-            gradients = SharedGradients(parameters, self.communicator, False, slices_only=True)
-            optimizer = SharedOptimizer(
-                self.optimizer,
-                state.device_tensors,
-                used,
-                parameters=parameters,
-                gradients=gradients.views,
-                communicator=self.communicator,
-            )
-        else:
-            if self.options.Emulator.deterministic_reduction:
-                gradients = TreeGradients(parameters, self.communicator, replicas)
-            else:
-                gradients = SharedGradients(parameters, self.communicator, self._overlap)
-            optimizer = DeviceOptimizer(
-                self.optimizer,
-                state.device_tensors,
-                used,
-                stochastic_rounding=self._rounds_at_random,
-            )
-        return Training(
-            optimizer=optimizer,
-            gradients=gradients,
-            gradient_scale=self._gradient_scale(replicas * self.communicator.num_instances),
-        )
-
-    def _updates_slices(
-        self, found: Executable, state: DeviceState, parameters: Sequence[torch.Tensor]
-    ) -> bool:
-        """Tell whether instances have the weights together and each updates a slice of them."""
-        assert self.optimizer is not None
-        return (
-            can_share(self.optimizer, parameters, self.communicator)
-            and not self._overlap
-            # The bits of an update may depend on where its slice begins.
-            and not self.options.Emulator.deterministic_reduction
-            and not state.has_groups
-            # Every instance's forward would change the weights of all.
-            and not found.trace.modified_parameters
-        )
-
-    def _treat_halves(self, training: Training) -> None:
-        """Give a training model the accumulators and the loss scaling that were asked for."""
-        assert self.optimizer is not None
-        gradients, device = training.gradients, training.optimizer
-        keep_half_state(device._optimizer, self.optimizer)
-        # In deterministic mode every replica has gradients of its own.
-        own = self.options.replication_factor if isinstance(gradients, TreeGradients) else 1
-        if self._has_half_accumulators:
-            training.accumulators = HalfAccumulators(device.parameters, gradients, own)
-        if self._scales_automatically:
-            settings = self.options._Popart.options
-            training.automatic = AutomaticLossScaling(
-                device, gradients, own, self.communicator, settings
-            )
-
-    @property
-    def _has_half_accumulators(self) -> bool:
-        return getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
-
-    @property
-    def _rounds_at_random(self) -> bool:
-        return bool(self.options._Popart.options.get("enableStochasticRounding"))
-
-    @property
-    def _scales_automatically(self) -> bool:
-        return bool(self.options._Popart.options.get("automaticLossScalingSettings.enabled"))
-
-    def _gradient_scale(self, replicas: int) -> float:
-        training = self.options.Training
-        if training.accumulation_and_replication_reduction_type == enums.ReductionType.Sum:
-            return 1.0
-        return 1.0 / (int(training.gradient_accumulation) * replicas)
-
     def _seed(self) -> int:
         """Return the seed of the device, equal on all instances."""
         if self.options.exists("random_seed"):
@@ -471,16 +375,6 @@ def _micro_batch(batching: Batching, tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
     return batching.micro_batch(size, tensor.shape)
-
-
-def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
-    """Return the used parameters, and those that other replicas use in their place."""
-    stems = {name.partition("[")[0] for name in used if name.endswith("]")}
-    return {
-        name: parameter
-        for name, parameter in state.parameters.items()
-        if name in used or (name.endswith("]") and name.partition("[")[0] in stems)
-    }
 
 
 def _share(state: DeviceState, communicator: Communicator) -> None:

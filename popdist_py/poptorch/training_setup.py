@@ -1,0 +1,150 @@
+"""What a training model has beyond its forward: how gradients are reduced, and who updates what.
+
+Made while compiling, from the options, the optimiser and the other instances.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from popdist_py.collectives import Communicator
+from popdist_py.environment import CollectiveSettings
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.accumulators import HalfAccumulators, keep_half_state
+from popdist_py.poptorch.device_optimizer import DeviceOptimizer, parameter_groups
+from popdist_py.poptorch.device_state import DeviceState
+from popdist_py.poptorch.gradients import Gradients, SharedGradients, TreeGradients
+from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
+from popdist_py.poptorch.malloc import keep_freed_memory
+from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.program import Training
+from popdist_py.poptorch.shared_weights import SharedOptimizer, can_share
+from popdist_py.poptorch.trace import Trace
+
+__all__ = ["TrainingSetup"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSetup:
+    """Chooses the reduction and the update.
+
+    Attributes:
+        options: the wrapper's options.
+        optimizer: the user's optimiser.
+        communicator: the other instances.
+    """
+
+    options: Options
+    optimizer: torch.optim.Optimizer
+    communicator: Communicator
+
+    def make(self, trace: Trace, state: DeviceState) -> Training:
+        """Return the reduction and the update of a model with this trace and these tensors."""
+        keep_freed_memory()
+        used = _same_group(trace.used_parameters, state)
+        groups = parameter_groups(self.optimizer, state.device_tensors, used)
+        parameters = [parameter for group in groups for parameter in group]
+        # What nobody updates needs no gradient.
+        trained = {id(parameter) for parameter in parameters}
+        for parameter in used.values():
+            parameter.requires_grad_(id(parameter) in trained)
+        replicas = self.options.replication_factor
+        optimizer: DeviceOptimizer
+        gradients: Gradients
+        if self._updates_slices(trace, state, parameters):
+            gradients = SharedGradients(parameters, self.communicator, False, slices_only=True)
+            optimizer = SharedOptimizer(
+                self.optimizer,
+                state.device_tensors,
+                used,
+                parameters=parameters,
+                gradients=gradients.views,
+                communicator=self.communicator,
+            )
+        else:
+            if self.options.Emulator.deterministic_reduction:
+                gradients = TreeGradients(parameters, self.communicator, replicas)
+            else:
+                gradients = SharedGradients(parameters, self.communicator, self._overlap)
+            optimizer = DeviceOptimizer(
+                self.optimizer,
+                state.device_tensors,
+                used,
+                stochastic_rounding=self.rounds_at_random,
+            )
+        training = Training(
+            optimizer=optimizer,
+            gradients=gradients,
+            gradient_scale=self._gradient_scale(replicas * self.communicator.num_instances),
+        )
+        self._treat_halves(training)
+        return training
+
+    def _updates_slices(
+        self, trace: Trace, state: DeviceState, parameters: Sequence[torch.Tensor]
+    ) -> bool:
+        """Tell whether instances have the weights together and each updates a slice of them."""
+        return (
+            can_share(self.optimizer, parameters, self.communicator)
+            and not self._overlap
+            # The bits of an update may depend on where its slice begins.
+            and not self.options.Emulator.deterministic_reduction
+            and not state.has_groups
+            # Every instance's forward would change the weights of all.
+            and not trace.modified_parameters
+        )
+
+    def _treat_halves(self, training: Training) -> None:
+        """Give a training model the accumulators and the loss scaling that were asked for."""
+        gradients, device = training.gradients, training.optimizer
+        keep_half_state(device._optimizer, self.optimizer)
+        # In deterministic mode every replica has gradients of its own.
+        own = self.options.replication_factor if isinstance(gradients, TreeGradients) else 1
+        if self._has_half_accumulators:
+            training.accumulators = HalfAccumulators(device.parameters, gradients, own)
+        if self._scales_automatically:
+            settings = self.options._Popart.options
+            training.automatic = AutomaticLossScaling(
+                device, gradients, own, self.communicator, settings
+            )
+
+    @property
+    def _has_half_accumulators(self) -> bool:
+        return getattr(self.optimizer, "accum_type", torch.float32) == torch.float16
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether updates of half parameters are rounded at random."""
+        return bool(self.options._Popart.options.get("enableStochasticRounding"))
+
+    @property
+    def _scales_automatically(self) -> bool:
+        return bool(self.options._Popart.options.get("automaticLossScalingSettings.enabled"))
+
+    def _gradient_scale(self, replicas: int) -> float:
+        training = self.options.Training
+        if training.accumulation_and_replication_reduction_type == enums.ReductionType.Sum:
+            return 1.0
+        return 1.0 / (int(training.gradient_accumulation) * replicas)
+
+    @property
+    def _overlap(self) -> bool | None:
+        """Whether gradients are reduced while backward runs; None: what measures faster."""
+        if self._has_half_accumulators or self._scales_automatically:
+            # Both look at an instance's own gradients, when all replicas have added theirs.
+            return False
+        return CollectiveSettings.from_environ(os.environ).gradient_overlap
+
+
+def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:
+    """Return the used parameters, and those that other replicas use in their place."""
+    stems = {name.partition("[")[0] for name in used if name.endswith("]")}
+    return {
+        name: parameter
+        for name, parameter in state.parameters.items()
+        if name in used or (name.endswith("]") and name.partition("[")[0] in stems)
+    }
