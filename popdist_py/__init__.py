@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         initializeBackend,
         isBackendInitialized,
         isPopdistEnvSet,
+        registerBackend,
         registerDefaultBackend,
     )
 
@@ -75,6 +76,7 @@ __all__ = [
     "isBackendInitialized",
     "isPopdistEnvSet",
     "reduce_scatter",
+    "registerBackend",
     "registerDefaultBackend",
     "stopRequested",
     "synchronize",
@@ -119,6 +121,7 @@ _MODULES = {
         "initializeBackend",
         "isBackendInitialized",
         "isPopdistEnvSet",
+        "registerBackend",
         "registerDefaultBackend",
     ),
 }

@@ -6,6 +6,7 @@ Source: the PopDist Python API (``popdist.*``). No logic lives here.
 from __future__ import annotations
 
 from popdist_py import context
+from popdist_py.errors import PopdistError
 
 __all__ = [
     "checkNumIpusPerReplica",
@@ -21,6 +22,7 @@ __all__ = [
     "initializeBackend",
     "isBackendInitialized",
     "isPopdistEnvSet",
+    "registerBackend",
     "registerDefaultBackend",
 ]
 
@@ -106,6 +108,18 @@ def checkNumIpusPerReplica(n: int) -> bool:
 
 def registerDefaultBackend() -> None:
     """Choose MPI as the backend; it is the only one, so there is nothing to do."""
+
+
+def registerBackend(path: str) -> None:
+    """Refuse another backend: a shared object for IPUs cannot connect emulated ones.
+
+    Raises:
+        PopdistError: always.
+    """
+    raise PopdistError(
+        f"registerBackend({path!r}): the emulation has one backend, MPI; leave the call out, or use "
+        "registerDefaultBackend()"
+    )
 
 
 def initializeBackend() -> None:

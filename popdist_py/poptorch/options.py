@@ -218,6 +218,9 @@ class Options(OptionStore):
         self, available_memory_proportion: Mapping[str, float]
     ) -> Options:
         """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``."""
+        assert isinstance(available_memory_proportion, Mapping), (
+            f"Expected a dictionary such as {{'IPU0': 0.5}}, got {available_memory_proportion!r}"
+        )
         proportions: dict[int, float] = {}
         for key, value in available_memory_proportion.items():
             found = re.fullmatch(r"IPU(\d+)", str(key))

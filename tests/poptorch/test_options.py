@@ -52,6 +52,7 @@ def test_setters_chain_and_values_are_attributes():
         (lambda o: o.setExecutionStrategy(3), AssertionError, "strategy"),
         (lambda o: o.setAvailableMemoryProportion({"CPU0": 0.1}), AssertionError, "IPU"),
         (lambda o: o.setAvailableMemoryProportion({0: 0.1}), AssertionError, "Invalid key 0"),
+        (lambda o: o.setAvailableMemoryProportion([0.1]), AssertionError, "dictionary"),
         (lambda o: o.syncPattern(0), AssertionError, "SyncPattern"),
         (
             lambda o: o.inputReplicaGrouping(2, poptorch.CommGroupType.All),

@@ -1,0 +1,91 @@
+"""PopDist's functions as a program finds them: alone, and as one instance of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+import popdist_py as popdist
+from popdist_py.environment import InstanceEnvironment
+
+ALONE = {
+    "isPopdistEnvSet": False,
+    "getNumTotalReplicas": 1,
+    "getNumLocalReplicas": 1,
+    "getNumIpusPerReplica": 1,
+    "getReplicaIndexOffset": 0,
+    "getNumInstances": 1,
+    "getInstanceIndex": 0,
+    "getLocalInstanceIndex": 0,
+    "isBackendInitialized": False,
+}
+# The third of four instances, with 4 of 16 IPUs: PopRun's log gives their devices as 24 to 27.
+THIRD = InstanceEnvironment(
+    num_total_replicas=8,
+    num_local_replicas=2,
+    num_ipus_per_replica=2,
+    replica_index_offset=4,
+    local_instance_index=1,
+    num_local_instances=2,
+)
+LAUNCHED = {
+    "isPopdistEnvSet": True,
+    "getNumTotalReplicas": 8,
+    "getNumLocalReplicas": 2,
+    "getNumIpusPerReplica": 2,
+    "getReplicaIndexOffset": 4,
+    "getNumInstances": 4,
+    "getInstanceIndex": 2,
+    "getLocalInstanceIndex": 1,
+    "getDeviceId": 26,
+    "isBackendInitialized": False,
+}
+
+
+@pytest.fixture
+def instance(monkeypatch):
+    for name, value in THIRD.to_environ().items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_alone(name):
+    assert getattr(popdist, name)() == ALONE[name]
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_as_an_instance(instance, name):
+    assert getattr(popdist, name)() == LAUNCHED[name]
+
+
+def test_the_number_of_ipus_is_compared_and_never_raises(instance):
+    assert popdist.checkNumIpusPerReplica(2)
+    assert not popdist.checkNumIpusPerReplica(1)
+
+
+def test_uneven_replicas_have_no_instance_index(instance):
+    instance.delenv("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE")
+    for name in ("getInstanceIndex", "getNumInstances"):
+        with pytest.raises(popdist.WireError, match="POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"):
+            getattr(popdist, name)()
+    assert popdist.getReplicaIndexOffset() == 4
+
+
+def test_a_lone_program_may_make_the_raw_steps_in_order():
+    popdist.registerDefaultBackend()
+    popdist.initializeBackend()
+    try:
+        assert popdist.isBackendInitialized()
+        popdist.init()  # a second time is harmless
+    finally:
+        popdist.finalizeBackend()
+    assert not popdist.isBackendInitialized()
+
+
+def test_another_backend_is_refused():
+    with pytest.raises(popdist.PopdistError, match=r"libother\.so.*MPI"):
+        popdist.registerBackend("libother.so")
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(popdist, name) is not None for name in popdist.__all__)
