@@ -163,7 +163,7 @@ def main() -> None:
         for result in compare(case, workers, arguments.seconds)
     ]
     if arguments.json:
-        print(json.dumps({"torch": torch.__version__, "results": [asdict(r) for r in results]}))
+        print(json.dumps([asdict(result) for result in results], indent=1))
         return
     print(f"{'case':10}{'workers':>8}  {'loop':10}{'loader':7}{'items/s':>10}{'x torch':>9}")
     for r in results:

@@ -1,7 +1,8 @@
 """Writes docs/performance.md from benchmarks/results.json: ``python docs/performance.py [--run]``.
 
-With --run the benchmarks are run first, which takes some ten minutes on a machine that should do
-nothing else; without it the page is made from what was measured last.
+With --run all benchmarks are run first, or those that are named: some fifteen minutes on a machine
+that should do nothing else, as root for the one between hosts. Without it the page is made from
+what was measured last.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = Path(__file__).with_suffix(".md")
-BENCHMARKS = ("allreduce", "train_step")
+BENCHMARKS = ("allreduce", "train_step", "multi_host", "replicas", "dataloader")
 
-HEAD = """# Performance of collectives and training steps
+HEAD = """# Performance
 
 Made by `python docs/performance.py --run`. Measured on {cpu}, {cores} cores, {system}; Python
 {python}, PyTorch {torch}, Open MPI {openmpi}. All ways of a row are taken in turns in one run, and
@@ -46,6 +47,34 @@ Milliseconds for one step of SGD with momentum, global batch alike (`benchmarks/
 
 | model | ours | DDP | deterministic | unconnected | one process | DDP / ours | unconnected / ours |
 |---|--:|--:|--:|--:|--:|--:|--:|
+"""
+HOSTS = """
+## Between hosts
+
+Two hosts with links of their own (`benchmarks/multi_host.py`: network namespaces, both on the same
+cores). Milliseconds for an all-reduce, and for a step of the MLP above. *gradients*: ours on memory
+that a host's instances share; *ours*: on any other array; gloo and DDP are started by torchrun.
+
+| link | instances per host | what | gradients | ours | MPI | gloo or DDP | theirs / ours |
+|---|--:|---|--:|--:|--:|--:|--:|
+"""
+REPLICAS = """
+## Replicas on one instance
+
+A step of R replicas as a multiple of a hand-written PyTorch step over the same global batch in one
+piece (`benchmarks/replicas.py`); in brackets, as a multiple of R hand-written passes.
+
+| model | R | {micro_batches} |
+|---|--:|{lines}
+"""
+LOADING = """
+## Data loading
+
+Items per second that a loop consumes, as a multiple of torch's DataLoader with as many workers
+(`benchmarks/dataloader.py`). *computing*: the loop also computes, for about as long as torch loads.
+
+| data | workers | reading, Sync | reading, Async | computing, Sync | computing, Async |
+|---|--:|--:|--:|--:|--:|
 """
 NOTES = """
 ## How it works
@@ -89,25 +118,65 @@ def page(results: dict[str, Any]) -> str:
         cells = [row["model"], *(f"{row[f'{way}_ms']:.1f}" for way in ways)]
         cells += [f"{row['ours/ddp']:.2f}", f"{row['ours/unconnected']:.2f}"]
         parts.append(_line(cells))
-    return "".join([*parts, NOTES])
+    parts.append(HOSTS)
+    parts += [_line(_host_cells(row)) for row in results["multi_host"]]
+    return "".join(
+        [*parts, *_replicas(results["replicas"]), *_loading(results["dataloader"]), NOTES]
+    )
+
+
+def _host_cells(row: dict[str, Any]) -> list[Any]:
+    """Return the cells of an all-reduce or a training step between hosts."""
+    what = row.get("model") or size_of(row["bytes"])
+    times = [row.get(f"{way}_ms") for way in ("gradients", "ours", "mpi")]
+    times.append(row.get("gloo_ms") or row.get("ddp_ms"))
+    ratio = row.get("gradients/gloo") or row.get("ours/ddp")
+    cells = ["" if time is None else f"{time:.2f}" for time in times]
+    return [row["rate"], row["per_host"], what, *cells, f"{ratio:.2f}"]
+
+
+def _replicas(rows: list[dict[str, Any]]) -> list[str]:
+    """Return one line for each model and number of replicas."""
+    sizes = sorted({row["micro_batch"] for row in rows})
+    titles = " | ".join(f"micro-batch {size}" for size in sizes)
+    parts = [REPLICAS.format(micro_batches=titles, lines="--:|" * len(sizes))]
+    for model, replicas in dict.fromkeys((row["model"], row["replicas"]) for row in rows):
+        of_size = {
+            row["micro_batch"]: f"{row['ours/plain']:.2f} ({row['ours/separate']:.2f})"
+            for row in rows
+            if (row["model"], row["replicas"]) == (model, replicas)
+        }
+        parts.append(_line([model, replicas, *(of_size[size] for size in sizes)]))
+    return parts
+
+
+def _loading(rows: list[dict[str, Any]]) -> list[str]:
+    """Return one line for each data set and number of workers."""
+    parts = [LOADING]
+    for case, workers in dict.fromkeys((row["case"], row["workers"]) for row in rows):
+        ratios = {
+            (row["loop"], row["loader"]): f"{row['against_torch']:.2f}"
+            for row in rows
+            if (row["case"], row["workers"]) == (case, workers)
+        }
+        order = [(loop, ours) for loop in ("reading", "computing") for ours in ("Sync", "Async")]
+        parts.append(_line([case, workers, *(ratios[key] for key in order)]))
+    return parts
 
 
 def _line(cells: list[Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
-def measured() -> dict[str, Any]:
-    """Run the benchmarks."""
-    results: dict[str, Any] = {"machine": machine()}
-    for name in BENCHMARKS:
-        done = subprocess.run(
-            [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--json"],
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        results[name] = json.loads(done.stdout)
-    return results
+def measured(name: str) -> Any:
+    """Run a benchmark and return its rows."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
 
 
 def machine() -> dict[str, Any]:
@@ -126,9 +195,14 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", action="store_true", help="run the benchmarks first")
-    if parser.parse_args().run:
-        RESULTS.write_text(json.dumps(measured(), indent=1) + "\n")
+    parser.add_argument("--run", nargs="*", choices=BENCHMARKS, help="run them first; alone: all")
+    wanted = parser.parse_args().run
+    if wanted is not None:
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results["machine"] = machine()
+        for name in wanted or BENCHMARKS:
+            results[name] = measured(name)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
