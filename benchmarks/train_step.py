@@ -1,9 +1,10 @@
 """Training steps per second: ours with 2 instances against DDP over gloo, and one process.
 
-Every row trains one model with the same global batch in five ways: ours; DDP over gloo with 2
-processes; ours with the tree of the deterministic mode; the same 2 processes without any reduction
-(what two unconnected processes reach); and one process with 2 threads. The ways of 2 processes are
-taken in turns within one job, the jobs and the single processes in turns too; medians over all.
+Every row trains one model with the same global batch in five ways, started as users start them: by
+poprun-py, ours, plain and with the tree of the deterministic mode; by torchrun, DDP over gloo with
+2 processes, and the same 2 processes without any reduction (what two unconnected processes reach);
+and one process with 2 threads. The ways of a job are taken in turns, and so are the jobs; medians
+over all.
 
 Usage: python benchmarks/train_step.py [--json] [--models cnn mlp resnet18] [--rounds 3]
 """
@@ -115,8 +116,20 @@ def plain(name: str, instances: int, ddp: bool) -> Callable[[], Any]:
     return step
 
 
-def timed(steps: dict[str, Callable[[], Any]], seconds: float, meet: Callable[[], None]) -> Any:
-    """Return the milliseconds of the steps, all ways taken in turns."""
+def timed(
+    steps: dict[str, Callable[[], Any]],
+    seconds: float,
+    meet: Callable[[], Any],
+    slowest: Callable[[float], float],
+) -> Any:
+    """Return the milliseconds of the steps, all ways taken in turns.
+
+    Args:
+        steps: the ways.
+        seconds: for how long, at least three turns.
+        meet: waits for the other processes.
+        slowest: returns the largest of a number over all processes, so that all stop together.
+    """
     taken: dict[str, list[float]] = {way: [] for way in steps}
     for step in steps.values():
         for _ in range(3):
@@ -130,41 +143,58 @@ def timed(steps: dict[str, Callable[[], Any]], seconds: float, meet: Callable[[]
             step()
             meet()
             taken[way].append(1000 * (time.perf_counter() - start))
-        once = once or agreed(time.perf_counter() - begin)
+        once = once or slowest(time.perf_counter() - begin)
     return taken
 
 
-def agreed(seconds: float) -> float:
-    """Return a time that is equal on all instances, so that all stop after the same turn."""
+def work_for_poprun(name: str, seconds: float) -> Any:
+    """Measure ours as one of the instances."""
     import popdist_py
 
-    return float(popdist_py.all_reduce(seconds, "max"))
+    popdist_py.init()
+    steps = {"ours": ours(name), "deterministic": ours(name, deterministic=True)}
+
+    def slowest(number: float) -> float:
+        return float(popdist_py.all_reduce(number, "max"))
+
+    return timed(steps, seconds, popdist_py.barrier, slowest)
 
 
-def work(name: str, seconds: float, single: bool) -> None:
-    """Measure as one of the instances, or as the single process; print the times."""
+def work_for_torchrun(name: str, seconds: float) -> Any:
+    """Measure DDP, and no reduction at all, as one of torchrun's processes."""
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    steps = {
+        "ddp": plain(name, INSTANCES, ddp=True),
+        "unconnected": plain(name, INSTANCES, ddp=False),
+    }
+
+    def slowest(number: float) -> float:
+        largest = torch.tensor(number)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return float(largest)
+
+    taken = timed(steps, seconds, distributed.barrier, slowest)
+    distributed.destroy_process_group()
+    return taken
+
+
+def work(worker: str, name: str, seconds: float) -> None:
+    """Measure as one process of a job; the first prints the times."""
     import torch
 
-    import popdist_py
-
-    if single:
-        torch.set_num_threads(INSTANCES)
-        steps = {"one process": plain(name, 1, ddp=False)}
+    torch.set_num_threads(INSTANCES if worker == "alone" else 1)
+    if worker == "poprun-py":
+        taken = work_for_poprun(name, seconds)
+    elif worker == "torchrun":
+        taken = work_for_torchrun(name, seconds)
     else:
-        torch.set_num_threads(1)
-        popdist_py.init()
-        torch.distributed.init_process_group("gloo")
-        steps = {
-            "ours": ours(name),
-            "ddp": plain(name, INSTANCES, ddp=True),
-            "deterministic": ours(name, deterministic=True),
-            "unconnected": plain(name, INSTANCES, ddp=False),
-        }
-    taken = timed(steps, seconds, (lambda: None) if single else popdist_py.barrier)
-    if popdist_py.getInstanceIndex() == 0:
+        steps = {"one process": plain(name, 1, ddp=False)}
+        taken = timed(steps, seconds, lambda: None, lambda number: number)
+    if os.environ.get("RANK", "0") == "0":
         print(json.dumps(taken), flush=True)
-    if not single:
-        torch.distributed.destroy_process_group()
 
 
 def run(words: list[object]) -> dict[str, list[float]]:
@@ -182,13 +212,17 @@ def run(words: list[object]) -> dict[str, list[float]]:
 
 def rows(names: list[str], rounds: int, seconds: float) -> Iterator[dict[str, Any]]:
     """Yield one row for every model."""
-    launcher = ["-m", "poprun_py", "--num-instances", INSTANCES, "--num-replicas", INSTANCES]
+    launchers: dict[str, list[object]] = {
+        "poprun-py": ["-m", "poprun_py", "--num-instances", INSTANCES, "--num-replicas", INSTANCES],
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES],
+        "alone": [],
+    }
     for name in names:
         taken: dict[str, list[float]] = {}
-        worker = [__file__, "--models", name, "--seconds", seconds]
         for _ in range(rounds):
-            for words in ([*launcher, *worker, "--worker"], [*worker, "--single"]):
-                for way, times in run(words).items():
+            for worker, launcher in launchers.items():
+                program = [__file__, "--models", name, "--seconds", seconds, "--worker", worker]
+                for way, times in run([*launcher, *program]).items():
                     taken.setdefault(way, []).extend(times)
         ms = {way: statistics.median(times) for way, times in taken.items()}
         yield {
@@ -206,11 +240,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="for each job")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--single", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--worker", choices=["poprun-py", "torchrun", "alone"], help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
-    if arguments.worker or arguments.single:
-        work(arguments.models[0], arguments.seconds, arguments.single)
+    if arguments.worker:
+        work(arguments.worker, arguments.models[0], arguments.seconds)
         return
     found = []
     for row in rows(arguments.models, arguments.rounds, arguments.seconds):

@@ -117,8 +117,8 @@ def registerBackend(path: str) -> None:
         PopdistError: always.
     """
     raise PopdistError(
-        f"registerBackend({path!r}): the emulation has one backend, MPI; leave the call out, or use "
-        "registerDefaultBackend()"
+        f"registerBackend({path!r}): the emulation has one backend, MPI; leave the call out, or "
+        "use registerDefaultBackend()"
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
+from popdist_py.collectives.rendezvous import last_words_seconds
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.wire import Piece, Wire, WireLostError
 from popdist_py.errors import InstanceLostError
@@ -230,6 +231,7 @@ class Lane(Link):
                 raise request
             self._wait(request, doing)
         except WireLostError as error:
+            time.sleep(last_words_seconds(self._hang_timeout))
             self.lost = InstanceLostError(
                 f"{doing}: instance {self._instances[error.rank]} was lost on another host"
             )

@@ -21,7 +21,7 @@ from popdist_py.errors import InstanceLostError
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["Peer", "Rendezvous", "is_supported"]
+__all__ = ["Peer", "Rendezvous", "is_supported", "last_words_seconds"]
 
 _LINE = 64  # bytes of a cache line: each instance writes to its own
 # Words of a line: the counter, and the parts of the two headers.
@@ -50,6 +50,15 @@ class Peer:
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def last_words_seconds(hang_timeout: float) -> float:
+    """Return how long an instance that has gone is waited for before that is an error.
+
+    A launcher ends the job meanwhile and reports why the first one ended; errors of those who
+    waited for it would only hide that.
+    """
+    return min(2.0, hang_timeout / 2)
 
 
 class Rendezvous:
@@ -90,6 +99,7 @@ class Rendezvous:
         self._address = memory.ctypes.data
         self._fence = threading.Lock()
         self._processes: dict[int, int] = {}
+        self._gone_since: dict[int, float] = {}
         self.lost: InstanceLostError | None = None
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
@@ -194,6 +204,9 @@ class Rendezvous:
         if self._words[other] >= arrived:
             return
         if gone:
+            since = self._gone_since.setdefault(other, time.monotonic())
+            if time.monotonic() - since < last_words_seconds(self._hang_timeout):
+                return
             reason = "ended"
         elif waited > self._hang_timeout:
             reason = f"did not arrive within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
