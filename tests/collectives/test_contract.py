@@ -37,3 +37,7 @@ def test_contract(poprun, kind):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count(f"{name} 10 checks") == instances
+    if "TEST_NUM_HOSTS" in environment:
+        lane = "Link" if "TEST_WITHOUT_SOCKETS" in environment else "Lane"
+        owners = 2 if "2 and 1" in kind or lane == "Link" else instances
+        assert done.stdout.count(f"checks, {lane}") == owners
