@@ -83,8 +83,9 @@ NOTES = """
   everybody's by itself, after one meeting. Which sizes count as small is measured once per machine
   when there are more than two instances.
 - **Large arrays**: each instance reduces its own slice in chunks that fit the cache, then all have
-  the slices of all. Gradients live in the window, so nothing is copied; the slices of other arrays
-  are read from where they lie in the other process.
+  the slices of all. Gradients live in the window, so nothing is copied. Of other arrays, what an
+  owner needs passes through the window in turns; large arrays of many instances, and those that go
+  to other hosts, are read from where they lie in the other process.
 - **Training steps** within a host send no sums round: the weights are in that window too, and each
   instance updates the slice whose gradients it has added up, for all.
 - **Between hosts** the owners of one slice on all hosts exchange pieces of it over sockets while
