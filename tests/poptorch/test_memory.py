@@ -66,8 +66,12 @@ def test_ten_thousand_steps_hold_what_a_thousand_hold():
     assert loader_added < ALLOWED_BYTES
 
 
-def faults_of_a_large_step(**environment):
-    """Return the page faults of the second of two steps that allocate and free 64 MB."""
+def faults_of_large_steps(**environment):
+    """Return the page faults of the last ten of a hundred steps that allocate and free 64 MB.
+
+    Until freed blocks of the size asked for lie between the small ones, some of the first steps
+    take new memory: how many depends on where the system put the heap.
+    """
     program = (
         "import resource, torch\n"
         "from poptorch.models import Mlp, classified, quiet_options\n"
@@ -75,11 +79,11 @@ def faults_of_a_large_step(**environment):
         "model = Mlp()\n"
         "sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)\n"
         "poptorch.trainingModel(model, quiet_options(), sgd)(*classified(4))\n"
-        "for _ in range(3):\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for step in range(100):\n"
+        "    if step == 90:\n"
+        "        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    torch.ones(16_000_000)\n"
-        "    after = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "print(after - before)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -93,9 +97,9 @@ def faults_of_a_large_step(**environment):
 
 
 def test_memory_of_a_step_is_there_for_the_next():
-    assert faults_of_a_large_step() < 1000
+    assert faults_of_large_steps() < 1000
 
 
 def test_the_users_settings_of_the_c_library_stay():
     # The number that glibc itself starts with.
-    assert faults_of_a_large_step(MALLOC_MMAP_MAX_="65536") > 10_000
+    assert faults_of_large_steps(MALLOC_MMAP_MAX_="65536") > 100_000
