@@ -15,6 +15,21 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The default suite tries the same examples every time, however slow the machine; new ones are
+# looked for on purpose: `make test ARGS=--hypothesis-profile=explore`.
+settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile(
+    "explore", settings.get_profile("same"), derandomize=False, max_examples=500
+)
+settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
 _PREFIXES = (

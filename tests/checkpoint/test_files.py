@@ -10,7 +10,7 @@ import time
 
 import pytest
 from conftest import ROOT, wait_until
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from popdist_py.checkpoint import Checkpoints
@@ -51,9 +51,7 @@ def test_more_than_a_million_million_steps_sort_as_numbers(tmp_path):
     assert checkpoints.latest().step == 1_000_000_000_000
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=200), where=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_damaged_file_is_never_loaded(tmp_path, data, where, bit):
     checkpoints = Checkpoints(tmp_path, keep=2)
@@ -65,9 +63,7 @@ def test_damaged_file_is_never_loaded(tmp_path, data, where, bit):
     assert checkpoints.latest().step == 1
 
 
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=200), lost=st.integers(1, 10_000))
 def test_torn_file_is_never_loaded(tmp_path, data, lost):
     checkpoints = Checkpoints(tmp_path, keep=2)

@@ -40,7 +40,7 @@ def finish(wire, pieces):
         wire.progress(0.1)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     count=st.integers(2, 4),
     sizes=st.lists(st.sampled_from([0, 1, 3, 100, 9_000, 70_001]), min_size=1, max_size=6),

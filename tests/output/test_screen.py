@@ -38,7 +38,7 @@ def test_character_in_two_reads_stays_whole():
     assert written.data == b"[1,0]<stdout>:" + line
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size=40),
     st.booleans(),

@@ -116,7 +116,7 @@ def test_a_machine_is_found_whatever_file_is_missing(missing, tmp_path):
     assert Machine.from_json(machine.to_json()) == machine
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_damaged_files_never_raise_anything_but_hardware_error(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("damaged")
@@ -240,7 +240,6 @@ def _seconds(work):
 # --- JSON -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(machines())
 def test_json_gives_the_same_machine_back(machine):
     assert Machine.from_json(json.loads(json.dumps(machine.to_json()))) == machine
@@ -259,7 +258,6 @@ def _leaves(value, path=()):
         yield from _leaves(inner, (*path, key))
 
 
-@settings(deadline=None)
 @given(machines(), st.data())
 def test_damaged_json_is_refused_in_one_line_or_is_a_machine(machine, data):
     document = json.loads(json.dumps(machine.to_json()))
@@ -336,7 +334,6 @@ def test_other_files_are_refused(text):
 # --- lists and tables ---------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(0, 5000)))
 def test_cpu_lists_survive_writing_and_reading(numbers):
     assert parse_cpu_list(format_cpu_list(frozenset(numbers))) == tuple(sorted(numbers))
@@ -349,7 +346,6 @@ def test_cpu_lists_as_kernels_write_them():
     assert format_cpu_list([9, 3, 1, 2]) == "1-3,9"
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="0123456789-,:/ x", max_size=12))
 def test_bad_cpu_lists_raise_value_error_only(text):
     try:

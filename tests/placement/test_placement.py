@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placement.machines import machines
 from placement.sysfs_trees import TREES
@@ -119,7 +119,6 @@ def questions(draw) -> tuple[Machine, int, PlacementPolicy]:
     return machine, draw(st.integers(1, 24)), policy
 
 
-@settings(deadline=None)
 @given(questions())
 def test_whatever_is_asked_is_placed_on_allowed_cpus_or_refused(question):
     machine, count, policy = question
@@ -150,7 +149,6 @@ def test_whatever_is_asked_is_placed_on_allowed_cpus_or_refused(question):
         assert threads <= len(machine.usable_cores)
 
 
-@settings(deadline=None)
 @given(machines(), st.integers(2, 24), st.sampled_from(("spreadnuma", "spreadcores", "spreadl3")))
 def test_spread_modes_give_every_cpu_to_exactly_one_instance(machine, count, mode):
     if count > len(machine.usable_cores):
@@ -168,7 +166,6 @@ def test_spread_modes_give_every_cpu_to_exactly_one_instance(machine, count, mod
         assert given_out == sorted(machine.allowed_cpus)
 
 
-@settings(deadline=None)
 @given(machines(), st.integers(2, 12))
 def test_spreadcores_sizes_and_classes_differ_by_at_most_one(machine, count):
     if count > len(machine.usable_cores):
@@ -183,7 +180,6 @@ def test_spreadcores_sizes_and_classes_differ_by_at_most_one(machine, count):
     assert max(map(len, cores)) - min(map(len, cores)) <= 1
 
 
-@settings(deadline=None)
 @given(machines(), st.integers(2, 5))
 def test_spreadnuma_gives_whole_contiguous_nodes(machine, count):
     nodes = sorted({core.numa_node for core in machine.usable_cores})
@@ -205,7 +201,6 @@ def test_more_instances_than_equal_nodes_follow_the_index_rule(nodes, count):
     assert [p.numa_nodes for p in placements] == [(i * nodes // count,) for i in range(count)]
 
 
-@settings(deadline=None)
 @given(machines(), st.integers(2, 24))
 def test_round_robin_is_instance_modulo_nodes(machine, count):
     nodes = sorted({core.numa_node for core in machine.usable_cores})
@@ -216,7 +211,6 @@ def test_round_robin_is_instance_modulo_nodes(machine, count):
         assert set(placement.cpus) == machine.allowed_cpus.intersection(node.cpus)
 
 
-@settings(deadline=None)
 @given(machines(), st.integers(2, 12))
 def test_packnuma_gives_equal_shares_and_leaves_no_earlier_node_idle(machine, count):
     if count > len(machine.usable_cores):

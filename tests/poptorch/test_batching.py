@@ -56,7 +56,7 @@ def expected(parts, mode, period, replicas):
     return torch.stack(flat) if flat[0].dim() == 0 else torch.cat(flat)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     mb=st.integers(1, 3),
     factors=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),
@@ -108,7 +108,7 @@ def test_the_documented_example(mode, rows, entries):
     assert loss.shape == (entries,)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(
     factors=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
     mb=st.integers(1, 2),

@@ -53,7 +53,7 @@ def log(caplog):
     return caplog
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batch_size=st.integers(1, 4),
     di=st.integers(1, 3),
