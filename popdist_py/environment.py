@@ -40,6 +40,7 @@ NETWORK = "POPDIST_NETWORK"
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
+SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
@@ -152,12 +153,14 @@ class CollectiveSettings:
         shared_memory: whether instances of a host may exchange data through shared memory.
         gradient_overlap: whether gradients are reduced while backward runs; None: what measures
             faster.
+        shared_weights: whether instances of a host may have the weights together.
         network: interface or CIDR of the network between the hosts; None if it is not known.
     """
 
     hang_timeout: float = 300.0
     shared_memory: bool = True
     gradient_overlap: bool | None = None
+    shared_weights: bool = True
     network: str | None = None
 
     @classmethod
@@ -178,6 +181,7 @@ class CollectiveSettings:
             hang_timeout=seconds or float("inf"),
             shared_memory=bool(_switch(environ, SHARED_MEMORY, default=True)),
             gradient_overlap=_switch(environ, GRADIENT_OVERLAP, default=None),
+            shared_weights=bool(_switch(environ, SHARED_WEIGHTS, default=True)),
             network=environ.get(NETWORK) or None,
         )
 

@@ -89,7 +89,8 @@ class TrainingSetup:
     ) -> bool:
         """Tell whether instances have the weights together and each updates a slice of them."""
         return (
-            can_share(self.optimizer, parameters, self.communicator)
+            self._settings.shared_weights
+            and can_share(self.optimizer, parameters, self.communicator)
             and not self._overlap
             # The bits of an update may depend on where its slice begins.
             and not self.options.Emulator.deterministic_reduction
@@ -137,7 +138,11 @@ class TrainingSetup:
         if self._has_half_accumulators or self._scales_automatically:
             # Both look at an instance's own gradients, when all replicas have added theirs.
             return False
-        return CollectiveSettings.from_environ(os.environ).gradient_overlap
+        return self._settings.gradient_overlap
+
+    @property
+    def _settings(self) -> CollectiveSettings:
+        return CollectiveSettings.from_environ(os.environ)
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
@@ -215,6 +216,22 @@ def check_a_forward_that_changes_weights():
     model.copyWeightsToHost()
     assert torch.equal(net.body[0].weight, 0.5 * start)
     assert torch.count_nonzero(before)
+
+
+def check_the_variable_keeps_weights_apart():
+    """POPDIST_SHARED_WEIGHTS=0: the same training, every instance with weights of its own."""
+    xs, ys = data(4)
+    ends = []
+    for value in ("1", "0"):
+        os.environ["POPDIST_SHARED_WEIGHTS"] = value
+        net = Net().double()
+        model = wrapped(net, optimizer_for("Adam", SETTINGS["Adam"], net))
+        train(model, xs, ys)
+        assert shares(model) == (value == "1")
+        model.copyWeightsToHost()
+        ends.append(list(net.parameters()))
+    del os.environ["POPDIST_SHARED_WEIGHTS"]
+    assert close(*ends)
 
 
 def check_fewer_elements_than_slices():
