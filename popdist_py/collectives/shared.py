@@ -6,6 +6,7 @@ everybody's by itself, with one meeting; a large one through ``Exchange``.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,10 @@ __all__ = ["SharedCommunicator"]
 _MOST_PLANS = 1024
 # What the first instance of a host tells the other hosts about its own.
 _IN_PLACE, _ELSEWHERE, _FIRST_LOST = 0, 1, 2
+_SLOWER = (
+    "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "
+    "which is slower. Open the ports between the hosts, or name another network (--host-subnet)."
+)
 
 
 class SharedCommunicator:
@@ -79,6 +84,8 @@ class SharedCommunicator:
             if position < num_owners:
                 fellows = [host[position] for host in hosts]
                 wire = connect(comm, settings.network)
+                if wire is None and self.instance_index == 0:
+                    logging.getLogger("popdist").warning(_SLOWER, settings.network or "any network")
                 self._lane = (
                     Link(comm, fellows, limit, self._grace)
                     if wire is None

@@ -41,3 +41,5 @@ def test_contract(poprun, kind):
         lane = "Link" if "TEST_WITHOUT_SOCKETS" in environment else "Lane"
         owners = 2 if "2 and 1" in kind or lane == "Link" else instances
         assert done.stdout.count(f"checks, {lane}") == owners
+    warnings = done.stderr.count("the hosts do not reach one another by TCP on any network")
+    assert warnings == ("TEST_WITHOUT_SOCKETS" in environment)
