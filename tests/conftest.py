@@ -32,6 +32,14 @@ settings.register_profile(
 settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
+# A shell's `&` and nohup leave these ignored, which every program that a test starts would inherit.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
+
 _PREFIXES = (
     "POPDIST_",
     "POPRUN_",
