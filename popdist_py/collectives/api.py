@@ -75,7 +75,7 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
     communicator = _communicator()
     if root not in communicator.instances:
         raise ValueError(
-            f"broadcast(root={root}): expected one of the instances {list(communicator.instances)}"
+            f"broadcast(root={root!r}): expected one of the instances {list(communicator.instances)}"
         )
 
     def collective(array: Any, _: str) -> None:
@@ -167,6 +167,8 @@ def _apply(
     import numpy as np
 
     if isinstance(x, np.ndarray):
+        if call == "all_reduce" and not x.flags.writeable:
+            raise ValueError(f"{call}({name}): the array is read-only: give a copy of it")
         return _apply_to_array(x, collective, name)
     if isinstance(x, dict | list | tuple):
         # Instances whose containers differ would otherwise wait for leaves that never come.
@@ -174,7 +176,7 @@ def _apply(
         communicator.agree(Signature(call, f"{type(x).__name__} of {keys}", name=name))
         return _apply_to_items(x, collective, communicator, call, name)
     if _is_tensor(x):
-        return _apply_to_tensor(x, collective, name)
+        return _apply_to_tensor(x, collective, call, name)
     if isinstance(x, bool | int | float | np.generic):
         array = np.array([int(x) if isinstance(x, bool) else x])
         collective(array, name)
@@ -212,11 +214,24 @@ def _apply_to_array(x: Any, collective: Callable[[Any, str], None], name: str) -
     return x
 
 
-def _apply_to_tensor(x: Any, collective: Callable[[Any, str], None], name: str) -> Any:
+def _apply_to_tensor(x: Any, collective: Callable[[Any, str], None], call: str, name: str) -> Any:
     plain = x.detach()
-    work = plain.cpu().contiguous()
-    collective(_as_array(work), name)
-    if work.data_ptr() != plain.data_ptr():
+    try:
+        work = plain.cpu().contiguous()
+        array = _as_array(work)
+    except (RuntimeError, TypeError):
+        raise TypeError(
+            f"{call}({name}): cannot communicate a tensor of {x.dtype}, {x.layout} on {x.device}: "
+            "expected a dense one of booleans, integers, or floats of 16 bits or more"
+        ) from None
+    is_copy = work.data_ptr() != plain.data_ptr()
+    shape_and_stride = zip(plain.shape, plain.stride(), strict=True)
+    if is_copy and any(size > 1 and not step for size, step in shape_and_stride):
+        raise ValueError(
+            f"{call}({name}): elements of the tensor share memory, as after expand(): give a clone()"
+        )
+    collective(array, name)
+    if is_copy:
         plain.copy_(work)
     return x
 
