@@ -75,7 +75,8 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
     communicator = _communicator()
     if root not in communicator.instances:
         raise ValueError(
-            f"broadcast(root={root!r}): expected one of the instances {list(communicator.instances)}"
+            f"broadcast(root={root!r}): expected one of the instances "
+            f"{list(communicator.instances)}"
         )
 
     def collective(array: Any, _: str) -> None:
@@ -228,7 +229,8 @@ def _apply_to_tensor(x: Any, collective: Callable[[Any, str], None], call: str, 
     shape_and_stride = zip(plain.shape, plain.stride(), strict=True)
     if is_copy and any(size > 1 and not step for size, step in shape_and_stride):
         raise ValueError(
-            f"{call}({name}): elements of the tensor share memory, as after expand(): give a clone()"
+            f"{call}({name}): elements of the tensor share memory, as after expand(): "
+            "give a clone()"
         )
     collective(array, name)
     if is_copy:
