@@ -78,7 +78,7 @@ def survivors(marker: str) -> list[int]:
     return found
 
 
-def wait_until(condition, limit: float = 10.0, message: str = "the condition did not come true"):
+def wait_until(condition, limit: float = 30.0, message: str = "the condition did not come true"):
     """Poll ``condition`` until it holds; fail after ``limit`` seconds."""
     deadline = time.monotonic() + limit
     while not condition():
@@ -96,7 +96,7 @@ def poprun(tmp_path):
     marker = f"POPRUN_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
     started: list[subprocess.Popen] = []
 
-    def call(*words, timeout=50, env=None, cwd=None, start=False, stdin=subprocess.DEVNULL):
+    def call(*words, timeout=100, env=None, cwd=None, start=False, stdin=subprocess.DEVNULL):
         name, _, value = marker.partition("=")
         process = subprocess.Popen(
             [sys.executable, "-m", "poprun_py", *map(str, words)],

@@ -62,13 +62,13 @@ def test_bits_do_not_depend_on_any_split(poprun, tmp_path, known, instances, rep
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_bits_do_not_depend_on_shared_memory(poprun, tmp_path, known):
     assert_equal_bits(poprun, tmp_path, known, 2, 8, POPDIST_SHARED_MEMORY="0")
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("hosts", ["1", "2"])
 def test_overlap_reduces_in_backward_and_changes_nothing(poprun, tmp_path, known, hosts):
     expected = weights(poprun, tmp_path / "one", 1, 4, 6, "no")[0][0]

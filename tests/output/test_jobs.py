@@ -220,7 +220,7 @@ def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m poprun_py --output-dir out {program} >&-"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False, timeout=40,
+        capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "instance-0.stdout").read_text() == "unheard\n"

@@ -87,7 +87,7 @@ def test_an_unknown_mode_names_the_nearest(poprun, mode):
 def forbidding_affinity(*words: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, FORBID, "affinity", sys.executable, "-m", "poprun_py", *words],
-        capture_output=True, text=True, check=False, cwd=ROOT, timeout=50,
+        capture_output=True, text=True, check=False, cwd=ROOT, timeout=100,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ for kind, size, groups in ((kinds.Orthogonal, 2, 2), (kinds.NoGrouping, 1, 4)):
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_weights_grouped_over_the_replicas_of_several_instances(poprun, script):
     done = poprun(
         "--num-instances", 2, "--num-replicas", 4, "--oversubscribe", script(GROUPED), timeout=80

@@ -210,7 +210,7 @@ def test_exceptions_are_logged_and_torchvision_imports(tmp_path):
         env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 1

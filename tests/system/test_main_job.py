@@ -14,7 +14,7 @@ TWO = ("--num-instances", "2", "--num-replicas", "8")
 TRAIN = ROOT / "examples" / "train.py"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
     began = time.monotonic()
     done = poprun(*TWO, "--print-topology", "yes", TRAIN, timeout=100)
@@ -29,7 +29,7 @@ def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
     assert time.monotonic() - began < 90
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_main_job_alone(tmp_path):
     import subprocess
     import sys

@@ -24,7 +24,7 @@ def test_printed_command_can_be_pasted_into_a_shell(poprun, tmp_path):
         ["bash", "-c", command],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
         cwd=tmp_path,
         check=True,
     )
@@ -109,7 +109,7 @@ def test_compact_command_gives_every_instance_its_wire(script, tmp_path):
     done = subprocess.run(
         [sys.executable, program, *JOB, "--env", "GREETING=hi", "sh", "-c",
          "echo $RANK $POPDIST_REPLICA_INDEX_OFFSET $OMPI_COMM_WORLD_LOCAL_RANK $GREETING"],
-        capture_output=True, text=True, timeout=40, check=True, cwd=tmp_path,
+        capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert sorted(done.stdout.splitlines()) == [
@@ -142,7 +142,7 @@ def test_plan_on_standard_output_is_json_and_starts_nothing(poprun, tmp_path):
 def test_full_disk_behind_stdout_is_one_line(words, tmp_path):
     done = subprocess.run(
         f"{sys.executable} -m poprun_py {words} > /dev/full", shell=True, stderr=subprocess.PIPE,
-        text=True, timeout=30, check=False, cwd=tmp_path,
+        text=True, timeout=100, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 3
@@ -153,7 +153,7 @@ def test_full_disk_behind_stdout_is_one_line(words, tmp_path):
 def test_lost_output_is_said_and_the_job_goes_on(tmp_path):
     done = subprocess.run(
         f"{sys.executable} -m poprun_py sh -c 'echo hi; touch done' > /dev/full", shell=True,
-        stderr=subprocess.PIPE, text=True, timeout=30, check=False, cwd=tmp_path,
+        stderr=subprocess.PIPE, text=True, timeout=100, check=False, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0
