@@ -253,11 +253,13 @@ class Options(OptionStore):
 
     def useIpuModel(self, use_model: bool) -> Options:
         """Use the software model of the device; here every device is one."""
+        _check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
         """Attach to the device of this id."""
+        _check_type("useIpuId", ipu_id, int)
         self.createOrSet(ipu_id=ipu_id)
         return self
 
@@ -289,8 +291,9 @@ class Options(OptionStore):
 
     # -- observation --------------------------------------------------------------------------
 
-    def logDir(self, log_dir: str) -> Options:
+    def logDir(self, log_dir: str | Path) -> Options:
         """Set the folder of logs."""
+        _check_type("logDir", log_dir, str | Path)
         self.set(log_dir=str(log_dir))
         return self
 
@@ -301,6 +304,7 @@ class Options(OptionStore):
 
     def modelName(self, name: str) -> Options:
         """Name the folder of the model's reports."""
+        _check_type("modelName", name, str)
         self.createOrSet(model_name=name)
         return self
 
@@ -394,6 +398,13 @@ class Options(OptionStore):
         duplicate = super().__deepcopy__(memo)
         duplicate._unfreeze()
         return duplicate
+
+
+def _check_type(setter: str, value: Any, expected: Any) -> None:
+    """Check the value of an option that has none to compare with before it is set."""
+    assert isinstance(value, expected), (
+        f"Unexpected type {type(value)} for {setter}({value!r}). Expected {expected}"
+    )
 
 
 def _output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.OutputMode, int]:

@@ -78,6 +78,10 @@ def test_setters_chain_and_values_are_attributes():
         (lambda o: o.TensorLocations.setWeightLocation({}), AssertionError, "Settings"),
         (lambda o: o.Jit.traceModel(True), ValueError, "traceModel"),
         (lambda o: o.useOfflineIpuTarget(7), ValueError, "expected one of"),
+        (lambda o: o.logDir(3), AssertionError, r"Unexpected type.*logDir\(3\)"),
+        (lambda o: o.modelName(3), AssertionError, r"Unexpected type.*modelName\(3\)"),
+        (lambda o: o.useIpuId("1"), AssertionError, r"Unexpected type.*useIpuId\('1'\)"),
+        (lambda o: o.useIpuModel(1), AssertionError, r"Unexpected type.*useIpuModel\(1\)"),
     ],
 )
 def test_wrong_values_are_refused(act, error, text):
