@@ -29,6 +29,7 @@ def tensor_names(
     parameters: Iterable[str],
     updated: Iterable[str],
     operations: Iterable[str],
+    settings: Iterable[str],
     *,
     training: bool,
 ) -> list[str]:
@@ -39,6 +40,7 @@ def tensor_names(
         parameters: names of parameters and buffers.
         updated: names of the parameters that training updates.
         operations: names of the operations, in order.
+        settings: names of the optimiser's settings.
         training: whether there are losses, gradients and updates.
     """
     names = [input_name(index) for index in range(num_inputs)] + list(parameters)
@@ -47,9 +49,7 @@ def tensor_names(
         names += ["loss"]
         for name in updated:
             names += [f"Gradient___{name}", f"UpdatedVar___{name}"]
-            names += [f"scaledLearningRate0___specific___{name}"]
-            names += [f"weightDecayScaleFactor0___specific___{name}"]
-    return names
+    return names + list(settings)
 
 
 class Anchors:

@@ -36,12 +36,13 @@ class Observable:
             AssertionError: the model is not compiled.
         """
         assert self._compiled is not None, "The model must be compiled first"
-        found = self._compiled.executable
+        found, training = self._compiled.executable, self._compiled.program.training
         return tensor_names(
             len(self._template.leaves),
             [*self._compiled.state.parameters, *self._compiled.state.buffers],
             sorted(found.trace.used_parameters),
             [name for name, _ in found.placement.operations],
+            settings=training.optimizer.parameter_tensors() if training else (),
             training=self._training,
         )
 

@@ -27,6 +27,17 @@ def test_names():
         assert any(name.startswith(start) for name in names)
 
 
+def test_names_are_those_of_the_optimizers_settings():
+    model = Mlp()
+    optimizer = poptorch.optim.Adam(model.parameters())
+    training = poptorch.trainingModel(model, quiet_options(), optimizer)
+    training.compile(*classified(2))
+    names = training.getTensorNames()
+    assert "learningRate___specific___layers.0.weight" in names
+    assert set(optimizer.state_dict()["ipu_param"]) <= set(names)
+    assert not any("scaledLearningRate" in name for name in names)
+
+
 def test_anchors_show_gradients_and_updates():
     model = WithLoss(nn.Linear(2, 1, bias=False))
     weight = model.model.weight.detach().clone()
