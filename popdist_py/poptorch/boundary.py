@@ -67,7 +67,7 @@ class Boundary:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the input as the device gets it; the same tensor if nothing has to change."""
         if tensor.requires_grad:
-            self._warn_once(
+            self.warn_once(
                 "Input tensor has requires_grad=True set. This tensor will be detached because "
                 "backward pass via inputs is not supported."
             )
@@ -75,7 +75,7 @@ class Boundary:
         if tensor.is_inference():
             tensor = tensor.clone()  # else autograd refuses it
         if not tensor.is_contiguous():
-            self._warn_once(
+            self.warn_once(
                 "At least one input tensor is not contiguous: it is copied on every call"
             )
             tensor = tensor.contiguous()
@@ -105,7 +105,8 @@ class Boundary:
             if given[index].data_ptr() != device[index].data_ptr():
                 given[index].detach().copy_(device[index])
 
-    def _warn_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
+        """Log a warning, unless this wrapper has given it before."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning(text)

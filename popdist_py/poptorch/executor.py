@@ -157,7 +157,7 @@ class PoplarExecutor(Observable):
         self._names = check_call(self._model.forward, args, kwargs)
         self._call = Call.of(args, kwargs)
         if self._call.has_dictionary:
-            logger.warning("Dicts as inputs are flattened in the order of their keys")
+            self._boundary.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
         hooks.before_compile()
         if self._unwatch is None and self._training:
@@ -323,8 +323,14 @@ class PoplarExecutor(Observable):
         Raises:
             AssertionError: an optimiser that the device does not know.
             ValueError: amsgrad, or a mean strategy other than the compiled one.
-            Error: an attribute that was constant at compile time has changed.
+            Error: an attribute that was constant at compile time has changed, or this is an
+                inference model.
         """
+        if not self._training:
+            raise Error(
+                "setOptimizer() is for training models: an inference model updates nothing. Give "
+                "the optimizer to poptorch.trainingModel()"
+            )
         changed_object = optimizer is not self._optimizer
         if changed_object:
             self._fetch_optimizer_state()
@@ -380,6 +386,9 @@ class PoplarExecutor(Observable):
 
     def _connect_optimizer(self) -> None:
         """Let a PopTorch optimiser read and write its state on the device."""
+        if self._training:
+            # The device does what step() would: learning-rate schedulers ask whether it was called.
+            self._optimizer._opt_called = True
         if isinstance(self._optimizer, optim.Optimizer):
             self._optimizer._connect(self._fetch_optimizer_state)
             if self._options.connection_type != enums.ConnectionType.Never:

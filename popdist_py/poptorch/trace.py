@@ -5,10 +5,12 @@ Leaves the device's state as it found it.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -99,9 +101,10 @@ def trace(
         state.bake(attributes)
         state.restore_constants()
     known = {t.untyped_storage().data_ptr() for t in _state_tensors(state, copies)}
-    return Trace(
+    shared = tuple(leaf.untyped_storage().data_ptr() in known for leaf in leaves)
+    found = Trace(
         outputs=outputs,
-        shared=tuple(leaf.untyped_storage().data_ptr() in known for leaf in leaves),
+        shared=shared,
         loss_output=next((i for i, leaf in enumerate(leaves) if leaf is loss), None),
         loss_has_gradient=has_gradient,
         used_parameters=used,
@@ -111,6 +114,18 @@ def trace(
         is_random=is_random,
         needs_python=tracing.take_python_required() or bool(changed_weights),
     )
+    # What the program holds although the results are gone was there before the forward.
+    candidates = zip(leaves, shared, strict=True)
+    made = [weakref.ref(leaf) for leaf, known in candidates if not known and leaf.grad_fn is None]
+    del result, loss, leaves, candidates
+    if any(leaf() is not None for leaf in made):
+        warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
+    return found
+
+
+_FOREIGN_OUTPUT: Final = (
+    "Output expected to be on the IPU but is on cpu: forward returns a tensor made outside of it"
+)
 
 
 def _run(

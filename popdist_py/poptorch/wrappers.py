@@ -38,7 +38,7 @@ def trainingModel(
 
     Raises:
         AssertionError: ``model`` is no module.
-        Error: ``options`` are no Options.
+        Error: ``options`` are no Options, or torch.jit or torch.compile made the module or a part.
         RuntimeError: the module is wrapped for training already.
     """
     checked = _checked(options)
@@ -46,6 +46,7 @@ def trainingModel(
     assert isinstance(module, nn.Module), (
         f"Invalid type {type(model)} of 'model': expected a torch.nn.Module"
     )
+    _refuse_compiled(module)
     if optimizer is None:
         # A group, because torch refuses an empty list of parameters.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
@@ -63,7 +64,8 @@ def inferenceModel(
 
     Raises:
         AssertionError: ``model`` cannot be called.
-        Error: ``options`` are no Options, or accumulate gradients.
+        Error: ``options`` are no Options, or accumulate gradients; torch.jit or torch.compile made
+            the module or a part.
     """
     checked = _checked(options)
     if checked.Training.gradient_accumulation != 1:
@@ -75,6 +77,7 @@ def inferenceModel(
             f"Invalid type {type(model)} of 'model': expected a torch.nn.Module or a function"
         )
         model = _Callable(model)
+    _refuse_compiled(model)
     return PoplarExecutor(model, checked, training=False)
 
 
@@ -83,6 +86,21 @@ def _refuse_accumulation() -> NoReturn:
         "Options.Training.gradientAccumulation must be 1 for inference: use "
         "Options.deviceIterations to fill a pipeline"
     )
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Check that every module's forward is Python that can be traced for the device."""
+    for name, module in model.named_modules():
+        maker = "torch.jit" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
+        if (
+            maker == "torch.jit"
+            or hasattr(module, "_orig_mod")
+            or getattr(module, "_compiled_call_impl", None) is not None
+        ):
+            raise Error(
+                f"{f'Module {name!r}' if name else 'The model'} comes from {maker}, which is "
+                "unsupported: the wrapper compiles it itself. Use the plain torch.nn.Module"
+            )
 
 
 class _Callable(nn.Module):

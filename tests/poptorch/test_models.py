@@ -8,6 +8,7 @@ import dataclasses
 import io
 import logging
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ class TestConstruction:
     def test_what_is_no_model(self, wrap):
         with pytest.raises(AssertionError, match=r"Invalid type .*'model'"):
             wrap("model")
+
+    @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+    def test_modules_that_are_compiled_already(self, wrap):
+        scripted, compiled = torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2)
+        compiled.compile()
+        for module, text in ((scripted, "torch.jit"), (compiled, "torch.compile")):
+            with pytest.raises(poptorch.Error, match=f"The model comes from {text}"):
+                wrap(module)
+            with pytest.raises(poptorch.Error, match=f"Module 'model' comes from {text}"):
+                wrap(WithLoss(module))
 
     def test_attributes_of_the_module_are_those_of_the_wrapper(self):
         model, training = trained()
@@ -194,6 +205,13 @@ class TestArguments:
         with pytest.raises(poptorch.Error, match=r"Zero-sized tensors are unsupported.*\[2, 0\]"):
             poptorch.inferenceModel(lambda x: x, quiet_options())(torch.ones(2, 0))
 
+    def test_dictionaries_are_announced_once(self, caplog):
+        inference = poptorch.inferenceModel(lambda x: x["a"] + 1, quiet_options())
+        inference({"a": torch.ones(1)})
+        inference.destroy()
+        inference({"a": torch.ones(1)})
+        assert [record.message[:5] for record in caplog.records] == ["Dicts"]
+
     def test_unusual_inputs_are_taken_with_one_warning_each(self, caplog):
         inference = poptorch.inferenceModel(lambda x, d: x + d["a"], quiet_options())
         x = torch.ones(2, 3).t().requires_grad_()
@@ -295,6 +313,19 @@ class TestOutputs:
     def test_other_objects_pass(self):
         inference = poptorch.inferenceModel(lambda x: (x, {1, 2}, Scores(3)), quiet_options())
         assert inference(torch.ones(2))[1:] == ({1, 2}, Scores(3))
+
+    def test_tensors_made_outside_the_forward_come_with_a_warning(self):
+        outside = torch.arange(3.0)
+        made = {"inside": torch.ones, "outside": lambda _: outside}
+        for where, make in made.items():
+            inference = poptorch.inferenceModel(
+                lambda x, make=make: {"x": x, "y": [make(3)], "z": x.argmax()}, quiet_options()
+            )
+            with warnings.catch_warnings(record=True, action="always") as found:
+                result = inference(torch.ones(2))
+            assert torch.equal(result["y"][0], make(3))
+            texts = [str(one.message) for one in found if "expected to be on the IPU" in str(one)]
+            assert len(texts) == (where == "outside")
 
     def test_running_on_ipu_only_inside(self):
         seen = []
