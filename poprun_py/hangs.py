@@ -53,6 +53,10 @@ class HangWatch:
                 self._durations.append((now - when) / (step - before))
         self._last[instance] = (step, now)
 
+    def excuse(self, now: float) -> None:
+        """Begin all silences anew: nobody listened, or the reader of the output made all wait."""
+        self._last = {instance: (step, now) for instance, (step, _) in self._last.items()}
+
     def ended(self, instance: int) -> None:
         """Judge this instance no more."""
         self._last.pop(instance, None)

@@ -37,6 +37,8 @@ _TAIL_BYTES = 1 << 15
 _SILENCE_SECONDS = 10.0
 # Between asking mpirun to end and killing it while it is still starting.
 _START_END_SECONDS = 2.0
+# A launcher that has not looked for so long was stopped itself: what it missed is no silence.
+_LATE_SECONDS = 1.0
 # The longest path of a Unix socket is 107 bytes.
 _LONGEST_FOLDER = 60
 _PARENT_ENDED = signal.SIGRTMAX - 4
@@ -128,6 +130,7 @@ class _Supervisor:
         self.timed_out = False
         self.released = False
         self.watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
+        self._looked_at = time.monotonic()
         self.hung: tuple[int, ...] = ()
         self.stacks: tuple[StackGroup, ...] = ()
         self._saved_signals: dict[int, Any] = {}
@@ -300,6 +303,7 @@ class _Supervisor:
         if self.ended_by:
             self.log(f"{name} again: killing all instances")
             self.control.broadcast(frames.STOP, 0)
+            self._wake_wrappers()
             return
         self.ended_by = number
         if number == signal.SIGINT:
@@ -325,11 +329,19 @@ class _Supervisor:
         self.stopped_at = time.monotonic()
         self.log(f"{reason}: stopping the other instances")
         self.control.broadcast(frames.STOP, self.job.grace_seconds)
+        self._wake_wrappers()
         self.alarms.clear("start")
         if not self.control.is_complete and self.mpirun is not None:
             # It may wait for a host that is gone. No program has started: there is nothing to save.
             self.mpirun.signal(signal.SIGTERM)
             self.alarms.set("mpirun", _START_END_SECONDS, self._kill_mpirun)
+
+    def _wake_wrappers(self) -> None:
+        """Let wrappers of this host go on that were stopped (SIGSTOP): they end the programs."""
+        if self.job.listen is None:
+            for peer in self.peers.values():
+                if peer.outcome is None:
+                    processes.signal_process(peer.pid, signal.SIGCONT)
 
     def _refuse(self, problem: str) -> None:
         """End a job that cannot start."""
@@ -381,10 +393,13 @@ class _Supervisor:
         self.alarms.ring(now)
         self.dumps.look(now)
         if self.watch is not None and not self.hung and not self.stop_reason:
+            if self.display.is_full or now > self._looked_at + _LATE_SECONDS:
+                self.watch.excuse(now)
             self.hung = self.watch.hung(now)
             if self.hung:
                 silence = max(self.watch.silence(i, now) for i in self.hung)
                 self._stop_with_stacks(f"no step for {silence:.1f} s")
+        self._looked_at = now
         self.display.move(self.peers.values(), self.stopped_at)
         self.control.pause(self.display.is_full)
 

@@ -75,6 +75,7 @@ class Wrapper:
         self.connected = True
         self.program = program
         self.reader = frames.Reader()
+        self.early = []  # frames that came together with the one that starts the program
         self.unsent = bytearray()
         self.pid = 0
         self.pipes = {}  # descriptor -> kind of frame
@@ -111,6 +112,8 @@ class Wrapper:
             frames.STARTED,
             {"pid": self.pid, "bound": self.bound, "found": binding.read_back(self.pid)},
         )
+        for kind, payload in self.early:
+            self._handle(kind, payload)
         self._loop(wake)
         self.channel.close()
         code = self.outcome["code"]
@@ -147,8 +150,10 @@ class Wrapper:
             data = self.channel.recv(_CHUNK)
             if not data:
                 sys.exit(1)
-            for kind, payload in self.reader.feed(data):
+            messages = self.reader.feed(data)
+            for number, (kind, payload) in enumerate(messages, start=1):
                 if kind == frames.GO:
+                    self.early = messages[number:]
                     return loads(payload)
                 if kind in (frames.STOP, frames.BYE):
                     sys.exit(1)

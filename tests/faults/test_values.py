@@ -122,6 +122,15 @@ def test_automatic_limit_waits_for_a_few_steps_and_has_a_floor():
     assert watch.limit == 10.0
 
 
+def test_silence_that_nobody_could_hear_does_not_count():
+    watch = HangWatch(2.0)
+    watch.beat(0, 1, now=0.0)
+    watch.excuse(now=10.0)
+    assert watch.hung(11.9) == ()
+    assert watch.hung(12.1) == (0,)
+    assert watch.steps() == {0: 1}
+
+
 def test_programs_that_count_no_steps_are_left_alone():
     assert HangWatch(0.1).hung(1e9) == ()
 

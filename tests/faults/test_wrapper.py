@@ -1,0 +1,88 @@
+"""The wrapper in front of a program when words of the launcher come early, or it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, wait_until
+
+from poprun_py import frames
+
+
+def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "control"))
+    listener.listen()
+    wrapper = subprocess.Popen(
+        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance.py", "--", "sleep", "1000"],
+        env={**os.environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
+    )
+    try:
+        channel = listener.accept()[0]
+        channel.settimeout(20)
+        go = json.dumps({"variables": {}}).encode()
+        channel.sendall(frames.pack(frames.GO, go) + frames.pack(frames.STOP, b"100"))
+        died = next(value for kind, value in messages(channel) if kind == frames.DIED)
+        assert died["code"] == -signal.SIGTERM
+        channel.close()
+        wrapper.wait(20)
+    finally:
+        wrapper.kill()
+        wrapper.wait()
+        listener.close()
+
+
+def messages(channel):
+    reader = frames.Reader()
+    while data := channel.recv(1 << 16):
+        for kind, payload in reader.feed(data):
+            yield kind, json.loads(payload)
+
+
+@pytest.mark.mpi
+def test_job_ends_although_a_wrapper_is_stopped(poprun, script):
+    program = script(
+        "import os, time\n"
+        "print('wrapper', os.getppid(), flush=True)\n"
+        "time.sleep(1000)\n"
+    )  # fmt: skip
+    job = poprun("--num-instances", 2, "--num-replicas", 2, program, start=True)
+    words = [job.stdout.readline().split() for _ in range(2)]
+    os.kill(int(words[1][-1]), signal.SIGSTOP)
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert job.returncode == 130
+
+
+@pytest.mark.mpi
+@pytest.mark.soak
+def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path):
+    program = script(
+        "import time\n"
+        "from pathlib import Path\n"
+        "from popdist_py import heartbeat\n"
+        "heartbeat.begin()\n"
+        "for step in range(100_000):\n"
+        "    heartbeat.step()\n"
+        "    Path('steps').write_text(str(step))\n"
+        "    if Path('enough').exists(): break\n"
+        "    time.sleep(0.01)\n"
+    )
+    job = poprun("--hang-timeout", "2", program, start=True)
+    seen = tmp_path / "steps"
+    wait_until(lambda: seen.exists() and int(seen.read_text() or 0) > 100, 20)
+    job.send_signal(signal.SIGSTOP)
+    began = int(seen.read_text() or 0)
+    wait_until(lambda: int(seen.read_text() or 0) > began + 400, 60)
+    job.send_signal(signal.SIGCONT)
+    began = int(seen.read_text() or 0)
+    wait_until(lambda: int(seen.read_text() or 0) > began + 50, 20)
+    (tmp_path / "enough").touch()
+    _, stderr = job.communicate(timeout=20)
+    assert job.returncode == 0, stderr
