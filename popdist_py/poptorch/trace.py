@@ -8,11 +8,12 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.device_state import DeviceState
@@ -73,8 +74,10 @@ def trace(
     weights = {name: parameter.detach().clone() for name, parameter in state.parameters.items()}
     weight_versions = {name: parameter._version for name, parameter in state.parameters.items()}
     tracing.take_python_required()
+    made = _Made()
     try:
-        result, loss = _run(forward, copies, state, training=training, around=around)
+        with made:
+            result, loss = _run(forward, copies, state, training=training, around=around)
         is_random = not torch.equal(random_before, torch.get_rng_state())
         state.check_registered()
         modified = frozenset(
@@ -100,11 +103,10 @@ def trace(
         _restore(state, saved)
         state.bake(attributes)
         state.restore_constants()
-    known = {t.untyped_storage().data_ptr() for t in _state_tensors(state, copies)}
-    shared = tuple(leaf.untyped_storage().data_ptr() in known for leaf in leaves)
+    known = {_place(tensor) for tensor in _state_tensors(state, copies)}
     found = Trace(
         outputs=outputs,
-        shared=shared,
+        shared=tuple(_place(leaf) in known for leaf in leaves),
         loss_output=next((i for i, leaf in enumerate(leaves) if leaf is loss), None),
         loss_has_gradient=has_gradient,
         used_parameters=used,
@@ -114,11 +116,10 @@ def trace(
         is_random=is_random,
         needs_python=tracing.take_python_required() or bool(changed_weights),
     )
-    # What the program holds although the results are gone was there before the forward.
-    candidates = zip(leaves, shared, strict=True)
-    made = [weakref.ref(leaf) for leaf, known in candidates if not known and leaf.grad_fn is None]
-    del result, loss, leaves, candidates
-    if any(leaf() is not None for leaf in made):
+    unknown = [weakref.ref(leaf) for leaf in leaves if _place(leaf) not in known | made.storages]
+    # Some of torch's transformations show nothing of what they make, but nobody else holds that.
+    del result, loss, leaves
+    if any(leaf() is not None for leaf in unknown):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
     return found
 
@@ -126,6 +127,29 @@ def trace(
 _FOREIGN_OUTPUT: Final = (
     "Output expected to be on the IPU but is on cpu: forward returns a tensor made outside of it"
 )
+
+
+class _Made(TorchFunctionMode):
+    """Notes where the results of torch's functions lie.
+
+    Attributes:
+        storages: their addresses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: set[int] = set()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the function and note its results."""
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor):
+                with suppress(RuntimeError):  # sparse and batched tensors have no storage to show
+                    self.storages.add(_place(item))
+        return result
 
 
 def _run(
@@ -147,6 +171,10 @@ def _run(
         stack.enter_context(around())
         result = forward([tensor.detach() for tensor in inputs])
     return result, recorder.final() if training else None
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _state_tensors(state: DeviceState, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -316,14 +316,20 @@ class TestOutputs:
 
     def test_tensors_made_outside_the_forward_come_with_a_warning(self):
         outside = torch.arange(3.0)
-        made = {"inside": torch.ones, "outside": lambda _: outside}
+        kept = []
+
+        def keep(size):
+            kept.append(torch.ones(size))
+            return kept[-1]
+
+        made = {"inside": torch.ones, "inside and kept": keep, "outside": lambda _: outside}
         for where, make in made.items():
             inference = poptorch.inferenceModel(
                 lambda x, make=make: {"x": x, "y": [make(3)], "z": x.argmax()}, quiet_options()
             )
             with warnings.catch_warnings(record=True, action="always") as found:
                 result = inference(torch.ones(2))
-            assert torch.equal(result["y"][0], make(3))
+            assert torch.equal(result["y"][0], outside if where == "outside" else torch.ones(3))
             texts = [str(one.message) for one in found if "expected to be on the IPU" in str(one)]
             assert len(texts) == (where == "outside")
 
