@@ -34,7 +34,16 @@ _OPTIONS: dict[str, Option] = {
     "--version-format": _VERSION_FORMAT,
 }
 _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
-_NAMES = (*_OPTIONS, *_HELP_FLAGS)
+_NAMES = (*_OPTIONS, *_HELP_FLAGS, "--verbose")
+# What other launchers call the same, where the spelling alone would suggest something else.
+_ELSEWHERE = {
+    **dict.fromkeys(("-n", "-np", "--np", "-c", "-N"), "--num-instances"),
+    **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), "--num-instances"),
+    **dict.fromkeys(("--num-processes", "--num_processes"), "--num-instances"),
+    **dict.fromkeys(("--nnodes", "--num-machines", "--num_machines"), "--host"),
+    "-x": "--env",
+    "-m": "python -m MODULE",
+}
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def _normalise(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
             normal += ["-v"] * _VERBOSE[word]
             continue
         name, value = _split(word)
-        if name in _HELP_FLAGS:
+        if name in _HELP_FLAGS or name == "--verbose":
             if value is not None:
                 raise UsageError(f"{name} takes no value; {value!r} was given")
             normal.append(name)
@@ -114,11 +123,14 @@ def _split(word: str) -> tuple[str, str | None]:
     """Return the full name of the option in ``word`` and the value after ``=``, if there is one."""
     if word == "-h":
         return "--help", None
-    if not word.startswith("--"):
-        if word[:2] not in _SHORT:
-            raise UsageError(f"unknown option {word}; --help lists all options")
-        return _SHORT[word[:2]], word[2:].removeprefix("=") or None
     spelled, equals, value = word.partition("=")
+    if not word.startswith("--"):
+        if word[:2] in _SHORT:
+            return _SHORT[word[:2]], word[2:].removeprefix("=") if len(word) > 2 else None
+        if spelled not in _VERBOSE:
+            raise _unknown(word, f"-{spelled}" if len(spelled) > 3 else spelled)
+    if equals and spelled in _VERBOSE:
+        raise UsageError(f"{spelled} takes no value; {value!r} was given")
     return _complete(spelled, word), value if equals else None
 
 
@@ -131,8 +143,13 @@ def _complete(spelled: str, word: str) -> str:
         return matches[0]
     if matches:
         raise UsageError(f"ambiguous option {word}: expected one of {', '.join(matches[:8])}")
-    hint = nearest(spelled, (*_NAMES, "--verbose"))
-    raise UsageError(f"unknown option {word}{hint or '; --help lists all options'}")
+    raise _unknown(word, spelled)
+
+
+def _unknown(word: str, spelled: str) -> UsageError:
+    known = _ELSEWHERE.get(word.partition("=")[0])
+    hint = f"; did you mean {known}?" if known else nearest(spelled.lower(), _NAMES)
+    return UsageError(f"unknown option {word}{hint or '; --help lists all options'}")
 
 
 # --- the click command --------------------------------------------------------------------------

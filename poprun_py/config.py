@@ -19,6 +19,7 @@ from poprun_py.options import (
     Kind,
     Option,
     choice,
+    is_word,
     option,
     option_name,
     whole,
@@ -301,7 +302,7 @@ class LaunchConfig:
         None, _HARDWARE_ID, "IPU hardware", "Name or address of the V-IPU server."
     )
     vipu_server_port: int = option(
-        8090, whole(1, "PORT"), "IPU hardware", "Port of the V-IPU server."
+        8090, whole(1, "PORT", maximum=65_535), "IPU hardware", "Port of the V-IPU server."
     )
     vipu_server_timeout: int = option(
         120, whole(1, "SECONDS"), "IPU hardware", "Time limit of requests to the V-IPU server."
@@ -348,7 +349,7 @@ class LaunchConfig:
             value = getattr(self, name)
             if value is not None or _default(name) is not None:
                 object.__setattr__(self, name, opt.check(option_name(name), value))
-        if not all(isinstance(word, str) and "\0" not in word for word in self.program):
+        if not all(map(is_word, self.program)):
             raise UsageError(f"program {self.program!r}: expected texts without NUL characters")
         self._check_counts()
         self._check_combinations()

@@ -11,6 +11,7 @@ from typing import Any
 
 from poprun_py.config import LaunchConfig, options
 from poprun_py.errors import UsageError, nearest
+from poprun_py.options import FLAG, YES_NO, Option, option_name
 
 __all__ = ["config_from_dict", "config_to_dict", "dump_config", "parse_config"]
 
@@ -36,14 +37,15 @@ def config_from_dict(data: Any, source: str = "configuration") -> LaunchConfig:
 
 
 def checked_values(data: Any, source: str) -> dict[str, Any]:
-    """Return ``data`` as keyword arguments of LaunchConfig; single values are checked there.
+    """Return ``data`` as keyword arguments of LaunchConfig.
 
     Raises:
-        UsageError: ``data`` is no table, or has an unknown key.
+        UsageError: ``data`` is no table, has an unknown key, or a value that is not accepted.
     """
     if not isinstance(data, dict):
         raise UsageError(f"{source}: expected a table of options, such as num-replicas = 8")
-    known = {name: opt for name, opt in options().items() if opt.saved}
+    everything = options()
+    known = {name: opt for name, opt in everything.items() if opt.saved}
     values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
@@ -52,14 +54,28 @@ def checked_values(data: Any, source: str) -> dict[str, Any]:
                 raise UsageError(f"{source}: program {value!r}: expected a list of texts")
             values[name] = tuple(value)
             continue
+        if name in everything and name not in known:
+            raise UsageError(
+                f"{source}: {key!r} is no part of a configuration; give "
+                f"{option_name(name)} on the command line"
+            )
         if name not in known:
             raise UsageError(
                 f"{source}: unknown option {key!r}{nearest(name, known)}; --help lists all options"
             )
         if name in values:
             raise UsageError(f"{source}: {key!r} is given twice")
-        values[name] = tuple(value) if isinstance(value, list) else value
+        values[name] = _checked(known[name], f"{source}: {key}", value)
     return values
+
+
+def _checked(opt: Option, name: str, value: Any) -> Any:
+    """Return a value of a file; yes and no may be written there as on the command line."""
+    if value is None:
+        return None
+    if isinstance(value, str) and opt.kind in (YES_NO, FLAG):
+        return opt.read(name, value)
+    return opt.check(name, value)
 
 
 def parse_config(text: str, path: str) -> dict[str, Any]:
@@ -70,7 +86,7 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
     """
     if path.endswith(".json"):
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_once)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not JSON ({error})") from None
     elif path.endswith(".toml"):
@@ -78,11 +94,20 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
 
         try:
             data = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path}: not TOML ({error})") from None
     else:
         raise _unknown_suffix(path)
     return checked_values(data, path)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a table of JSON's pairs; TOML refuses a key that stands twice by itself."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} is given twice")
+    return table
 
 
 def dump_config(config: LaunchConfig, path: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from poprun_py.errors import UsageError
 
 __all__ = [
+    "DEFAULT_HOST_FILES",
     "LOCALHOST",
     "Host",
     "compress",
@@ -43,7 +44,7 @@ class Host:
 
 
 LOCALHOST = Host(name="localhost", is_local=True)
-_DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
+DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -76,7 +77,7 @@ def resolve_hosts(
         hosts = parse_host_file(read_text(host_file), source=f"--host-file {host_file}")
     elif environ.get("SLURM_JOB_NODELIST"):
         hosts = _slurm_hosts(environ, num_instances)
-    elif default_file := next((environ[n] for n in _DEFAULT_HOST_FILES if environ.get(n)), ""):
+    elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):
         hosts = parse_host_file(read_text(default_file), source=default_file)
     else:
         return (LOCALHOST,)
@@ -182,9 +183,10 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
         slots = None
         for word in words[1:]:
             key, _, value = word.partition("=")
-            if key not in {"slots", "max_slots", "max-slots"} or not value.isdigit():
+            count = _slots(value)
+            if key not in {"slots", "max_slots", "max-slots"} or count is None:
                 raise UsageError(f"{where}: {word!r}: expected slots=N after the host name")
-            slots = int(value) if key == "slots" else slots
+            slots = count if key == "slots" else slots
         for entry in _split(words[0], where):
             hosts += [
                 Host(name=h.name, slots=slots if slots is not None else h.slots)
@@ -218,11 +220,11 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
     name, colon, slots = entry.rpartition(":")
     # More than one colon outside brackets is an IPv6 address, which has no slots.
     if colon and entry.count(":") == 1:
-        if not slots.isdigit() or int(slots) < 1:
+        limit = _slots(slots)
+        if not limit:
             raise UsageError(
                 f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
             )
-        limit: int | None = int(slots)
     else:
         name, limit = entry, None
     hosts = [Host(name=expanded, slots=limit) for expanded in expand(name, source)]
@@ -233,6 +235,11 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
                 "points and hyphens"
             )
     return hosts
+
+
+def _slots(text: str) -> int | None:
+    """Return a number of slots; None for what is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def expand(name: str, source: str) -> list[str]:

@@ -18,6 +18,7 @@ from poprun_py.sysfs import format_cpu_list, parse_cpu_list
 __all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
 
 HARDWARE_VERSION = 1
+_MAX_WHOLE = 1 << 63
 
 
 class HardwareError(UsageError):
@@ -169,8 +170,8 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
 
 def _from_json(data: dict[str, Any]) -> Machine:
     quota = data["cpu_quota"]
-    if quota is not None and (type(quota) not in (int, float) or not 0 < quota < math.inf):
-        raise ValueError(f"cpu_quota is {quota!r}; expected a number above 0, or null")
+    if quota is not None and (type(quota) not in (int, float) or not 0 < quota < _MAX_WHOLE):
+        raise ValueError(f"cpu_quota is {repr(quota)[:40]}; expected a number above 0, or null")
     return Machine(
         cores=tuple(
             Core(
@@ -236,8 +237,10 @@ def _entries(data: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _whole(value: Any, key: str) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{key} is {value!r}; expected a whole number from 0")
+    if type(value) is not int or not 0 <= value < _MAX_WHOLE:
+        raise ValueError(
+            f"{key} is {repr(value)[:40]}; expected a whole number from 0 to 2**63 - 1"
+        )
     return value
 
 

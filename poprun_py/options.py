@@ -6,10 +6,10 @@ files and the reference pages are all derived from there. No option lives here.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
 
@@ -22,11 +22,14 @@ __all__ = [
     "Kind",
     "Option",
     "choice",
+    "is_word",
     "option",
     "option_name",
     "whole",
 ]
 
+# Python refuses to write out numbers of thousands of digits.
+_HUGE = 1 << 1024
 _WORDS = {
     "yes": True,
     "on": True,
@@ -94,7 +97,8 @@ class Option:
 
     def refusal(self, name: str, value: Any) -> str:
         """Return the line that refuses ``value``."""
-        shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+        shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
         hint = nearest(value, self.kind.choices) if isinstance(value, str) else ""
         return f"{name} {shown}: expected {self.kind.expected}{hint}"
 
@@ -139,10 +143,9 @@ def whole(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> Kind
 
     Every count has an end: a typing slip is refused instead of planned for hours.
     """
-    limit = f" and at most {maximum}" if maximum < 2**31 - 1 else ""
     return Kind(
         metavar=metavar,
-        expected=f"a whole number of at least {minimum}{limit}",
+        expected=f"a whole number of at least {minimum} and at most {maximum}",
         read=_whole_number,
         accepts=lambda v: type(v) is int and minimum <= v <= maximum,
     )
@@ -166,21 +169,34 @@ def _whole_number(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
     value = float(text)
     return int(value) if value.is_integer() else value
+
+
+def is_word(value: Any) -> TypeGuard[str]:
+    """Tell whether ``value`` is a text that can stand on a command line or in the environment."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        value.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 TEXT = Kind(
     metavar="TEXT",
     expected="a text without NUL characters",
     read=str,
-    accepts=lambda v: isinstance(v, str) and "\0" not in v,
+    accepts=is_word,
 )
 PATH = Kind(
     metavar="PATH",
     expected="a path",
     read=str,
-    accepts=lambda v: isinstance(v, str) and v != "" and "\0" not in v,
+    accepts=lambda v: is_word(v) and v != "",
 )
 YES_NO = Kind(
     metavar="yes|no",
@@ -199,6 +215,6 @@ SECONDS = Kind(
     expected="a number of seconds above 0",
     read=_seconds,
     accepts=lambda v: (
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and v > 0
+        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max
     ),
 )

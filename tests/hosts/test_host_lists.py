@@ -63,6 +63,8 @@ def test_slots_belong_to_every_host_of_an_entry():
         ("n0-2]", "brackets do not match"),
         ("a:0", "whole number of at least 1"),
         ("a:x", "whole number of at least 1"),
+        ("a:²", "whole number of at least 1"),
+        ("a:" + "9" * 5000, "whole number of at least 1"),
         ("-a", "no host name"),
         ("a;b", "no host name"),
         ("n[0-99999999]", "more than 65536 hosts"),
@@ -99,6 +101,7 @@ def test_a_host_file_takes_comments_slots_and_ranges():
         ("a\nb oops\n", "hosts, line 2: 'oops'"),
         ("a\na\n", "host a is given twice"),
         ("a slots=x\n", "hosts, line 1: 'slots=x'"),
+        ("a slots=²\n", "hosts, line 1: 'slots=²'"),
     ],
 )
 def test_mistakes_in_a_host_file_are_named(text, said):

@@ -29,7 +29,15 @@ def test_spellings_of_a_value(words):
 
 @pytest.mark.parametrize(
     ("words", "level"),
-    [(["-v"], 1), (["-vv"], 2), (["--vv"], 2), (["--verbose"], 1), (["-v", "-v"], 2), ([], 0)],
+    [
+        (["-v"], 1),
+        (["-vv"], 2),
+        (["--vv"], 2),
+        (["--verbose"], 1),
+        (["-v", "-v"], 2),
+        ([], 0),
+        (["--verb"], 1),
+    ],
 )
 def test_verbosity(words, level):
     assert parse(words).get("verbosity", 0) == level
@@ -65,6 +73,7 @@ def test_optional_value():
 
 
 def test_empty_value_of_a_text_option_is_kept():
+    assert parse(["-H=", "x"]) == {"host": "", "program": ("x",)}
     assert parse(["--mpi-local-args="])["mpi_local_args"] == ("",)
 
 
@@ -84,7 +93,17 @@ def test_empty_value_of_a_text_option_is_kept():
         (["--print-topology", "treee"], "did you mean tree?"),
         (["--timeout", "nan"], "a number of seconds above 0"),
         (["--timeout", "1e999"], "a number of seconds above 0"),
+        (["--timeout", "1_0"], "a number of seconds above 0"),
+        (["--vipu-server-port", "65536"], "at most 65535"),
+        (["--max-restarts", "99999999999"], "at most 2147483647"),
         (["-z"], "unknown option -z"),
+        (["-np", "2"], "did you mean --num-instances?"),
+        (["--nproc-per-node=2"], "did you mean --num-instances?"),
+        (["-m", "mod"], "did you mean python -m MODULE?"),
+        (["-num-replicas", "2"], "did you mean --num-replicas?"),
+        (["--NUM-REPLICAS", "2"], "did you mean --num-replicas?"),
+        (["--verbose=2"], "--verbose takes no value"),
+        (["--vv=1"], "--vv takes no value"),
         (["--="], "ambiguous option --="),
         (["--help=yes"], "takes no value"),
     ],

@@ -293,6 +293,7 @@ def test_another_version_is_refused_with_both_numbers():
         ({"allowed_cpus": ""}, "no usable CPU"),
         ({"cpu_quota": 0}, "cpu_quota is 0; expected a number above 0"),
         ({"cpu_quota": "2"}, "cpu_quota is '2'"),
+        ({"cpu_quota": 10**400}, "cpu_quota is 1000"),
         ({"numa_nodes": 3}, "numa_nodes is 3; expected a list"),
         ({"numa_nodes": []}, "different CPUs"),
         ({"allowed_cpus": "0-x"}, "'0-x' is no number or range"),
