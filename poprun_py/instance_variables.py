@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "THREAD_VARIABLES",
+    "VARIABLE_NAME",
     "Pairs",
     "common_variables",
     "instance_local_args",
@@ -39,7 +40,7 @@ __all__ = [
 Pairs = tuple[tuple[str, str], ...]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def wire_variables(
@@ -140,15 +141,16 @@ def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings."""
-    given: dict[str, Any] = {}
+    given: Any = {}
     text = environ.get("POPLAR_TARGET_OPTIONS")
     if text:
         try:
             given = json.loads(text)
-        except ValueError:
-            given = None  # type: ignore[assignment]
+        except (ValueError, RecursionError):
+            given = None
         if not isinstance(given, dict):
-            raise UsageError(f"POPLAR_TARGET_OPTIONS={text!r}: expected a JSON object")
+            shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
+            raise UsageError(f"POPLAR_TARGET_OPTIONS={shown}: expected a JSON object")
     ours = {
         "ipuLinkDomainSize": str(topology.num_ipus // topology.num_ilds),
         "ipuLinkConfiguration": "default",
@@ -175,7 +177,7 @@ def user_variables(
     ]
     for where, entry in [*lines, *(("--env", entry) for entry in env)]:
         name, equals, value = entry.removeprefix("export ").partition("=")
-        if not _NAME.fullmatch(name):
+        if not VARIABLE_NAME.fullmatch(name):
             raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
         if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")

@@ -12,14 +12,18 @@ from typing import Any
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
-from poprun_py.hosts import Host
+from poprun_py.hosts import Host, parse_host_list
+from poprun_py.instance_variables import VARIABLE_NAME, user_threads
 from poprun_py.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.mpi import shield
+from poprun_py.options import is_word
 from poprun_py.placement import Placement
 from poprun_py.topology import Instance, make_topology
 
 __all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json"]
 
 PLAN_VERSION = 1
+_MAX_NUMBER = 1 << 31
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
 
 
@@ -113,14 +117,17 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     program = _texts(data["program"], "program")
     from poprun_py.config_file import config_from_dict
 
-    config = replace(config_from_dict(data["options"]), program=program)
+    config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
     local = data["local"]
     if not isinstance(data["hosts"], list) or not data["hosts"]:
-        raise UsageError(f"launch plan: hosts is {data['hosts']!r}; expected a list of hosts")
-    hosts = tuple(
-        Host(name=_text(h["name"], "host name"), slots=None, is_local=bool(local))
-        for h in data["hosts"]
-    )
+        raise _unexpected("hosts", data["hosts"], "a list of hosts")
+    if type(local) is not bool:
+        raise _unexpected("local", local, "true or false")
+    names = [_text(h["name"], "host name") for h in data["hosts"]]
+    known = parse_host_list(",".join(names), source="launch plan: hosts")
+    if [host.name for host in known] != names:
+        raise _unexpected("host names", names, "one name each")
+    hosts = tuple(Host(name=name, is_local=local) for name in names)
     topology = make_topology(config, hosts)
     for key in (
         "num_replicas",
@@ -138,23 +145,72 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
             f"launch plan lists {len(data['instances'])} instances, its options say "
             f"{topology.num_instances}"
         )
-    return LaunchPlan(
+    instances = tuple(
+        _instance_from_json(entry, instance, environ)
+        for entry, instance in zip(data["instances"], topology.instances, strict=True)
+    )
+    plan = LaunchPlan(
         config=config,
         topology=topology,
         machines=tuple(
             Machine.from_json(machine) if machine is not None else None
             for _, machine in zip(hosts, data["machines"], strict=True)
         ),
-        instances=tuple(
-            _instance_from_json(entry, instance, environ)
-            for entry, instance in zip(data["instances"], topology.instances, strict=True)
-        ),
+        instances=instances,
         command=_texts(data["command"], "command"),
         compact=data["compact"] is True,
         hostnames={
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
         },
+        user_threads=user_threads(dict(instances[0].user_env), environ),
+        network=_text(data["network"], "network"),
     )
+    _check_command(plan)
+    return plan
+
+
+def _check_command(plan: LaunchPlan) -> None:
+    """Refuse a plan that was edited in one place only: it is the command that is run.
+
+    Raises:
+        UsageError: program, variables or CPUs of an instance are not those of its command.
+    """
+    parts: list[list[str]] = [[]]
+    for word in plan.command:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    program = [shield(word) for word in plan.config.program]
+    if len(parts) != (1 if plan.compact else len(plan.instances)):
+        raise _contradiction("instances")
+    for part in parts:
+        if part[-len(program) :] != program:
+            raise _contradiction("program")
+    for index, p in enumerate(plan.instances):
+        env = dict(p.env)
+        if p.placement.cpus != _numbers(
+            [int(c) for c in env.get("POPRUN_CPUS", "").split(",") if c]
+        ):
+            raise UsageError(f"launch plan: cpus and POPRUN_CPUS of instance {index} differ")
+        words = frozenset(() if plan.compact else parts[index])
+        for name, value in () if plan.compact else p.env:
+            # Open MPI's NAME=VALUE, or MPICH's two words.
+            if f"{name}={value}" not in words and not words.issuperset((name, value)):
+                raise _contradiction(f"{name} of instance {index}")
+
+
+def _contradiction(what: str) -> UsageError:
+    return UsageError(
+        f"launch plan: {what} and the command differ, and the command is what runs: change both, "
+        "or make a new plan"
+    )
+
+
+def _unexpected(what: str, value: Any, expected: str) -> UsageError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return UsageError(f"launch plan: {what} is {shown}; expected {expected}")
 
 
 def _instance_from_json(
@@ -164,6 +220,8 @@ def _instance_from_json(
     for name, value in entry.get("user_env", {}).items():
         if value is None and name not in environ:
             raise UsageError(f"{name} is not kept in a saved plan: set it in the environment")
+        if not VARIABLE_NAME.fullmatch(name):
+            raise _unexpected("user_env", name, "names of variables")
         user_env.append(
             (_text(name, "variable"), environ[name] if value is None else _text(value, name))
         )
@@ -182,18 +240,20 @@ def _instance_from_json(
 
 
 def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or "\0" in value:
-        raise UsageError(f"launch plan: {what} is {value!r}; expected a text")
+    if not is_word(value):
+        raise _unexpected(what, value, "a text")
     return value
 
 
 def _texts(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
-        raise UsageError(f"launch plan: {what} is {values!r}; expected a list of texts")
+        raise _unexpected(what, values, "a list of texts")
     return tuple(_text(value, what) for value in values)
 
 
 def _numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
-        raise UsageError(f"launch plan: {values!r}; expected a list of whole numbers")
+    if not isinstance(values, list) or not all(
+        type(v) is int and 0 <= v < _MAX_NUMBER for v in values
+    ):
+        raise _unexpected("a number or list", values, "whole numbers below 2**31")
     return tuple(values)

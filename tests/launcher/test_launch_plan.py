@@ -15,9 +15,14 @@ from poprun_py.config_file import config_from_dict, config_to_dict, dump_config,
 from poprun_py.errors import UsageError
 from poprun_py.hosts import LOCALHOST, parse_host_list
 from poprun_py.launch_plan import make_plan
-from poprun_py.mpi import OPEN_MPI_5, Mpi
+from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.plan_file import plan_from_json, plan_to_json
+from poprun_py.reach import Reach
+from poprun_py.remote import Shell
 
+REACHED = Reach(
+    shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
+)
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
 ENVIRON = {"PATH": "/bin", "HF_TOKEN": "hush", "PLAIN": "p"}
 
@@ -107,7 +112,12 @@ def test_secrets_are_not_in_the_plan_but_come_from_the_environment():
         ({"num-replicas": "2"}, "a whole number"),
         ({"num-replicas": True}, "a whole number"),
         ({"program": "x"}, "a list of texts"),
-        ({"print-topology": "yes"}, "unknown option"),
+        ({"print-topology": "yes"}, "give --print-topology on the command line"),
+        ({"smt": "maybe"}, "expected yes or no"),
+        ({"timeout": 10**400}, "configuration: timeout a huge number"),
+        ({"num-replicas": 1 << 20_000}, "configuration: num-replicas a huge number"),
+        ({"program": ["\ud800"]}, "program"),
+        ({"host": "\ud800"}, "configuration: host"),
         ({"num_replicas": 2, "num-replicas": 2}, "given twice"),
         ([], "expected a table"),
         ({"mpi-global-args": "x"}, "expected a list"),
@@ -116,6 +126,25 @@ def test_secrets_are_not_in_the_plan_but_come_from_the_environment():
 def test_bad_configuration_files(data, part):
     with pytest.raises(UsageError, match=None) as caught:
         config_from_dict(data)
+    assert part in str(caught.value)
+
+
+def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
+    config = config_from_dict({"smt": "yes", "remove-partition": "Off", "oversubscribe": "true"})
+    assert (config.smt, config.remove_partition, config.oversubscribe) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        ("num-replicas = " + "9" * 5000, "c.toml", "c.toml: not TOML"),
+        ('{"num-replicas": 2, "num-replicas": 4}', "c.json", "'num-replicas' is given twice"),
+        ('{"num-replicas": true}', "c.json", "c.json: num-replicas True"),
+    ],
+)
+def test_mistakes_in_a_configuration_file_name_the_file(text, path, part):
+    with pytest.raises(UsageError) as caught:
+        parse_config(text, path)
     assert part in str(caught.value)
 
 
@@ -155,6 +184,48 @@ def test_any_damage_to_a_plan_is_refused_in_one_line(data):
     # Some damage changes only what is shown; whatever else happens is a refusal.
     with contextlib.suppress(UsageError):
         plan_from_json(damaged, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "part"),
+    [
+        (["program"], ["y"], "program and the command differ"),
+        (["instances", 1, "env", "RANK"], "5", "RANK of instance 1 and the command differ"),
+        (["instances", 0, "cpus"], [3], "cpus and POPRUN_CPUS of instance 0 differ"),
+        (["instances", 0, "user_env"], {"A=B": "x"}, "user_env is 'A=B'"),
+        (["instances", 0, "threads"], 10**400, "whole numbers below"),
+        (["command"], ["mpirun"], "instances and the command differ"),
+        (["hosts", 0, "name"], "a b", "no blanks"),
+        (["hosts", 0, "name"], "a[1-2]", "one name each"),
+        (["local"], "no", "true or false"),
+    ],
+)
+def test_a_plan_that_was_edited_in_one_place_only_is_refused(keys, value, part):
+    edited = json.loads(json.dumps(_PLAN))
+    where = edited
+    for key in keys[:-1]:
+        where = where[key]
+    where[keys[-1]] = value
+    with pytest.raises(UsageError) as caught:
+        plan_from_json(edited, ENVIRON)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
+def test_plans_of_every_mpi_are_read_back_whole(kind):
+    hosts = parse_host_list("a,b", source="test")
+    config = LaunchConfig(num_instances=4, num_replicas=4, program=("x", ":", "%:"))
+    made = make_plan(
+        config,
+        hosts=hosts,
+        machines=(None, None),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
+        environ=ENVIRON,
+        reached=REACHED,
+    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
+    assert again.command == made.command
+    assert again.network == made.network == "10.1.0.0/16"
 
 
 @given(_JSON)
