@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import shlex
 import shutil
@@ -41,6 +42,7 @@ def main() -> NoReturn:
 
         COMMAND.main(prog_name="poprun-py")
     _open_closed_descriptors()
+    _print_any_text()
     # Nothing that is made before the job starts is garbage.
     gc.disable()
     code = run(sys.argv[1:])
@@ -66,6 +68,13 @@ def _open_closed_descriptors() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def _print_any_text() -> None:
+    """Let stdout take every text: a file's name may be no UTF-8, a locale may lack characters."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
+
+
 def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
     try:
@@ -84,7 +93,8 @@ def run(words: Sequence[str]) -> int:
     except OSError as error:
         # A full disk behind stdout; what was printed so far is all there is.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _complain(f"standard output cannot be written: {error.strerror}")
+        what = "standard output cannot be written" if error.filename is None else error.filename
+        _complain(f"{what}: {error.strerror}")
         return StartError.exit_code
 
 
@@ -121,7 +131,12 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
     Raises:
         UsageError: --from-plan stands beside an option that makes a plan.
     """
-    decided = [n for n, opt in options().items() if n in values and opt.saved and n != "verbosity"]
+    about_configuration = ("import_config", "export_config")
+    decided = [
+        name
+        for name, opt in options().items()
+        if name in values and ((opt.saved and name != "verbosity") or name in about_configuration)
+    ]
     if values.get("from_plan") is not None and decided:
         raise UsageError(
             f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides it; "

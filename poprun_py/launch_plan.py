@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from poprun_py.config import LaunchConfig
 from poprun_py.hardware import Machine
-from poprun_py.hosts import Host
+from poprun_py.hosts import DEFAULT_HOST_FILES, Host
 from poprun_py.instance_variables import (
     THREAD_VARIABLES,
     Pairs,
@@ -160,6 +160,8 @@ def make_plan(
         network=reached.network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
         is_launched_inside=any(host.is_local for host in hosts),
+        ignores_slurm=not spans_hosts and "SLURM_JOBID" in environ,
+        ignores_host_file=not spans_hosts and any(n in environ for n in DEFAULT_HOST_FILES),
         allow_run_as_root=config.allow_run_as_root,
         fast_start=config.mpi_fast_start
         and (not spans_hosts or (reached is not None and not reached.has_fabric)),

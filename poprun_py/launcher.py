@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from popdist_py.environment import RESTART_COUNT
+from popdist_py.environment import HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware import Machine, load_machines, read_machine
@@ -24,6 +22,7 @@ from poprun_py.hosts import Host, resolve_hosts, slurm_tasks
 from poprun_py.launch_plan import LaunchPlan, make_plan
 from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
+from poprun_py.program import require_program, resolve_program
 from poprun_py.readback import check_binding
 from poprun_py.restart import lost_hosts, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
@@ -44,6 +43,12 @@ __all__ = [
 ]
 
 Log = Callable[[str], None]
+
+# What an instance of another job would hand on to this one, where this one sets nothing itself.
+_OF_OUTER_JOB = {
+    *("POPRUN_CPUS", "POPRUN_MEMORY_NODES"),
+    *(HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
+}
 
 
 def _silent(_: str) -> None:
@@ -71,7 +76,7 @@ def plan(
         StartError: no MPI is installed, or a host cannot take part.
     """
     environ = os.environ if environ is None else environ
-    config = adopt_output_filename(replace(config, program=_resolve_program(config.program)))
+    config = adopt_output_filename(replace(config, program=resolve_program(config.program)))
     hosts = hosts_of(config, environ)
     # What does not divide is refused before anybody is asked.
     make_topology(config, hosts)
@@ -105,7 +110,9 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         host=config.host,
         host_file=config.host_file,
         environ=environ,
-        read_text=lambda path: read_text_file(path, "--host-file"),
+        read_text=lambda path: read_text_file(
+            path, "--host-file" if config.host_file is not None else "host file"
+        ),
         local_names=frozenset({socket.gethostname(), socket.gethostname().partition(".")[0]}),
         num_instances=config.num_instances,
     )
@@ -139,7 +146,7 @@ def launch(
     planned = job if isinstance(job, LaunchPlan) else plan(job, environ=environ, contact_hosts=True)
     for warning in plan_warnings(planned):
         warn(warning)
-    _require_program(planned, environ)
+    require_program(planned.config.program, environ)
     if planned.network:
         log(f"the hosts talk to one another over {planned.network}")
     config, label = planned.config, instance_label(planned)
@@ -224,7 +231,10 @@ def _supervise(
             variables=tuple(
                 {**told, **planned.told(i, environ)} for i in range(len(planned.instances))
             ),
-            environ={**environ, **(_slurm_tasks(planned, environ) if others else {})},
+            environ={
+                **_mpi_environment(environ),
+                **(_slurm_tasks(planned, environ) if others else {}),
+            },
             only_output_from=config.only_output_from_instance,
             output=config.output,
             output_dir=config.output_dir,
@@ -252,6 +262,20 @@ def _listen_address(others: list[Host], network: str) -> str:
     return listen_address(others, network)
 
 
+def _mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of mpirun: none of what an outer job told this process alone.
+
+    Open MPI does not start without a home, which services and cron do not always set.
+    """
+    left = {name: value for name, value in environ.items() if name not in _OF_OUTER_JOB}
+    if not left.get("HOME"):
+        try:
+            left["HOME"] = str(Path("~").expanduser())
+        except RuntimeError:
+            left["HOME"] = "/"
+    return left
+
+
 def _slurm_tasks(planned: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     topology = planned.topology
     return slurm_tasks(topology.hosts, topology.instances_per_host, environ)
@@ -275,9 +299,10 @@ def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
     topology = planned.topology
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:8])
+        more = ", ..." if len(topology.idle_hosts) > 8 else ""
         warnings[
-            f"{topology.num_instances} instances on {len(topology.hosts)} hosts leave "
-            f"{len(topology.idle_hosts)} idle: {idle}"
+            f"--num-instances {topology.num_instances} leaves {len(topology.idle_hosts)} of "
+            f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         ] = None
     for index, machine in enumerate(planned.machines):
         if machine is None:
@@ -333,7 +358,7 @@ def check(
         UsageError: options that do not fit together.
         StartError: no MPI is installed here.
     """
-    config = replace(config, program=_resolve_program(config.program))
+    config = replace(config, program=resolve_program(config.program))
     hosts = hosts_of(config, environ)
     mpirun = find_mpi(config.mpi, environ).path
     from poprun_py.reach import check_hosts
@@ -348,32 +373,12 @@ def read_text_file(path: str, option: str) -> str:
         UsageError: it cannot be read, or is no text.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # Editors of other systems begin a file with a byte order mark.
+        return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{option} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{option} {path}: not a UTF-8 text file") from None
-
-
-def _resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """A program that ends in ``.py`` runs under this Python."""
-    if program and program[0].endswith(".py"):
-        return (sys.executable, *program)
-    return program
-
-
-def _require_program(planned: LaunchPlan, environ: Mapping[str, str]) -> None:
-    """Refuse a program that is not there, before anything starts."""
-    program = planned.config.program
-    if not program or not program[0]:
-        raise UsageError("no program given: expected poprun-py [options] program [arguments]")
-    script = program[1] if program[0] == sys.executable and len(program) > 1 else ""
-    if script.endswith(".py") and not Path(script).is_file():
-        raise StartError(f"program {script} does not exist in {Path.cwd()}")
-    if shutil.which(program[0], path=environ.get("PATH")) is None:
-        what = "is not executable" if Path(program[0]).exists() else "was not found"
-        where = "" if "/" in program[0] else " on PATH; a program in this folder is ./NAME"
-        raise StartError(f"program {program[0]!r} {what}{where}")
 
 
 def _label(planned: LaunchPlan, index: int) -> str:

@@ -69,7 +69,8 @@ class MpiRequest:
     ``hosts`` is empty when the job stays on this machine, else pairs of name and instances. Then
     ``agent`` starts a command on another host (empty: Slurm does), and ``network`` is the interface
     or CIDR of the traffic; ``network_is_ours`` tells whether this machine is on it too,
-    ``is_launched_inside`` whether it is one of the hosts.
+    ``is_launched_inside`` whether it is one of the hosts. A job that stays here ignores an
+    allocation around it that has other hosts: ``ignores_slurm``, ``ignores_host_file``.
     """
 
     contexts: tuple[Context, ...]
@@ -78,6 +79,8 @@ class MpiRequest:
     network: str = ""
     network_is_ours: bool = True
     is_launched_inside: bool = True
+    ignores_slurm: bool = False
+    ignores_host_file: bool = False
     global_args: tuple[str, ...] = ()
     allow_run_as_root: bool = True
     fast_start: bool = True
@@ -191,6 +194,10 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
         # Instances that wait share cores with those that work; placement is decided by the plan.
         # With hosts their slots say the same, and this would put every instance on the first one.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
+    if request.ignores_slurm:
+        settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
+    if request.ignores_host_file:
+        settings.append(("--prtemca", "prte_default_hostfile", "none"))
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     # An instance that ends with an error must not wait in MPI_Finalize for the others.
@@ -228,6 +235,10 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
 
 def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none"), ("--oversubscribe",)]
+    if request.ignores_slurm:
+        settings += [("--mca", "plm", "rsh"), ("--mca", "ras", "^slurm")]
+    if request.ignores_host_file:
+        settings.append(("--mca", "orte_default_hostfile", "none"))
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     settings.append(("--mca", "async_mpi_finalize", "1"))

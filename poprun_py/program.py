@@ -1,0 +1,68 @@
+"""The program of a job: what is run for the word that was typed, and whether it is there.
+
+Looks at files of this machine and starts nothing; whether other hosts have it: preflight.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from poprun_py.errors import StartError, UsageError
+
+__all__ = ["require_program", "resolve_program"]
+
+
+def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the words that are run: a program that ends in ``.py`` runs under this Python."""
+    if program and program[0].endswith(".py"):
+        # Python would take a name such as -train.py for an option of its own.
+        script = f"./{program[0]}" if program[0].startswith("-") else program[0]
+        return (sys.executable, script, *program[1:])
+    return program
+
+
+def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Refuse a program that is not there, before anything starts.
+
+    Raises:
+        UsageError: no program is given.
+        StartError: it does not exist, or cannot be run.
+    """
+    if not program or not program[0]:
+        raise UsageError("no program given: expected poprun-py [options] program [arguments]")
+    script = program[1] if program[0] == sys.executable and len(program) > 1 else ""
+    try:
+        problem = _problem_of_script(script) if script.endswith(".py") else ""
+        if problem:
+            raise StartError(f"program {script} {problem}")
+        if shutil.which(program[0], path=environ.get("PATH")) is None:
+            raise StartError(f"program {program[0]!r} {_problem(program[0])}")
+    except OSError as error:
+        name = script or program[0]
+        shown = name if len(name) <= 80 else f"{name[:77]}..."
+        raise StartError(f"program {shown!r} cannot be run: {error.strerror}") from None
+
+
+def _problem_of_script(script: str) -> str:
+    """Return what is wrong with a Python script; nothing if it is there."""
+    # Python runs a folder too, if it has a __main__.py.
+    if Path(script).is_file() or Path(script, "__main__.py").is_file():
+        return ""
+    if Path(script).is_dir():
+        return "is a folder"
+    try:
+        return f"does not exist in {Path.cwd()}"
+    except OSError:
+        return "does not exist: this folder was deleted"
+
+
+def _problem(name: str) -> str:
+    """Return why the program ``name`` cannot be run."""
+    if "/" not in name:
+        return "was not found on PATH; a program in this folder is ./NAME"
+    if Path(name).is_dir():
+        return "is a folder"
+    return "is not executable" if Path(name).exists() else "was not found"
