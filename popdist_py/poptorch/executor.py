@@ -554,6 +554,7 @@ class _Alone(SoloCommunicator):
 
 def _join(options: Options) -> Communicator:
     """Return the connection to the other instances, joining them if the program did not."""
+    _check_replicas(options)
     if options.Distributed.numProcesses == 1:
         return SoloCommunicator()
     if not context.is_launched():
@@ -565,3 +566,17 @@ def _join(options: Options) -> Communicator:
     if not context.is_initialised():
         context.init()
     return context.communicator()
+
+
+def _check_replicas(options: Options) -> None:
+    """Warn if a training model does not run as many replicas as the launcher was asked for."""
+    instance, replicas = context.environment(), options.replication_factor
+    takes_part = options.Distributed.numProcesses == instance.num_instances
+    if context.is_launched() and takes_part and replicas != instance.num_local_replicas:
+        logger.warning(
+            "The launcher gave this instance %d local replicas, but Options.replicationFactor is "
+            "%d, which counts: poptorch.DistributedOptions() takes the launcher's number, as "
+            "popdist.poptorch.Options(ipus_per_replica=...) does",
+            instance.num_local_replicas,
+            replicas,
+        )

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from poptorch.models import Mlp, classified
 from torch import nn
 
 import popdist_py as popdist
@@ -243,6 +244,16 @@ class TestDistributedOptions:
             popdist.poptorch.Options(ipus_per_replica=2)
         assert type(popdist.poptorch.Options()) is poptorch.Options
         assert popdist.popdist_core.getNumInstances() == 4
+
+    @pytest.mark.parametrize(
+        ("make", "warns"), [(poptorch.Options, True), (poptorch.DistributedOptions, False)]
+    )
+    def test_other_replicas_than_the_launchers(self, launched, monkeypatch, caplog, make, warns):
+        monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+        monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", "0")
+        options = make().showCompilationProgressBar(False)
+        poptorch.trainingModel(Mlp(), options).compile(*classified(2))
+        assert ("gave this instance 2 local replicas" in caplog.text) == warns
 
     def test_alone_it_is_one_instance_with_replicas_set_by_hand(self):
         options = poptorch.DistributedOptions().replicationFactor(3)
