@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from poprun_py.machine import Core, HardwareError, Machine, NumaNode, load_machines
-from poprun_py.sysfs import ControlGroups, KernelFiles, format_cpu_list
+from poprun_py.sysfs import ControlGroups, KernelFiles, format_cpu_list, whole_number
 
 __all__ = ["Core", "HardwareError", "Machine", "NumaNode", "load_machines", "read_machine"]
 
@@ -123,15 +123,17 @@ def _memory_total(meminfo: str) -> int:
     for line in meminfo.splitlines():
         head, _, value = line.partition("MemTotal:")
         words = value.split()
-        if value and words and words[0].isdigit() and (not head or head.startswith("Node ")):
-            return int(words[0]) * 1024
+        size = whole_number(words[0]) if words else None
+        if size is not None and size >= 0 and (not head or head.startswith("Node ")):
+            return size * 1024
     return 0
 
 
 def _distances(files: KernelFiles, index: int, position: int, count: int) -> tuple[int, ...]:
     words = (files.text(f"{_NODE}/node{index}/distance") or "").split()
-    if len(words) == count and all(w.isascii() and w.isdigit() for w in words):
-        return tuple(int(word) for word in words)
+    numbers = [number for word in words if (number := whole_number(word)) is not None]
+    if len(numbers) == len(words) == count and min(numbers) >= 0:
+        return tuple(numbers)
     return tuple(_LOCAL if i == position else _REMOTE for i in range(count))
 
 

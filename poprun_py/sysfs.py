@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["ControlGroups", "KernelFiles", "format_cpu_list", "parse_cpu_list"]
+__all__ = ["ControlGroups", "KernelFiles", "format_cpu_list", "parse_cpu_list", "whole_number"]
 
 _MAX_CPU = 1 << 16
+_NUMBER = re.compile(r"-?\d{1,15}", re.ASCII)
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)/(\d+))?)?", re.ASCII)
 
 
@@ -54,6 +55,11 @@ def format_cpu_list(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that ``text`` is; None for what no kernel writes."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
 class KernelFiles:
     """Reads small files below ``root``; None where there is nothing to read."""
 
@@ -70,10 +76,7 @@ class KernelFiles:
 
     def number(self, path: str) -> int | None:
         """Return the whole number in the file."""
-        try:
-            return int(self.text(path) or "")
-        except ValueError:
-            return None
+        return whole_number(self.text(path) or "")
 
     def cpu_list(self, path: str) -> tuple[int, ...] | None:
         """Return the list in the file; a damaged list is as good as none."""
@@ -174,8 +177,5 @@ class ControlGroups:
 
 def _ratio(quota: str, period: str) -> float | None:
     """Return quota over period; None for ``max``, ``-1`` and damaged values."""
-    try:
-        used, length = int(quota), int(period)
-    except ValueError:
-        return None
+    used, length = whole_number(quota) or 0, whole_number(period) or 0
     return used / length if used > 0 and length > 0 else None

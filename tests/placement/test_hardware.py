@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from placement.machines import machines
 from placement.sysfs_trees import GIB, TREES, Thread, Tree, regular
 
-from poprun_py.hardware import HardwareError, Machine, load_machines, read_machine
+from poprun_py.hardware import HardwareError, Machine, NumaNode, load_machines, read_machine
 from poprun_py.hardware_view import hardware_table
 from poprun_py.sysfs import format_cpu_list, parse_cpu_list
 
@@ -131,6 +131,28 @@ def test_damaged_files_never_raise_anything_but_hardware_error(tmp_path_factory,
     except HardwareError:
         return
     assert Machine.from_json(machine.to_json()) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: ² kB"),
+        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: " + "9" * 5000 + " kB"),
+        ("sys/devices/system/node/node0/distance", "-10"),
+        ("sys/devices/system/node/node0/distance", "9" * 5000),
+        ("sys/fs/cgroup/cpu.max", "9" * 400 + " 1"),
+        ("sys/devices/system/cpu/cpu0/topology/physical_package_id", "9" * 400),
+    ],
+)
+def test_numbers_that_no_kernel_writes_are_as_good_as_none(name, text, tmp_path):
+    files = {"sys/devices/system/cpu/online": "0", "sys/devices/system/node/node0/cpulist": "0"}
+    for path, content in {**files, name: text}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    machine = read_machine(tmp_path)
+    node = NumaNode(index=0, cpus=(0,), memory_bytes=0, distances=(10,))
+    assert (machine.numa_nodes, machine.cores[0].package) == ((node,), 0)
+    assert machine.cpu_quota is None
 
 
 def test_core_numbers_do_where_lists_of_siblings_are_missing(tmp_path):
