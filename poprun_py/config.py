@@ -7,6 +7,7 @@ configuration files and the reference pages are derived from its fields. Files: 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from os import PathLike, fspath
 from typing import Any
 
 from poprun_py.errors import UsageError
@@ -349,8 +350,15 @@ class LaunchConfig:
             value = getattr(self, name)
             if value is not None or _default(name) is not None:
                 object.__setattr__(self, name, opt.check(option_name(name), value))
-        if not all(map(is_word, self.program)):
-            raise UsageError(f"program {self.program!r}: expected texts without NUL characters")
+        # A text would pass for a sequence of its letters.
+        words = self.program if isinstance(self.program, list | tuple) else [None]
+        words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
+        if not all(map(is_word, words)):
+            raise UsageError(
+                f"program {self.program!r}: expected a list of texts without NUL characters, the "
+                "program and its arguments"
+            )
+        object.__setattr__(self, "program", words)
         self._check_counts()
         self._check_combinations()
 

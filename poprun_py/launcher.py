@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -75,6 +76,8 @@ def plan(
         UsageError: the options, hosts and machines do not fit together.
         StartError: no MPI is installed, or a host cannot take part.
     """
+    if not isinstance(config, LaunchConfig):
+        raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
     config = adopt_output_filename(replace(config, program=resolve_program(config.program)))
     hosts = hosts_of(config, environ)
@@ -142,6 +145,9 @@ def launch(
         StartError: the launch could not start, or --strict-binding and the kernel disagrees.
         TimeLimitError: the job ran into its time limit, or hung; ``result`` tells the rest.
     """
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.current_thread() is not threading.main_thread():
+        raise StartError("a job can be launched from the main thread only, which gets the signals")
     environ = os.environ if environ is None else environ
     planned = job if isinstance(job, LaunchPlan) else plan(job, environ=environ, contact_hosts=True)
     for warning in plan_warnings(planned):

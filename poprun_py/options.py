@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from typing import Any, TypeGuard
 
 from poprun_py.errors import UsageError, nearest
@@ -79,6 +80,8 @@ class Option:
         return self._check_one(name, value)
 
     def _check_one(self, name: str, value: Any) -> Any:
+        if self.kind is PATH and isinstance(value, PathLike):
+            value = fspath(value)
         if not self.kind.accepts(value):
             raise UsageError(self.refusal(name, value))
         return value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
+from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
 from poprun_py.cli import run
-from poprun_py.config import LaunchConfig
-from poprun_py.launcher import plan
 from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
@@ -123,6 +124,32 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"replica 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: LaunchConfig(program="abc"), "program 'abc': expected a list of texts"),
+        (lambda: LaunchConfig(program=None), "program None: expected a list of texts"),
+        (lambda: plan("train.py"), "expected a LaunchConfig"),
+        (lambda: launch({}), "expected a LaunchConfig"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_from_python(call, said):
+    with pytest.raises(UsageError, match=said):
+        call()
+
+
+def test_paths_and_lists_may_be_given_from_python():
+    config = LaunchConfig(program=[Path("a/b.py"), "x"], output_dir=Path("out"))
+    assert config == LaunchConfig(program=("a/b.py", "x"), output_dir="out")
+
+
+def test_other_threads_cannot_launch():
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(launch, LaunchConfig(program=("true",)))
+        with pytest.raises(StartError, match="main thread only"):
+            future.result(60)
 
 
 @pytest.mark.mpi
