@@ -6,7 +6,9 @@ them). Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -39,24 +41,30 @@ class Checkpoints:
         keep: how many are kept, at least 1.
 
     Raises:
+        TypeError: ``keep`` is no whole number.
         ValueError: ``keep`` is below 1.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
+        keep = _whole_number("keep", keep)
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint has to be kept")
         self.folder = Path(folder)
         self._keep = keep
 
     def save(self, step: int, data: bytes) -> Path:
-        """Write the checkpoint of ``step``, then remove those that are too old.
+        """Write the checkpoint of ``step``, then remove older ones, so that ``keep`` are left.
 
-        A checkpoint of the same step is replaced.
+        A checkpoint of the same step is replaced. Those of later steps, such as damaged ones that
+        ``latest()`` skipped, are neither counted nor removed.
 
         Raises:
+            TypeError: ``step`` is no whole number.
             ValueError: ``step`` is negative.
             OSError: the folder or file cannot be written; older checkpoints are as they were.
         """
+        # What is written as 1.0 or True would never be found again.
+        step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,21 +77,32 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{partial} vanished while it was written: another job saves to {self.folder}; "
+                "give each job a folder of its own"
+            ) from None
         finally:
             partial.unlink(missing_ok=True)
         self._sync_folder()
-        for _, old in self._files()[self._keep :]:
-            old.unlink(missing_ok=True)
+        for old in [path for at, path in self._files() if at <= step][self._keep :]:
+            _remove(old)
         return path
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or None if there is none."""
+        """Return the newest checkpoint that is whole, or None if there is none.
+
+        Raises:
+            PermissionError: there is one that this user must not read.
+        """
         return next(self._whole(), None)
 
     def _whole(self) -> Iterator[Checkpoint]:
         for step, path in self._files():
             try:
                 content = path.read_bytes()
+            except PermissionError:
+                raise  # it may be whole: the training must not begin again in silence
             except OSError:
                 continue
             head = len(_MAGIC) + _DIGEST_BYTES
@@ -101,7 +120,7 @@ class Checkpoints:
     def _remove_partial(self) -> None:
         """Remove what a writer that was killed left behind."""
         for path in self.folder.glob(".step-*.partial"):
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     def _sync_folder(self) -> None:
         """Have the new name itself on the disk."""
@@ -110,6 +129,19 @@ class Checkpoints:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _whole_number(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r}: a whole number is expected, as int() gives") from None
+
+
+def _remove(path: Path) -> None:
+    """Remove a file if possible: what cannot be removed is no reason to end a training."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _digest(step: int, data: bytes) -> bytes:

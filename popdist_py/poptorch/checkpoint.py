@@ -26,6 +26,7 @@ _VERSION = 1
 # Where torch's and our loaders and samplers keep what they go through.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
+_SETTING = (int, float, bool, tuple, list, torch.Tensor)
 _COUNTERS = ("_epoch", "epoch")
 
 
@@ -87,8 +88,9 @@ class TrainingCheckpoints:
                 and lists, tuples and dictionaries of them.
 
         Raises:
-            Error: the model has not run yet.
+            Error: the model has not run yet, or ``extra`` holds something else.
         """
+        _check_extra(extra or {})
         compiled = self._model._require_compiled()
         assert compiled.program.training is not None
         self._model.copyWeightsToHostIfNeeded()
@@ -126,18 +128,25 @@ class TrainingCheckpoints:
             ``extra``.
 
         Raises:
-            Error: the checkpoint is of another version.
+            Error: the checkpoint is of another version, or no training's.
         """
         communicator = context.communicator()
         found = self._files.latest() if communicator.instance_index == 0 else None
         found = communicator.broadcast_object(found)
         if found is None:
             return 0, {}
-        state = _from_bytes(found.data)
-        if state["version"] != _VERSION:
+        try:
+            state = _from_bytes(found.data)
+            version = state["version"]
+        except Exception as error:
+            raise Error(
+                f"checkpoint of step {found.step} in {self._files.folder} holds no training "
+                f"({type(error).__name__}): give each training a folder of its own"
+            ) from None
+        if version != _VERSION:
             raise Error(
                 f"checkpoint of step {found.step} in {self._files.folder} has version "
-                f"{state['version']}: expected {_VERSION}"
+                f"{version}: expected {_VERSION}"
             )
         self._model._user_model.load_state_dict(state["model"])
         if self._model._optimizer is not None and state["settings"] is not None:
@@ -190,6 +199,18 @@ def _to_bytes(state: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    """Refuse now what ``resume()`` could not load."""
+    for key, value in extra.items():
+        try:
+            _from_bytes(_to_bytes({key: value}))
+        except Exception:
+            raise Error(
+                f"extra[{key!r}] holds more than a checkpoint can: {value!r:.200}; expected "
+                "tensors, numbers of Python, texts, and lists, tuples and dictionaries of them"
+            ) from None
 
 
 def _from_bytes(data: bytes) -> Any:
@@ -271,12 +292,19 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the settings of each parameter group that are plain values, such as lr."""
     return [
         {
-            key: value
+            key: _plain(value)
             for key, value in group.items()
-            if key != "params" and isinstance(value, int | float | bool | tuple | list)
+            if key != "params" and isinstance(value, _SETTING)
         }
         for group in optimizer.param_groups
     ]
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting without NumPy's kind of float, which only looks like Python's."""
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(each) for each in value)
+    return float(value) if isinstance(value, float) else value
 
 
 def _load_settings(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
@@ -84,6 +86,73 @@ def test_foreign_files_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("keep me")
     Checkpoints(tmp_path, keep=1).save(1, b"")
     assert "notes.txt" in names(tmp_path)
+
+
+def test_saved_checkpoint_stays_below_damaged_ones_of_later_steps(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (100, 200, 300):
+        path = checkpoints.save(step, b"lost")
+        path.write_bytes(path.read_bytes()[:-1])
+    for step in (10, 20, 30):
+        checkpoints.save(step, b"new")
+    assert checkpoints.latest().step == 30
+    assert [name for name in names(tmp_path) if int(name[5:17]) < 100] == [
+        "step-000000000020.checkpoint",
+        "step-000000000030.checkpoint",
+    ]
+
+
+@pytest.mark.parametrize("step", [1.0, "1", None])
+def test_step_that_is_no_whole_number_is_refused(tmp_path, step):
+    with pytest.raises(TypeError, match=r"step=.*whole number"):
+        Checkpoints(tmp_path).save(step, b"")
+
+
+def test_truth_value_is_the_number_that_it_is(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(True, b"first")
+    assert checkpoints.latest().data == b"first"
+
+
+def test_checkpoint_that_must_not_be_read_is_not_passed_over(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, b"older")
+    newer = checkpoints.save(2, b"newer")
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path == newer:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root may read everything
+    with pytest.raises(PermissionError):
+        checkpoints.latest()
+
+
+def test_what_cannot_be_removed_ends_nothing(tmp_path):
+    for name in (".step-1.partial", "step-000000000001.checkpoint"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(2, b"saved")
+    assert checkpoints.latest().step == 2
+
+
+def test_two_writers_in_one_folder_are_told(tmp_path, monkeypatch):
+    other = Checkpoints(tmp_path)
+    sync = os.fsync
+
+    def interfere(descriptor):
+        monkeypatch.setattr(os, "fsync", sync)
+        for partial in tmp_path.glob(".*.partial"):
+            partial.unlink()  # as a save of the other does
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", interfere)
+    with pytest.raises(FileNotFoundError, match="another job saves to"):
+        Checkpoints(tmp_path).save(1, b"one")
+    other.save(1, b"two")
+    assert other.latest().data == b"two"
 
 
 def test_failed_save_leaves_the_older_one(tmp_path, monkeypatch):
