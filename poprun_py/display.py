@@ -35,6 +35,7 @@ class Display:
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
         self.last_word: int | None = None  # the instance that wrote to stderr last
+        self._told = False  # that the files are incomplete
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
@@ -100,6 +101,7 @@ class Display:
                 that is given up.
             patience: seconds to wait for the reader.
         """
+        self._tell_trouble()
         now = time.monotonic()
         streams = [(peer.stdout, peer.stderr) for peer in peers]
         for number, screen in enumerate(self._screens):
@@ -118,9 +120,14 @@ class Display:
         return _IDLE_SECONDS if held else float("inf")
 
     def close(self) -> None:
-        """Close the files, and tell if they are incomplete."""
+        """Close the files."""
         self._files.close()
-        if self._files.trouble:
+        self._tell_trouble()
+        self._sinks[_STDERR].flush(0.1)
+
+    def _tell_trouble(self) -> None:
+        """Tell at once, and once, that the files are incomplete."""
+        if self._files.trouble and not self._told:
+            self._told = True
             self._screens[_STDERR].interrupt()
             self._sinks[_STDERR].write(f"poprun-py: warning: {self._files.trouble}\n".encode())
-            self._sinks[_STDERR].flush(0.1)

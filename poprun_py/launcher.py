@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from popdist_py.environment import HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS
+from popdist_py.environment import RESTART_COUNT
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware import Machine, load_machines, read_machine
 from poprun_py.hosts import Host, resolve_hosts, slurm_tasks
+from poprun_py.instance_variables import mpi_environment
 from poprun_py.launch_plan import LaunchPlan, make_plan
 from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
@@ -44,12 +45,6 @@ __all__ = [
 ]
 
 Log = Callable[[str], None]
-
-# What an instance of another job would hand on to this one, where this one sets nothing itself.
-_OF_OUTER_JOB = {
-    *("POPRUN_CPUS", "POPRUN_MEMORY_NODES"),
-    *(HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
-}
 
 
 def _silent(_: str) -> None:
@@ -116,9 +111,20 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         read_text=lambda path: read_text_file(
             path, "--host-file" if config.host_file is not None else "host file"
         ),
-        local_names=frozenset({socket.gethostname(), socket.gethostname().partition(".")[0]}),
+        local_names=_own_names(config.host is not None or config.host_file is not None),
         num_instances=config.num_instances,
     )
+
+
+def _own_names(with_addresses: bool) -> frozenset[str]:
+    """Return the names of this machine: nobody needs ssh to reach it by its own address."""
+    name = socket.gethostname()
+    addresses: list[str] = []
+    if with_addresses:
+        from poprun_py.probe import networks
+
+        addresses = [address for _, address, *_ in networks()]
+    return frozenset({name, name.partition(".")[0], *addresses})
 
 
 def launch(
@@ -180,6 +186,8 @@ def launch(
 
     result = run_with_restarts(run, config.max_restarts, on_failure)
     _save_report(folder, result, label)
+    if folder.trouble:
+        warn(folder.trouble)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result
@@ -238,7 +246,7 @@ def _supervise(
                 {**told, **planned.told(i, environ)} for i in range(len(planned.instances))
             ),
             environ={
-                **_mpi_environment(environ),
+                **mpi_environment(environ),
                 **(_slurm_tasks(planned, environ) if others else {}),
             },
             only_output_from=config.only_output_from_instance,
@@ -266,20 +274,6 @@ def _listen_address(others: list[Host], network: str) -> str:
     from poprun_py.reach import listen_address
 
     return listen_address(others, network)
-
-
-def _mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mpirun: none of what an outer job told this process alone.
-
-    Open MPI does not start without a home, which services and cron do not always set.
-    """
-    left = {name: value for name, value in environ.items() if name not in _OF_OUTER_JOB}
-    if not left.get("HOME"):
-        try:
-            left["HOME"] = str(Path("~").expanduser())
-        except RuntimeError:
-            left["HOME"] = "/"
-    return left
 
 
 def _slurm_tasks(planned: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

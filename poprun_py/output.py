@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "make_stream"]
+__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_stream"]
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
+# What is kept of a stream's end, and of the two ends of each line of it.
+_KEPT, _KEPT_OF_LINE = 1 << 15, 1000
 # A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
 _PIPE_CHUNK, _TERMINAL_CHUNK = 4096, 512
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
@@ -63,6 +65,15 @@ def make_stream(
     if colour and tag:
         tag = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[index % len(_COLOURS)], tag)
     return OutputStream(tag=tag, shown=shown, timed=form == "time")
+
+
+def keep_end(kept: bytearray, data: bytes) -> bytearray:
+    """Return the end of a stream after more of it came; a very long line loses its middle."""
+    lines = (kept + data).split(b"\n")
+    for number, line in enumerate(lines):
+        if len(line) > 3 * _KEPT_OF_LINE:
+            lines[number] = line[:_KEPT_OF_LINE] + b" ... " + line[-_KEPT_OF_LINE:]
+    return bytearray(b"\n").join(lines)[-_KEPT:]
 
 
 class Sink:

@@ -20,7 +20,13 @@ _TAIL_LINES = 20
 _MOST_LINES = 60
 # SIGTERM, SIGKILL and SIGINT, with which the supervisor stops instances.
 _STOPPED_CODES = (143, 137, 130)
-_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|Fatal Python error: )", re.M)
+_TRACEBACK = re.compile(
+    r"^(?:Traceback \(most recent call last\):"
+    r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
+    re.M,
+)
+# Of a program that Python could not even read.
+_NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
 _CHAINED = re.compile(
     r"\n(?:The above exception was the direct cause|During handling of the above exception)"
 )
@@ -73,13 +79,10 @@ def report_json(result: LaunchResult, label: Label) -> dict[str, Any]:
 
 def traceback_of(stderr: str) -> str:
     """Return the last Python traceback in ``stderr``, with the exceptions that led to it."""
-    starts = [match.start() for match in _TRACEBACK.finditer(stderr)]
-    if not starts:
+    start = _traceback_start(stderr)
+    if start is None:
         return ""
-    first = len(starts) - 1
-    while first > 0 and _CHAINED.search(stderr, starts[first - 1], starts[first]):
-        first -= 1
-    lines = stderr[starts[first] :].splitlines()
+    lines = stderr[start:].splitlines()
     end = len(lines)
     for number in range(1, len(lines)):
         if not lines[number] and not _CHAINED.match("\n" + "\n".join(lines[number + 1 :])):
@@ -90,16 +93,30 @@ def traceback_of(stderr: str) -> str:
     return "\n".join(lines[:end]).rstrip()
 
 
+def _traceback_start(stderr: str) -> int | None:
+    """Return where the last traceback begins, or the first of those that led to it."""
+    found = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
+    if not found:
+        return None
+    starts = [match.start() for match in found]
+    first = len(starts) - 1
+    while first > 0 and _CHAINED.search(stderr, starts[first - 1], starts[first]):
+        first -= 1
+    return starts[first]
+
+
 def stderr_excerpt(stderr: str) -> list[str]:
     """Return the lines that explain a failure: from the traceback, and at least the last 20."""
-    # Of a progress bar what was drawn last.
+    lines = _drawn_lines(stderr)
+    start = _traceback_start(stderr)
+    explaining = len(_drawn_lines(stderr[start:])) if start is not None else 0
+    return lines[-min(max(_TAIL_LINES, explaining), _MOST_LINES) :]
+
+
+def _drawn_lines(stderr: str) -> list[str]:
+    """Return the lines that are not empty; of a progress bar what was drawn last."""
     drawn = (line.rstrip().rpartition("\r")[2] for line in stderr.split("\n"))
-    lines = [line for line in drawn if line]
-    trace = traceback_of(stderr).splitlines()
-    wanted = _TAIL_LINES
-    if trace and trace[0] in lines:
-        wanted = max(wanted, len(lines) - (len(lines) - 1 - lines[::-1].index(trace[0])))
-    return lines[-min(wanted, _MOST_LINES) :]
+    return [line for line in drawn if line]
 
 
 def diagnosis(instance: InstanceResult) -> str:

@@ -5,6 +5,7 @@ Bytes are written through at once: the files are complete even if the launcher i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from dataclasses import replace
@@ -26,7 +27,7 @@ class RunFolder:
     A job that is started again goes on at the end of the same files.
 
     Raises:
-        UsageError: the folder cannot be made.
+        UsageError: the folder cannot be made or written to.
     """
 
     def __init__(self, path: str | None, num_instances: int) -> None:
@@ -39,13 +40,22 @@ class RunFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"--output-dir {path}: {error.strerror}") from None
+            if not os.access(self.path, os.W_OK | os.X_OK):
+                raise UsageError(f"--output-dir {path}: files cannot be made in it")
 
     def clear(self) -> None:
-        """Make the files of every instance, empty."""
+        """Remove the files of an earlier job.
+
+        Raises:
+            UsageError: one cannot be removed.
+        """
         if self.path is not None:
-            for old in self.path.glob("instance-*.std*"):
-                old.unlink()
-            (self.path / "report.json").unlink(missing_ok=True)
+            try:
+                for old in self.path.glob("instance-*.std*"):
+                    old.unlink()
+                (self.path / "report.json").unlink(missing_ok=True)
+            except OSError as error:
+                raise UsageError(f"--output-dir: {error.filename}: {error.strerror}") from None
 
     def open(self, instance: int) -> None:
         """Make the files of an instance, also of one that will never write."""
@@ -75,14 +85,17 @@ class RunFolder:
         self._files.clear()
 
     def save_report(self, text: str) -> None:
-        """Write ``report.json`` in one step."""
+        """Write ``report.json`` in one step, also if somebody removed the folder."""
         if self.path is not None:
             temporary = self.path / f".report.json.{os.getpid()}"
             try:
+                self.path.mkdir(parents=True, exist_ok=True)
                 temporary.write_text(text, encoding="utf-8")
                 temporary.replace(self.path / "report.json")
             except OSError as error:
                 self.trouble = f"--output-dir {self.path} has no report: {error.strerror}"
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
 
 
 def adopt_output_filename(config: LaunchConfig) -> LaunchConfig:

@@ -26,13 +26,12 @@ from poprun_py.errors import StartError
 from poprun_py.hangs import HangWatch
 from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, Job, LaunchResult, StackGroup, describe
 from poprun_py.mpirun import Mpirun
-from poprun_py.output import OutputStream
+from poprun_py.output import OutputStream, keep_end
 from poprun_py.start import Start
 from poprun_py.stop_request import StopRequest
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
-_TAIL_BYTES = 1 << 15
 # Between the first sign of trouble in mpirun and giving up on instances that say nothing.
 _SILENCE_SECONDS = 10.0
 # Between asking mpirun to end and killing it while it is still starting.
@@ -218,7 +217,7 @@ class _Supervisor:
         if kind == frames.STDOUT:
             self.display.feed_stdout(peer, payload)
         elif kind == frames.STDERR:
-            peer.tail = (peer.tail + payload)[-_TAIL_BYTES:]
+            peer.tail = keep_end(peer.tail, payload)
             self.display.feed_stderr(peer, payload)
         else:
             self._on_message(peer, kind, json.loads(payload))

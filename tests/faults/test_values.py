@@ -222,6 +222,34 @@ def test_excerpt_is_the_whole_traceback_or_the_last_lines():
     assert stderr_excerpt("\r 10%\r 20%\n") == [" 20%"]
 
 
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 9, in <module>
+  | ExceptionGroup: several (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "a.py", line 3, in f
+    | ValueError: one
+    +------------------------------------"""
+NOT_PYTHON = """  File "a.py", line 3
+    a = (
+        ^
+SyntaxError: '(' was never closed"""
+
+
+@pytest.mark.parametrize("trace", [GROUP, NOT_PYTHON], ids=["group", "syntax"])
+def test_tracebacks_of_other_kinds(trace):
+    noise = "".join(f"before {number}\n" for number in range(30))
+    assert traceback_of(noise + trace + "\n") == trace
+    assert stderr_excerpt(noise + trace + "\n")[-len(trace.splitlines()) :] == trace.splitlines()
+
+
+def test_excerpt_begins_with_what_led_to_the_failure():
+    cause = "Traceback (most recent call last):\n" + "  File x\n" * 20 + "KeyError: 'x'\n"
+    effect = "Traceback (most recent call last):\n" + "  File y\n" * 20 + "ValueError: bad\n"
+    link = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert "KeyError: 'x'" in stderr_excerpt(cause + link + effect)
+
+
 def test_report_names_the_first_and_lists_the_others_apart():
     first = failed(ended_ns=1_500_000_000, step=4, stderr_tail=TRACEBACK)
     others = (

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, wait_until
 
+from poprun_py.errors import UsageError
 from poprun_py.run_folder import RunFolder
 
 pytestmark = pytest.mark.mpi
@@ -202,6 +203,23 @@ def on_terminal(program, variables):
     os.close(ours)
     assert process.wait(20) == 0
     return output
+
+
+def test_folder_that_cannot_be_used_is_refused_before_the_job(tmp_path, monkeypatch):
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(UsageError, match=r"report\.json: Is a directory"):
+        RunFolder(str(tmp_path), 1).clear()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(UsageError, match="files cannot be made in it"):
+        RunFolder(str(tmp_path), 1)
+
+
+def test_report_is_there_although_the_folder_was_removed(tmp_path):
+    folder = RunFolder(str(tmp_path / "out"), 1)
+    folder.path.rmdir()
+    folder.save_report("{}\n")
+    assert (tmp_path / "out" / "report.json").read_text() == "{}\n"
+    assert not folder.trouble
 
 
 def test_full_disk_is_told_and_ends_nothing(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poprun_py.output import MAX_HELD, Screen, Sink, make_stream
+from poprun_py.output import MAX_HELD, Screen, Sink, keep_end, make_stream
 
 
 class Written:
@@ -128,6 +128,21 @@ def test_endless_line_is_passed_on():
     written.screen.finish(stream)
     assert written.data.count(b"x") == 3 * MAX_HELD
     assert written.data.count(b"\n") == 1
+
+
+def test_end_of_a_stream_keeps_the_two_ends_of_a_long_line():
+    kept, piece = bytearray(), b"x" * 65536
+    for data in (b"Traceback:\nValueError: ", *[piece] * 9, b"end\n", b"short\n"):
+        kept = keep_end(kept, data)
+    lines = bytes(kept).split(b"\n")
+    assert lines[0] == b"Traceback:"
+    assert lines[1].startswith(b"ValueError: xxx")
+    assert lines[1].endswith(b"xxxend")
+    assert len(lines[1]) < 3000
+    assert lines[2:] == [b"short", b""]
+    for _ in range(9):
+        kept = keep_end(kept, b"y" * 99 + b"\n" + (b"z" * 99 + b"\n") * 655)
+    assert len(kept) == 1 << 15
 
 
 def test_forms():
