@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from popdist_py.poptorch import optim
 from popdist_py.poptorch.errors import Error
@@ -38,7 +39,8 @@ def trainingModel(
 
     Raises:
         AssertionError: ``model`` is no module.
-        Error: ``options`` are no Options, or torch.jit or torch.compile made the module or a part.
+        Error: ``options`` are no Options; torch.jit or torch.compile made the module or a part; a
+            lazy layer has no weights yet.
         RuntimeError: the module is wrapped for training already.
     """
     checked = _checked(options)
@@ -46,7 +48,7 @@ def trainingModel(
     assert isinstance(module, nn.Module), (
         f"Invalid type {type(model)} of 'model': expected a torch.nn.Module"
     )
-    _refuse_compiled(module)
+    _check_modules(module)
     if optimizer is None:
         # A group, because torch refuses an empty list of parameters.
         optimizer = optim.SGD([{"params": list(module.parameters())}], lr=0.01)
@@ -65,7 +67,7 @@ def inferenceModel(
     Raises:
         AssertionError: ``model`` cannot be called.
         Error: ``options`` are no Options, or accumulate gradients; torch.jit or torch.compile made
-            the module or a part.
+            the module or a part; a lazy layer has no weights yet.
     """
     checked = _checked(options)
     if checked.Training.gradient_accumulation != 1:
@@ -77,7 +79,7 @@ def inferenceModel(
             f"Invalid type {type(model)} of 'model': expected a torch.nn.Module or a function"
         )
         model = _Callable(model)
-    _refuse_compiled(model)
+    _check_modules(model)
     return PoplarExecutor(model, checked, training=False)
 
 
@@ -88,18 +90,22 @@ def _refuse_accumulation() -> NoReturn:
     )
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    """Check that every module's forward is Python that can be traced for the device."""
+def _check_modules(model: nn.Module) -> None:
+    """Check that every module's forward is Python that can be traced, and every weight there."""
     for name, module in model.named_modules():
-        maker = "torch.jit" if isinstance(module, torch.jit.ScriptModule) else "torch.compile"
-        if (
-            maker == "torch.jit"
-            or hasattr(module, "_orig_mod")
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        compiled = "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl")
+        if scripted or compiled:
             raise Error(
-                f"{f'Module {name!r}' if name else 'The model'} comes from {maker}, which is "
-                "unsupported: the wrapper compiles it itself. Use the plain torch.nn.Module"
+                f"{f'Module {name!r}' if name else 'The model'} comes from "
+                f"{'torch.jit' if scripted else 'torch.compile'}, which is unsupported: the "
+                "wrapper compiles it itself. Use the plain torch.nn.Module"
+            )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise Error(
+                f"Parameter {name!r} has no shape yet: call the module once on the host, so that "
+                "its lazy layers learn theirs"
             )
 
 

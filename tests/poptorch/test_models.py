@@ -68,6 +68,15 @@ class TestConstruction:
             with pytest.raises(poptorch.Error, match=f"Module 'model' comes from {text}"):
                 wrap(WithLoss(module))
 
+    @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
+    def test_lazy_layers_need_a_first_call(self, wrap):
+        model = WithLoss(nn.LazyLinear(2))
+        with pytest.raises(poptorch.Error, match=r"'model\.weight' has no shape yet"):
+            wrap(model)
+        samples = (torch.ones(1, 3), torch.ones(1, 2))
+        model(*samples)
+        wrap(model, quiet_options())(*samples)
+
     def test_attributes_of_the_module_are_those_of_the_wrapper(self):
         model, training = trained()
         model.custom = "seen"
