@@ -7,6 +7,7 @@ answer at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -93,8 +94,10 @@ def run(words: Sequence[str]) -> int:
     except OSError as error:
         # A full disk behind stdout; what was printed so far is all there is.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        what = "standard output cannot be written" if error.filename is None else error.filename
-        _complain(f"{what}: {error.strerror}")
+        if error.errno == errno.ENOENT and error.filename is None:
+            _complain("the working folder was deleted; change to one that exists")
+        else:
+            _complain(f"{error.filename or 'standard output cannot be written'}: {error.strerror}")
         return StartError.exit_code
 
 

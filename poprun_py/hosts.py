@@ -82,6 +82,12 @@ def resolve_hosts(
     else:
         return (LOCALHOST,)
     local = _LOCAL_NAMES | local_names
+    here = [h.name for h in hosts if h.name in local]
+    if len(here) > 1:
+        raise UsageError(
+            f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
+            "for several instances"
+        )
     return tuple(Host(name=h.name, slots=h.slots, is_local=h.name in local) for h in hosts)
 
 

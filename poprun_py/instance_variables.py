@@ -10,9 +10,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popdist_py.environment import NETWORK, InstanceEnvironment
+from popdist_py.environment import (
+    HEARTBEAT,
+    NETWORK,
+    NODE_DEVICE_ID,
+    RESTART_COUNT,
+    STACKS,
+    InstanceEnvironment,
+)
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.mpi import split_args
@@ -28,6 +36,7 @@ __all__ = [
     "Pairs",
     "common_variables",
     "instance_local_args",
+    "mpi_environment",
     "placement_variables",
     "set_by",
     "target_options",
@@ -41,6 +50,12 @@ Pairs = tuple[tuple[str, str], ...]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# What an instance of another job would hand on to this one, where this one sets nothing itself.
+_OF_OUTER_JOB = {
+    *("POPRUN_CPUS", "POPRUN_MEMORY_NODES"),
+    *(HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
+}
 
 
 def wire_variables(
@@ -183,6 +198,20 @@ def user_variables(
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
         variables[name] = value if equals else environ[name]
     return tuple(variables.items())
+
+
+def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of mpirun: none of what an outer job told this process alone.
+
+    Open MPI does not start without a home, which services and cron do not always set.
+    """
+    left = {name: value for name, value in environ.items() if name not in _OF_OUTER_JOB}
+    if not left.get("HOME"):
+        try:
+            left["HOME"] = str(Path("~").expanduser())
+        except RuntimeError:
+            left["HOME"] = "/"
+    return left
 
 
 def instance_local_args(config: LaunchConfig) -> dict[int, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
 from poprun_py.program import require_program, resolve_program
 from poprun_py.readback import check_binding
-from poprun_py.restart import lost_hosts, run_with_restarts
+from poprun_py.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
 from poprun_py.supervisor import Job, LaunchResult, supervise
 from poprun_py.topology import make_topology
@@ -175,16 +175,20 @@ def launch(
         told = {RESTART_COUNT: str(restart_count)} if config.max_restarts else {}
         return _supervise(latest, environ, log, on_started, descriptors, told, spent)
 
-    def on_failure(result: LaunchResult, restart: int, pause: float) -> None:
+    def on_failure(result: LaunchResult, restart: int, seconds: float) -> None:
         nonlocal latest
         from poprun_py.report import report_text
 
         warn(report_text(result, label).removeprefix("poprun-py: ").rstrip("\n"))
         if config.allow_fewer_hosts:
             latest = _without_lost_hosts(latest, result, environ, warn)
-        warn(f"restart {restart} of {config.max_restarts} in {pause:g} s")
+        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
-    result = run_with_restarts(run, config.max_restarts, on_failure)
+    def rest(seconds: float) -> int:
+        left = seconds if config.timeout is None else began + config.timeout - time.monotonic()
+        return pause(min(seconds, left))
+
+    result = run_with_restarts(run, config.max_restarts, on_failure, rest)
     _save_report(folder, result, label)
     if folder.trouble:
         warn(folder.trouble)

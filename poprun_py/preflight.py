@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from poprun_py import probe
 from poprun_py.errors import StartError
 from poprun_py.hosts import Host, compress
 from poprun_py.network import Interface
-from poprun_py.remote import Problem, Shell, explain
+from poprun_py.remote import Problem, Shell, explain, read_back, scratch_file
 
 __all__ = ["Answer", "Cell", "ask", "cached", "cells", "check_table", "question", "require"]
 
@@ -112,61 +112,82 @@ def _ask_batch(
 ) -> dict[str, Answer]:
     source = Path(probe.__file__).read_text(encoding="utf-8")
     text = f"{source}\nmain(json.loads({json.dumps(json.dumps(asked))}))\n".encode()
-    started: list[tuple[Host, float, subprocess.Popen[bytes]]] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        started = []
         for host in hosts:
             command = shell.command(host.name, (sys.executable, "-I", "-"))
-            started.append((host, time.time(), _start(command, text)))
+            out, err = stack.enter_context(scratch_file()), stack.enter_context(scratch_file())
+            process = _start(command, text, out, err)
+            stack.callback(_end, process)
+            started.append((_Asked(host, time.time(), out, err), process))
         deadline = time.monotonic() + limit_seconds
-        return {h.name: _collect(h, begun, process, deadline) for h, begun, process in started}
-    finally:
-        for _, _, process in started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        return {asked.host.name: _collect(asked, p, deadline) for asked, p in started}
 
 
-def _start(command: tuple[str, ...], text: bytes) -> subprocess.Popen[bytes]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A host that was asked: when, and the files that take what is said."""
+
+    host: Host
+    begun: float
+    out: IO[bytes]
+    err: IO[bytes]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _start(
+    command: tuple[str, ...], text: bytes, out: IO[bytes], err: IO[bytes]
+) -> subprocess.Popen[bytes]:
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
     except OSError as error:
         raise StartError(
             f"cannot run {command[0]} to reach other hosts: {error.strerror}; install it"
         ) from None
     assert process.stdin is not None
-    # Small enough for the pipe, so that this never waits for a host.
+    # Small enough for the pipe, so that this never waits for a host. Nothing of it may be left in a
+    # buffer: who has ended already would be complained of when that is flushed.
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(text)
-        process.stdin.close()
+        os.write(process.stdin.fileno(), text)
+    process.stdin.close()
     process.stdin = None
     return process
 
 
-def _collect(host: Host, begun: float, process: subprocess.Popen[bytes], deadline: float) -> Answer:
+def _collect(asked: _Asked, process: subprocess.Popen[bytes], deadline: float) -> Answer:
+    host = asked.host
     try:
-        out, err = process.communicate(timeout=max(0.01, deadline - time.monotonic()))
+        process.wait(timeout=max(0.01, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        _end(process)
         return Answer(host=host, problem=explain(host.name, "timed out", "ssh"))
     ended = time.time()
+    out, err = read_back(asked.out), read_back(asked.err)
     line = next(
         (text for text in out.decode(errors="replace").splitlines() if text.startswith(probe.MARK)),
         "",
     )
     if not line:
         return Answer(host=host, problem=_no_report(host.name, process.returncode, err))
-    report = json.loads(line.removeprefix(probe.MARK))
-    off = max(0.0, report["time"] - ended, begun - report["time"])
+    try:
+        report = json.loads(line.removeprefix(probe.MARK))
+    except ValueError:
+        return Answer(host=host, problem=explain(host.name, "a damaged answer", sys.executable))
+    off = max(0.0, report["time"] - ended, asked.begun - report["time"])
     return Answer(host=host, report=report, clock_seconds=off)
 
 
 def _no_report(host: str, code: int, stderr: bytes) -> Problem:
     """Say why a host gave no report: ssh itself, or no such Python there."""
     said = stderr.decode(errors="replace")
-    if code in (126, 127) or re.search(r"No such file|not found|Permission denied.*python", said):
+    no_python = re.search(r"No such file|not found|Permission denied.*python", said)
+    # With 255 it is ssh that failed, and the file that it misses is its own.
+    if code in (126, 127) or (no_python and code != 255):
         return Problem(
             f"{sys.executable} does not run there",
             "install the same environment at the same path, or copy it: --synchronise-python-venv "
@@ -189,9 +210,9 @@ def _remember(answer: Answer) -> None:
     """Keep a report, so that a dry run can plan for the host without contacting it."""
     if answer.report is None or answer.host.is_local:
         return
-    path = _cache_file(answer.host.name)
-    temporary = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _cache_file(answer.host.name)
+        temporary = path.with_suffix(f".{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(answer.report), encoding="utf-8")
         temporary.replace(path)
@@ -201,10 +222,13 @@ def cached(hosts: Iterable[Host]) -> dict[str, Answer]:
     """Return what is remembered of hosts from an earlier look at them."""
     known = {}
     for host in hosts:
-        with contextlib.suppress(OSError, ValueError):
+        # Without a home nothing is remembered; what another version wrote may look otherwise.
+        with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
             report = json.loads(_cache_file(host.name).read_text(encoding="utf-8"))
             if isinstance(report, dict):
-                known[host.name] = Answer(host=host, report=report)
+                answer = Answer(host=host, report=report)
+                if all(interface.subnet for interface in answer.interfaces):
+                    known[host.name] = answer
     return known
 
 

@@ -33,9 +33,13 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
     """
     if not program or not program[0]:
         raise UsageError("no program given: expected poprun-py [options] program [arguments]")
+    try:
+        folder = Path.cwd()
+    except OSError:
+        raise StartError("the working folder was deleted; change to one that exists") from None
     script = program[1] if program[0] == sys.executable and len(program) > 1 else ""
     try:
-        problem = _problem_of_script(script) if script.endswith(".py") else ""
+        problem = _problem_of_script(script, folder) if script.endswith(".py") else ""
         if problem:
             raise StartError(f"program {script} {problem}")
         if shutil.which(program[0], path=environ.get("PATH")) is None:
@@ -46,17 +50,14 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
         raise StartError(f"program {shown!r} cannot be run: {error.strerror}") from None
 
 
-def _problem_of_script(script: str) -> str:
+def _problem_of_script(script: str, folder: Path) -> str:
     """Return what is wrong with a Python script; nothing if it is there."""
     # Python runs a folder too, if it has a __main__.py.
     if Path(script).is_file() or Path(script, "__main__.py").is_file():
         return ""
     if Path(script).is_dir():
         return "is a folder"
-    try:
-        return f"does not exist in {Path.cwd()}"
-    except OSError:
-        return "does not exist: this folder was deleted"
+    return f"does not exist in {folder}"
 
 
 def _problem(name: str) -> str:

@@ -6,17 +6,27 @@ processes (preflight.py, sync.py, and mpirun itself).
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hosts import Host, parse_host_list
 
-__all__ = ["CONNECT_SECONDS", "Problem", "Shell", "explain", "shell_of"]
+__all__ = [
+    "CONNECT_SECONDS",
+    "Problem",
+    "Shell",
+    "explain",
+    "read_back",
+    "scratch_file",
+    "shell_of",
+]
 
 CONNECT_SECONDS = 5
 # Never ask: a launch has no one to answer, and an answer would be needed once for every host.
@@ -83,6 +93,20 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
     return Shell(("ssh", *given, *_ALWAYS))
 
 
+def scratch_file() -> IO[bytes]:
+    """Return a file in memory that takes what ssh says.
+
+    Not a pipe, whose end would be waited for: connections that ssh keeps open for later hold it.
+    """
+    return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
+
+
+def read_back(file: IO[bytes]) -> bytes:
+    """Return what was written into a ``scratch_file``."""
+    file.seek(0)
+    return file.read()
+
+
 _MEANINGS = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*changed",
      "its host key is not the one that was known",
@@ -90,6 +114,8 @@ _MEANINGS = (
     (r"Host key verification failed|No .* host key is known",
      "its host key is not known",
      "connect once by hand and compare the fingerprint: ssh {host}"),
+    (r"(?s)(Identity file .* not accessible|no such identity).*Permission denied",
+     "a file with a key for it is not here", "check --ssh-args and --ssh-config"),
     (r"Permission denied|Too many authentication failures|no mutual signature",
      "ssh wants a password or another key",
      "install your key there: ssh-copy-id {host}"),
@@ -101,7 +127,7 @@ _MEANINGS = (
     (r"timed out|No route to host|Host is down|Network is unreachable|Connection closed|reset by",
      "it does not answer",
      "check that it is up and that the network between is: ping {host}"),
-    (r"Bad configuration option|no such identity|Can't open user config|unknown option|usage: ssh",
+    (r"Bad configuration option|Bad port|Can't open user config|unknown option|usage: ssh",
      "ssh does not take its arguments", "check --ssh-args and --ssh-config"),
     (r"Unable to (contact|confirm|create|allocate)|Invalid node name|srun: error",
      "Slurm cannot start a step there", "check sinfo, or start by ssh: --host {host},..."),

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts import Host
-from poprun_py.remote import Shell, explain
+from poprun_py.remote import Shell, explain, read_back, scratch_file
 
 __all__ = ["environment_folder", "folder_to_sync", "sync_command", "sync_folder"]
 
@@ -72,26 +73,27 @@ def sync_folder(
 
 
 def _sync_batch(folder: Path, commands: Sequence[tuple[str, tuple[str, ...]]]) -> None:
-    running: list[tuple[str, subprocess.Popen[bytes]]] = []
-    try:
+    running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
+    with contextlib.ExitStack() as stack:
         for host, command in commands:
-            running.append((host, _start(command)))
-        for host, process in running:
-            said = process.communicate()[1].decode(errors="replace")
-            if process.returncode:
-                raise StartError(_failure(host, folder, said))
-    finally:
-        for _, process in running:
-            if process.poll() is None:
-                process.kill()
-            with contextlib.suppress(ValueError):
-                process.communicate()
+            said = stack.enter_context(scratch_file())
+            running.append((host, _start(command, said), said))
+            stack.callback(_end, running[-1][1])
+        for host, process, said in running:
+            if process.wait():
+                raise StartError(_failure(host, folder, read_back(said).decode(errors="replace")))
 
 
-def _start(command: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _start(command: tuple[str, ...], said: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said
         )
     except OSError as error:
         raise StartError(f"cannot run rsync: {error.strerror}; install it on every host") from None

@@ -142,9 +142,15 @@ def test_sources_in_their_order():
     assert resolved() == (LOCALHOST,)
 
 
-def test_this_machine_is_recognised_by_its_names():
-    hosts = resolved(host="here,localhost,there")
-    assert [host.is_local for host in hosts] == [True, True, False]
+@pytest.mark.parametrize("name", ["here", "localhost", "127.0.0.1"])
+def test_this_machine_is_recognised_by_its_names(name):
+    hosts = resolved(host=f"{name},there")
+    assert [host.is_local for host in hosts] == [True, False]
+
+
+def test_two_names_of_this_machine_are_one_host_given_twice():
+    with pytest.raises(UsageError, match="localhost and here are both this machine"):
+        resolved(host="localhost,a,here")
 
 
 @pytest.mark.parametrize(

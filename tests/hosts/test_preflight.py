@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -118,17 +122,52 @@ def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
     json.dumps(ours)
 
 
-def test_a_host_that_hangs_is_given_up(tmp_path):
-    import time
+def end_what_is_left(folder):
+    for line in (folder / "left").read_text().split():
+        os.kill(int(line), signal.SIGKILL)
 
+
+def test_a_host_that_hangs_is_given_up(tmp_path):
     fake = tmp_path / "ssh"
-    fake.write_text("#!/bin/sh\nexec sleep 30\n")
+    # As with a ProxyCommand, another process of it keeps what it writes to open.
+    fake.write_text(f"#!/bin/sh\nsleep 30 & echo $! >> {tmp_path}/left\nwait\n")
     fake.chmod(0o755)
     begun = time.monotonic()
     hosts = (Host(name="n0"), Host(name="n1"))
     answers = ask(hosts, Shell((str(fake),)), ASKED, limit_seconds=0.5)
     assert time.monotonic() - begun < 15
     assert all("does not answer" in a.problem.text for a in answers.values())
+    end_what_is_left(tmp_path)
+
+
+def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_name, tmp_path):
+    """As with ControlPersist: what ssh leaves behind holds its stderr."""
+    fake = Path(here_by_another_name.words[0])
+    fake.write_text(
+        fake.read_text().replace("shift", f"shift; sleep 30 & echo $! > {tmp_path}/left")
+    )
+    begun = time.monotonic()
+    answers = ask((Host(name="n0"),), here_by_another_name, ASKED)
+    assert answers["n0"].problem is None
+    assert time.monotonic() - begun < 10
+    end_what_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ("echo 'Identity file k not accessible: No such file or directory' >&2\n"
+         "echo 'Permission denied (publickey)' >&2; exit 255", "file with a key"),
+        (f"echo '{probe.MARK}{{\"time\": 1.'", "a damaged answer"),
+        ("exit 127", "does not run there"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_explained(ends, said, tmp_path):
+    fake = tmp_path / "ssh"
+    fake.write_text(f"#!/bin/sh\n{ends}\n")
+    fake.chmod(0o755)
+    given = ask((Host(name="n0"),), Shell((str(fake),)), ASKED)
+    assert said in given["n0"].problem.text
 
 
 def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
@@ -137,4 +176,9 @@ def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "n0.json").write_text("[1, 2")
     (folder / "n1.json").write_text("[1, 2]")
-    assert preflight.cached((Host(name="n0"), Host(name="n1"), Host(name="n2"))) == {}
+    (folder / "n3.json").write_text('{"networks": 3}')
+    (folder / "n4.json").write_text('{"networks": [["eth0", "10.0.0.999", 24, false]]}')
+    hosts = [Host(name=f"n{i}") for i in range(5)]
+    assert preflight.cached(hosts) == {}
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-that-name/cache")
+    assert preflight.cached(hosts) == {}

@@ -65,6 +65,8 @@ def test_words_survive_the_remote_shell():
         ("@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
          "not the one", "ssh-keygen -R n1"),
         ("root@n1: Permission denied (publickey,password).", "password", "ssh-copy-id n1"),
+        ("Warning: Identity file /x not accessible: No such file or directory.\n"
+         "n1: Permission denied (publickey).", "file with a key", "--ssh-args"),
         ("ssh: Could not resolve hostname n1: Name or service not known", "resolved", "DNS"),
         ("ssh: connect to host n1 port 22: Connection refused", "no sshd", "-p PORT"),
         ("ssh: connect to host n1 port 22: No route to host", "does not answer", "ping n1"),

@@ -13,7 +13,9 @@ from conftest import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
 from poprun_py.cli import run
+from poprun_py.launcher import hosts_of
 from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.probe import networks
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.
@@ -61,10 +63,12 @@ def test_a_program_that_cannot_run_is_named_with_the_reason(
     assert said in line
 
 
-def test_a_deleted_folder_is_no_trouble_with_standard_output(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize("words", [["gone.py"], ["true"], ["--check"]])
+def test_a_deleted_folder_is_no_trouble_with_standard_output(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    assert "this folder was deleted" in refusal(capsys, "gone.py")[1]
+    code, line = refusal(capsys, *words)
+    assert (code, "the working folder was deleted" in line) == (3, True)
 
 
 def test_files_with_a_byte_order_mark_are_read(capsys, tmp_path):
@@ -91,6 +95,14 @@ def test_configuration_files_and_plans_exclude_one_another(capsys):
     for option in ("--import-config", "--export-config"):
         code, line = refusal(capsys, "--from-plan", "p.json", option, "c.toml")
         assert (code, "exclude one another" in line) == (2, True)
+
+
+def test_this_machine_needs_no_ssh_by_its_own_address():
+    own = networks()
+    assert own
+    for _, address, *_ in own:
+        hosts = hosts_of(LaunchConfig(host=f"{address},elsewhere"), {})
+        assert [host.is_local for host in hosts] == [True, False]
 
 
 @pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
