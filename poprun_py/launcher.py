@@ -26,7 +26,7 @@ from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
 from poprun_py.program import require_program, resolve_program
 from poprun_py.readback import check_binding
-from poprun_py.restart import lost_hosts, pause, run_with_restarts
+from poprun_py.restart import lost_hosts, pause_within, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
 from poprun_py.supervisor import Job, LaunchResult, supervise
 from poprun_py.topology import make_topology
@@ -184,10 +184,7 @@ def launch(
             latest = _without_lost_hosts(latest, result, environ, warn)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
-    def rest(seconds: float) -> int:
-        left = seconds if config.timeout is None else began + config.timeout - time.monotonic()
-        return pause(min(seconds, left))
-
+    rest = pause_within(config.timeout)
     result = run_with_restarts(run, config.max_restarts, on_failure, rest)
     _save_report(folder, result, label)
     if folder.trouble:

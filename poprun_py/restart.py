@@ -5,13 +5,14 @@ Decides and waits; what a run is comes as a function.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from poprun_py.job import LaunchResult
+from poprun_py.job import RESUME_EXIT_CODE, LaunchResult
 
-__all__ = ["backoff_seconds", "lost_hosts", "run_with_restarts"]
+__all__ = ["backoff_seconds", "lost_hosts", "pause", "pause_within", "run_with_restarts"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -21,11 +22,39 @@ def backoff_seconds(restart: int) -> float:
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(restart - 1, 10))
 
 
+def pause(seconds: float) -> int:
+    """Wait between two runs; returns the signal that ended the wait early, 0 if none did.
+
+    SIGUSR2 asks programs for something, and none runs now: it is forgotten.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    end = time.monotonic() + seconds
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        while (left := end - time.monotonic()) > 0:
+            got = signal.sigtimedwait(numbers, left)
+            if got is not None and got.si_signo != signal.SIGUSR2:
+                return got.si_signo
+        return 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def pause_within(limit: float | None) -> Callable[[float], int]:
+    """Return ``pause`` for a job that may take ``limit`` seconds from now: it waits no longer."""
+    if limit is None:
+        return pause
+    end = time.monotonic() + limit
+    return lambda seconds: pause(min(seconds, end - time.monotonic()))
+
+
 def run_with_restarts(
     run: Callable[[int], LaunchResult],
     max_restarts: int,
     failed: Callable[[LaunchResult, int, float], None],
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], int] = pause,
 ) -> LaunchResult:
     """Call ``run(restart_count)`` until it ends well or may not be started again.
 
@@ -33,7 +62,7 @@ def run_with_restarts(
         run: one run of the job.
         max_restarts: how often it may be started again.
         failed: told of a failure with the number of the coming restart and the pause before it.
-        sleep: waits for some seconds.
+        sleep: waits for some seconds; returns a signal that is to end the job instead, or 0.
     """
     count = 0
     while True:
@@ -41,9 +70,22 @@ def run_with_restarts(
         if not result.may_restart or count >= max_restarts:
             return result
         count += 1
-        pause = backoff_seconds(count)
-        failed(result, count, pause)
-        sleep(pause)
+        seconds = backoff_seconds(count)
+        failed(result, count, seconds)
+        if number := sleep(seconds):
+            return _ended_by(result, number, count)
+
+
+def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
+    """Return the last run's result as that of a job which a signal ended before a restart."""
+    return replace(
+        result,
+        # Asked to stop where it can go on later, which it can here.
+        exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
+        reason=f"{signal.Signals(number).name} received before restart {restart}",
+        hung=(),
+        may_restart=False,
+    )
 
 
 def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset[str]:

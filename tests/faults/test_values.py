@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,7 @@ from poprun_py.job import InstanceResult, Job, LaunchResult, describe
 from poprun_py.outcome import Ending, judge
 from poprun_py.output import make_stream
 from poprun_py.report import diagnosis, report_json, report_text, stderr_excerpt, traceback_of
-from poprun_py.restart import backoff_seconds, lost_hosts, run_with_restarts
+from poprun_py.restart import backoff_seconds, lost_hosts, pause, pause_within, run_with_restarts
 from poprun_py.stacks import group_stacks, missing_instances, render_groups
 
 
@@ -388,6 +391,31 @@ def test_restarts_are_used_up():
         lambda _: None,
     )
     assert (result.exit_code, result.restart_count) == (7, 2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_signal_between_two_runs_ends_the_job(number, code):
+    result = run_with_restarts(
+        lambda _: LaunchResult(exit_code=7, hung=(1,), may_restart=True),
+        2,
+        lambda *_: None,
+        lambda _: number,
+    )
+    assert (result.exit_code, result.hung, result.restart_count) == (code, (), 0)
+    assert result.reason == f"{number.name} received before restart 1"
+
+
+def test_pause_tells_of_the_signal_that_ended_it():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    try:
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.pthread_kill(threading.get_ident(), number)
+        assert pause(20) == signal.SIGTERM
+        assert not signal.sigpending() & {signal.SIGTERM, signal.SIGUSR2}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert pause(0.001) == 0
+    assert pause_within(0.001)(1000) == 0
 
 
 def test_pause_has_an_end():
