@@ -96,12 +96,9 @@ def ask(pid: int) -> str:
 
 def _socket_of(pid: int) -> Path:
     """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
-    import tempfile
-
-    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
     current = pid
     while current > 1:
-        for folder in folders:
+        for folder in _temporary_folders(current):
             for found in folder.glob(f"{RUN_FOLDER_PREFIX}{current}-*/control"):
                 return found
         try:
@@ -113,6 +110,19 @@ def _socket_of(pid: int) -> Path:
         f"--stacks {pid}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"
     )
+
+
+def _temporary_folders(pid: int) -> set[Path]:
+    """Return where a launcher with this process id may have its private folder."""
+    import tempfile
+
+    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return folders
+    theirs = (word.removeprefix(b"TMPDIR=") for word in words if word.startswith(b"TMPDIR=/"))
+    return folders | {Path(os.fsdecode(each)) for each in theirs}
 
 
 def _normal_text(processes: Any) -> str:

@@ -28,6 +28,8 @@ _MAX_PROCESSES = 16
 # writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
+# Of all processes, which come in one frame: six bytes a character, in the worst case, must fit.
+_MAX_TEXTS = 1 << 17
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_hook")
 
 
@@ -76,11 +78,12 @@ class Vitals:
 
         Only processes that catch the signal get it: to any other it would be the end.
         """
-        found, deadline = [], time.monotonic() + _ALL_SECONDS
+        found, left, deadline = [], _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
         for pid in [program, *processes.descendants(program)][:_MAX_PROCESSES]:
             state, catches = processes.state(pid, STACKS_SIGNAL)
             answers = catches and state not in "TtZX"
-            text = self._ask(pid, deadline) if answers else ""
+            text = self._ask(pid, deadline)[:left] if answers else ""
+            left -= len(text)
             if text or pid == program:
                 found.append({"pid": pid, "state": state, "text": text})
         return found

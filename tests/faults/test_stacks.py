@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from conftest import ROOT, wait_until
 from faults.wrapper_modules import vitals
 
 from popdist_py import environment, heartbeat
+from poprun_py import frames
+from poprun_py.stacks import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 HOOK = ROOT / "poprun_py" / "python_hook"
@@ -80,6 +83,23 @@ def test_process_that_does_not_catch_the_signal_lives(tmp_path):
         program.kill()
     assert alive
     assert [(process["pid"], process["text"]) for process in found] == [(program.pid, "")]
+
+
+def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
+    shared = vitals.Vitals()
+    monkeypatch.setattr(vitals.processes, "descendants", lambda _: [os.getpid()] * 40)
+    monkeypatch.setattr(vitals.processes, "state", lambda *_: ("S", True))
+    monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * vitals._MAX_TEXT)
+    found = shared.stacks(os.getpid())
+    assert len(json.dumps({"processes": found})) < frames.MAX_PAYLOAD
+    assert found[0]["text"]
+
+
+def test_launcher_with_another_folder_for_temporary_files_is_found():
+    with subprocess.Popen(["sleep", "30"], env={**os.environ, "TMPDIR": "/else/where"}) as job:
+        found = _temporary_folders(job.pid)
+        job.kill()
+    assert {Path("/tmp"), Path("/else/where")} <= found
 
 
 def python_with_hook(code, cwd, **variables):
