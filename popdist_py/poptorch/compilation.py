@@ -21,6 +21,7 @@ from popdist_py.poptorch.batching import Batching
 from popdist_py.poptorch.boundary import Boundary
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_state import DeviceState
+from popdist_py.poptorch.distributed_options import DistributedOptions
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.gradients import FlatBuffers
 from popdist_py.poptorch.logger import logger
@@ -211,6 +212,8 @@ class Compiler:
                     f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
                 )
             logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
+        if isinstance(self.options, DistributedOptions):
+            self.options._check_ipus(rounded)
         total = rounded * batching.replicas
         if total > _MAX_IPUS:
             raise Error(

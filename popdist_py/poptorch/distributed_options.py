@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from popdist_py import context, names
+from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.option_groups import _DistributedOptions
 from popdist_py.poptorch.options import Options
 
@@ -95,6 +96,18 @@ class DistributedOptions(Options):
     def useIpuId(self, ipu_id: int) -> Options:
         """Raise RuntimeError: the launcher decides."""
         _refuse("useIpuId")
+
+    def _check_ipus(self, needed: int) -> None:
+        """Check that a model's replica needs no more IPUs than the launcher gave it.
+
+        Raises:
+            Error: it does.
+        """
+        if self._launched and needed > self._ipus_per_replica:
+            raise Error(
+                f"The model needs {needed} IPUs for each replica, but the launcher gave "
+                f"{self._ipus_per_replica}: start with --ipus-per-replica {needed}"
+            )
 
     def toDict(self) -> dict[str, Any]:
         """Return all values, with those of the device, frozen or not."""

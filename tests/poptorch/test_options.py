@@ -255,6 +255,18 @@ class TestDistributedOptions:
         poptorch.trainingModel(Mlp(), options).compile(*classified(2))
         assert ("gave this instance 2 local replicas" in caplog.text) == warns
 
+    def test_replicas_have_as_many_ipus_as_the_launcher_gave(self, launched, monkeypatch):
+        model = poptorch.BeginBlock(nn.Linear(2, 2), ipu_id=1)
+        for given in ("1", "2"):
+            monkeypatch.setenv("POPDIST_NUM_IPUS_PER_REPLICA", given)
+            options = poptorch.DistributedOptions().showCompilationProgressBar(False)
+            inference = poptorch.inferenceModel(model, options.deviceIterations(2))
+            if given == "1":
+                with pytest.raises(poptorch.Error, match="start with --ipus-per-replica 2"):
+                    inference(torch.ones(4, 2))
+            else:
+                assert inference(torch.ones(4, 2)).shape == (4, 2)
+
     def test_alone_it_is_one_instance_with_replicas_set_by_hand(self):
         options = poptorch.DistributedOptions().replicationFactor(3)
         assert options.replication_factor == 3
