@@ -24,7 +24,7 @@ from poprun_py.instance_variables import mpi_environment
 from poprun_py.launch_plan import LaunchPlan, make_plan
 from poprun_py.mpi import Mpi
 from poprun_py.placement import placement_warnings
-from poprun_py.program import require_program, resolve_program
+from poprun_py.program import require_program, resolve_program, standard_input
 from poprun_py.readback import check_binding
 from poprun_py.restart import lost_hosts, pause_within, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
@@ -248,6 +248,7 @@ def _supervise(
             ),
             environ={
                 **mpi_environment(environ),
+                **(standard_input() if hosts[0].is_local else {}),
                 **(_slurm_tasks(planned, environ) if others else {}),
             },
             only_output_from=config.only_output_from_instance,

@@ -56,6 +56,7 @@ class Mpirun:
         try:
             self._process = subprocess.Popen(
                 command,
+                stdin=subprocess.DEVNULL if "POPRUN_STDIN" in environ else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),

@@ -1,18 +1,20 @@
-"""The program of a job: what is run for the word that was typed, and whether it is there.
+"""The program of a job: what is run for the word that was typed, is it there, and what it reads.
 
 Looks at files of this machine and starts nothing; whether other hosts have it: preflight.py.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from poprun_py.errors import StartError, UsageError
 
-__all__ = ["require_program", "resolve_program"]
+__all__ = ["require_program", "resolve_program", "standard_input"]
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,3 +69,21 @@ def _problem(name: str) -> str:
     if Path(name).is_dir():
         return "is a folder"
     return "is not executable" if Path(name).exists() else "was not found"
+
+
+def standard_input() -> dict[str, str]:
+    """Return where an instance of this machine finds the launcher's standard input.
+
+    A terminal stays mpirun's, and so does what cannot be opened a second time: sockets, files of
+    which a part was read, another user's pipe.
+    """
+    path = f"/proc/{os.getpid()}/fd/0"
+    try:
+        mode = os.fstat(0).st_mode
+        is_fresh = stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0
+        if not (is_fresh or stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and not os.isatty(0))):
+            return {}
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError:
+        return {}
+    return {"POPRUN_STDIN": path}

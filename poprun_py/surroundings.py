@@ -53,6 +53,20 @@ def set_mpi_names():
             os.environ.setdefault(theirs, os.environ[ours])
 
 
+def take_stdin():
+    """Give instance 0 the launcher's own standard input: Open MPI 5 never says where it ends."""
+    path = os.environ.pop("POPRUN_STDIN", "")
+    if path and rank() == 0:
+        try:
+            # A named pipe that nobody writes to any more would be waited for.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:
+            return
+        os.set_blocking(descriptor, True)
+        os.dup2(descriptor, 0)
+        os.close(descriptor)
+
+
 def free_port():
     """Return a port that is free on this host."""
     probe = socket.socket()

@@ -204,6 +204,7 @@ class Wrapper:
         for number in (*_SIGNALS, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         processes.die_with_parent(parent)
+        surroundings.take_stdin()
         os.dup2(out, 1)
         os.dup2(err, 2)
         self.channel.close()

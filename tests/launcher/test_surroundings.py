@@ -165,6 +165,24 @@ def test_other_threads_cannot_launch():
 
 
 @pytest.mark.mpi
+def test_instance_0_reads_standard_input_to_its_end(poprun, tmp_path):
+    job = (*JOB, "sh", "-c", "echo $RANK $(cat) $POPRUN_STDIN")
+    with (tmp_path / "words").open("w+") as file:
+        file.write("a\nb\n")
+        file.seek(0)
+        assert sorted(poprun(*job, stdin=file).stdout.splitlines()) == [
+            "[1,0]<stdout>:0 a b",
+            "[1,1]<stdout>:1",
+        ]
+    read, write = os.pipe()
+    os.write(write, b"c\n")
+    os.close(write)
+    assert "[1,0]<stdout>:0 c\n" in poprun(*job, stdin=read).stdout
+    os.close(read)
+    assert "[1,0]<stdout>:0\n" in poprun(*job).stdout
+
+
+@pytest.mark.mpi
 def test_an_instance_of_another_job_without_a_home_starts_its_own_job(poprun):
     names = " ".join(f"${name}" for name in OUTER)
     inner = [
