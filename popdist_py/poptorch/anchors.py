@@ -63,6 +63,7 @@ class Anchors:
         operations: names of the operations' results.
         num_inputs: number of input tensors.
         loss_output: index of the output that is the loss.
+        settings: returns the optimiser's settings by name.
 
     Raises:
         Error: no such tensor.
@@ -78,6 +79,7 @@ class Anchors:
         operations: Iterable[str],
         num_inputs: int,
         loss_output: int | None,
+        settings: Callable[[], Mapping[str, torch.Tensor]] = dict,
     ) -> None:
         self._batching = batching
         self._gradients: dict[str, list[torch.Tensor]] = {}
@@ -88,6 +90,7 @@ class Anchors:
         self._scale = 1.0
         self._parameters = parameters
         self._loss_output = loss_output
+        self._settings = settings
         self._anchors: dict[str, tuple[Batching, Getter]] = {
             short: (_with_mode(batching, entry), self._getter(entry[0]))
             for short, entry in wanted.items()
@@ -130,6 +133,8 @@ class Anchors:
         if name in self._operations:
             results = self._results.setdefault(name, [])
             return lambda *_: _taken(results)
+        if name in self._settings():
+            return lambda *_: [self._settings()[name]] * self._batching.replicas
         if name.startswith("loss") and self._loss_output is not None:
             at = self._loss_output
             return lambda _, outputs: outputs[at]

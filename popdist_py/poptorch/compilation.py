@@ -256,6 +256,7 @@ class Compiler:
             operations=[name for name, _ in found.placement.operations],
             num_inputs=len(call.leaves),
             loss_output=found.trace.loss_output,
+            settings=training.optimizer.parameter_tensors if training else dict,
         )
         streams = RandomStreams(self._seed())
         rounds_at_random = setup is not None and setup.rounds_at_random

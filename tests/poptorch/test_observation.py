@@ -38,6 +38,21 @@ def test_names_are_those_of_the_optimizers_settings():
     assert not any("scaledLearningRate" in name for name in names)
 
 
+def test_settings_of_the_optimizer_can_be_anchored():
+    model = Mlp()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5, loss_scaling=4.0)
+    options = quiet_options()
+    options.anchorTensor("rate", "scaledLearningRate0___specific___layers.0.bias")
+    options.anchorTensor("scale", "lossScaling_FLOAT")
+    training = poptorch.trainingModel(model, options, optimizer)
+    for rate in (0.5, 0.25):
+        optimizer.param_groups[0]["lr"] = rate
+        training.setOptimizer(optimizer)
+        training(*classified(2))
+        assert training.getAnchoredTensor("rate").item() == rate / 4
+        assert training.getAnchoredTensor("scale").item() == 4
+
+
 def test_anchors_show_gradients_and_updates():
     model = WithLoss(nn.Linear(2, 1, bias=False))
     weight = model.model.weight.detach().clone()
