@@ -354,7 +354,8 @@ def _print_hardware(config: LaunchConfig) -> None:
 
 
 def _wants_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
 
 
 def _logger(verbosity: int) -> Callable[[int, str], None]:

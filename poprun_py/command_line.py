@@ -14,7 +14,7 @@ import click
 
 from poprun_py.config import GROUPS, LaunchConfig, options
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options import FLAG, Kind, Option, choice, option_name
+from poprun_py.options import FLAG, TEXT, Kind, Option, choice, option_name
 
 __all__ = ["COMMAND", "help_text", "parse"]
 
@@ -115,7 +115,10 @@ def _next_word(word: str, words: Sequence[str], position: int, kind: Kind) -> st
         raise UsageError(f"{word} needs a value: expected {kind.expected}")
     following = words[position]
     if following.partition("=")[0] in _NAMES:
-        raise UsageError(f"{word} needs a value; {following!r} follows: expected {kind.expected}")
+        hint = f"; if that is the value: {word}={following}" if kind is TEXT else ""
+        raise UsageError(
+            f"{word} needs a value; {following!r} follows: expected {kind.expected}{hint}"
+        )
     return following
 
 

@@ -256,7 +256,10 @@ class LaunchConfig:
         repeatable=True, secret=True,
     )  # fmt: skip
     env_file: str | None = option(
-        None, PATH, "Environment", "File of NAME=VALUE lines; --env wins over it."
+        None,
+        PATH,
+        "Environment",
+        "File of NAME=VALUE lines, values in quotes or not; --env wins over it.",
     )
 
     mpi: str | None = option(

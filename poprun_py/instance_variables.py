@@ -24,6 +24,7 @@ from popdist_py.environment import (
 from poprun_py.config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.mpi import split_args
+from poprun_py.options import is_word
 from poprun_py.placement import Placement
 from poprun_py.topology import Instance, Topology, device_id
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "THREAD_VARIABLES",
-    "VARIABLE_NAME",
     "Pairs",
+    "check_variable",
     "common_variables",
     "instance_local_args",
     "mpi_environment",
@@ -49,7 +50,10 @@ __all__ = [
 Pairs = tuple[tuple[str, str], ...]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Between the launcher and the wrapper in front of each program.
+_OWN = {"POPRUN_CONTROL", "POPRUN_CPUS", "POPRUN_MEMORY_NODES", "POPRUN_STDIN", "POPRUN_TOKEN"}
+_EXPORT = re.compile(r"^export\s+")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # What an instance of another job would hand on to this one, where this one sets nothing itself.
 _OF_OUTER_JOB = {
@@ -182,22 +186,43 @@ def user_variables(
     """Merge --env-file and --env; a bare NAME takes the launcher's value.
 
     Raises:
-        UsageError: no valid name, or a bare NAME that is not set.
+        UsageError: no valid name or value, or a bare NAME that is not set.
     """
     variables: dict[str, str] = {}
     lines = [
-        (f"--env-file, line {number}", line.strip())
-        for number, line in enumerate((env_file_text or "").splitlines(), start=1)
+        (f"--env-file, line {number}", _unquoted(line.strip()))
+        for number, line in enumerate((env_file_text or "").split("\n"), start=1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     for where, entry in [*lines, *(("--env", entry) for entry in env)]:
-        name, equals, value = entry.removeprefix("export ").partition("=")
-        if not VARIABLE_NAME.fullmatch(name):
-            raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
-        if not equals and name not in environ:
+        name, equals, value = _EXPORT.sub("", entry).partition("=")
+        if not equals and _NAME.fullmatch(name) and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
-        variables[name] = value if equals else environ[name]
+        value = value if equals else environ.get(name, "")
+        check_variable(where, name, value)
+        variables[name] = value
     return tuple(variables.items())
+
+
+def check_variable(where: str, name: str, value: Any) -> None:
+    """Refuse a user's variable that no process can have, or that is the launcher's own.
+
+    Raises:
+        UsageError: what is wrong with it.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
+    if name in _OWN:
+        raise UsageError(f"{where} {name}: poprun-py sets it for itself; choose another name")
+    if not is_word(value):
+        raise UsageError(f"{where} {name}: expected a value without NUL characters")
+
+
+def _unquoted(line: str) -> str:
+    """Take off the quotes around a whole value, as shells do."""
+    name, equals, value = line.partition("=")
+    is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'"
+    return f"{name}={value[1:-1]}" if is_quoted else f"{name}{equals}{value}"
 
 
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:

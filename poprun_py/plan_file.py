@@ -13,7 +13,7 @@ from typing import Any
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
 from poprun_py.hosts import Host, parse_host_list
-from poprun_py.instance_variables import VARIABLE_NAME, user_threads
+from poprun_py.instance_variables import check_variable, user_threads
 from poprun_py.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.mpi import shield
 from poprun_py.options import is_word
@@ -220,11 +220,9 @@ def _instance_from_json(
     for name, value in entry.get("user_env", {}).items():
         if value is None and name not in environ:
             raise UsageError(f"{name} is not kept in a saved plan: set it in the environment")
-        if not VARIABLE_NAME.fullmatch(name):
-            raise _unexpected("user_env", name, "names of variables")
-        user_env.append(
-            (_text(name, "variable"), environ[name] if value is None else _text(value, name))
-        )
+        value = environ[name] if value is None else value
+        check_variable("launch plan: user_env", name, value)
+        user_env.append((name, value))
     return InstancePlan(
         instance=instance,
         placement=Placement(

@@ -84,6 +84,7 @@ def test_empty_value_of_a_text_option_is_kept():
         (["--num", "2"], "ambiguous option --num: expected one of"),
         (["--num-replicas"], "--num-replicas needs a value"),
         (["--num-replicas", "--dry-run"], "'--dry-run' follows"),
+        (["--mpi-global-args", "--version"], "if that is the value: --mpi-global-args=--version"),
         (["--num-replicas", "0"], "at least 1"),
         (["--num-replicas", "2.0"], "a whole number"),
         (["--num-replicas", "99999999999999999999"], "a whole number"),
