@@ -172,6 +172,12 @@ def test_the_one_that_does_not_wait_is_missing():
     assert missing_instances((0, 1), {0: 7, 1: 7}, groups) == (1,)
 
 
+def test_the_one_that_does_not_wait_is_missing_though_its_last_step_was_later():
+    groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(WAITING)})
+    assert missing_instances((0,), {0: 7, 1: 7, 2: 7}, groups) == (1,)
+    assert missing_instances((1,), {0: 7, 1: 7, 2: 7}, groups) == (1,)
+
+
 def test_the_one_that_gives_no_stack_is_missing():
     groups = group_stacks({0: process(WAITING), 1: process("", state="T")})
     assert missing_instances((0, 1), {0: 7, 1: 7}, groups) == (1,)
