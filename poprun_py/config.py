@@ -57,6 +57,9 @@ _HANG_LIMIT = Kind(
     accepts=lambda v: v == "auto" or SECONDS.accepts(v),
 )
 
+# Every IPU is listed in a plan; more than any system ever had.
+MAX_IPUS = 1_048_576
+
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
 _TOPOLOGY = Kind(
     metavar="yes|no|tree|cores|json",
@@ -390,6 +393,11 @@ class LaunchConfig:
             raise UsageError(
                 f"--ipus-per-replica {self.ipus_per_replica}: expected a power of two (1, 2, 4, "
                 "8, ...), the sizes in which IPUs are handed out"
+            )
+        if replicas * self.ipus_per_replica > MAX_IPUS:
+            raise UsageError(
+                f"--num-replicas {replicas} x --ipus-per-replica {self.ipus_per_replica} = "
+                f"{replicas * self.ipus_per_replica} IPUs: expected at most {MAX_IPUS}"
             )
         if self.num_ilds is not None and instances % self.num_ilds:
             raise UsageError(

@@ -19,6 +19,7 @@ __all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "
 
 HARDWARE_VERSION = 1
 _MAX_WHOLE = 1 << 63
+_NO_MACHINE = "not a saved machine: expected the JSON written by --print-hardware=json"
 
 
 class HardwareError(UsageError):
@@ -117,9 +118,7 @@ class Machine:
             HardwareError: it is no saved machine, of another version, or contradicts itself.
         """
         if not isinstance(data, dict) or "version" not in data:
-            raise HardwareError(
-                "not a saved machine: expected the JSON written by --print-hardware=json"
-            )
+            raise HardwareError(_NO_MACHINE)
         if data["version"] != HARDWARE_VERSION:
             raise HardwareError(
                 f"saved machine of version {data['version']!r}: expected version "
@@ -149,8 +148,10 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
         if not isinstance(data, dict) or "hosts" not in data:
             return (Machine.from_json(data),) * len(host_names)
         described = data["hosts"]
-        if not isinstance(described, dict) or not any(name in described for name in host_names):
-            names = ", ".join(described) if isinstance(described, dict) else "nothing"
+        if not isinstance(described, dict):
+            raise HardwareError(_NO_MACHINE)
+        if not any(name in described for name in host_names):
+            names = ", ".join(described)
             raise HardwareError(
                 f"it describes {names or 'no host'}; expected {', '.join(host_names)}"
             )

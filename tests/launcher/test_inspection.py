@@ -112,6 +112,7 @@ def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
         (["--only-output-from-instance", "1", "x"], "an index from 0 to 0"),
         (["--ipus-per-replica", "3", "x"], "power of two"),
         (["--num-ilds", "2", "x"], "--num-ilds 2"),
+        (["--num-replicas", "1048576", "--ipus-per-replica", "2", "x"], "2097152 IPUs: expected"),
         (["--num-instances", "3", "--num-replicas", "3", "--host", "a,b", "x"], "over 2 hosts"),
         (["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"], "1 slots"),
         (["--num-instances", "4", "--num-replicas", "2", "x"], "0.5"),

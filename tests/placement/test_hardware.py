@@ -354,6 +354,11 @@ def test_other_files_are_refused(text):
         load_machines(text, "m.json", ("a",))
 
 
+def test_a_saved_plan_is_no_saved_machine():
+    with pytest.raises(HardwareError, match="not a saved machine"):
+        load_machines('{"version": 1, "hosts": [{"name": "a"}]}', "plan.json", ("a",))
+
+
 # --- lists and tables ---------------------------------------------------------------------------
 
 
