@@ -37,7 +37,7 @@ def test_main_job_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, TRAIN, "--replicas", "4"],
         capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        timeout=100, check=True,
+        timeout=200, check=True,
     )  # fmt: skip
     match = re.fullmatch(r"test accuracy (\d+\.\d) %", done.stdout.splitlines()[-1])
     assert match
