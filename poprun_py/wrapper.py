@@ -30,6 +30,8 @@ _MAX_UNSENT = 1 << 20
 _ORPHAN_GRACE_SECONDS = 1.0
 # After the program's end its children get this long to follow by themselves.
 _LEFTOVER_SECONDS = 1.0
+# Between looks for what was started while the rest was killed.
+_KILL_AGAIN_SECONDS = 0.05
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -239,8 +241,9 @@ class Wrapper:
     def _on_signals(self, numbers):
         for number in numbers:
             if number == signal.SIGTERM:
-                # mpirun ends the job; it kills what is left by itself.
-                self._stop(3600.0)
+                # mpirun ends the job, and kills this process a quarter of a second later. Without
+                # a launcher nobody else would then end what the program has started.
+                self._stop(3600.0 if self.connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
 
@@ -294,7 +297,7 @@ class Wrapper:
                 processes.signal_group(self.pid, signal.SIGKILL)
             for pid in processes.descendants(os.getpid()):
                 processes.signal_process(pid, signal.SIGKILL)
-            self.kill_at = time.monotonic() + 0.2
+            self.kill_at = time.monotonic() + _KILL_AGAIN_SECONDS
 
     # --- the loop -------------------------------------------------------------------------
 

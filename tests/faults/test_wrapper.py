@@ -61,6 +61,23 @@ def test_job_ends_although_a_wrapper_is_stopped(poprun, script):
 
 
 @pytest.mark.mpi
+@pytest.mark.soak  # mpirun kills the wrappers a quarter of a second after it has warned them
+def test_nothing_outlives_a_killed_launcher(poprun, script):
+    program = script(
+        "import signal, subprocess, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    job = poprun("--num-instances", 2, "--num-replicas", 2, program, start=True)
+    for _ in range(2):
+        assert "ready" in job.stdout.readline()
+    job.kill()
+    wait_until(lambda: not poprun.survivors(), 10)
+
+
+@pytest.mark.mpi
 @pytest.mark.soak
 def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path):
     program = script(
