@@ -44,8 +44,10 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
         problem = _problem_of_script(script, folder) if script.endswith(".py") else ""
         if problem:
             raise StartError(f"program {script} {problem}")
-        if shutil.which(program[0], path=environ.get("PATH")) is None:
-            raise StartError(f"program {program[0]!r} {_problem(program[0])}")
+        found = shutil.which(program[0], path=environ.get("PATH"))
+        problem = _problem_of_interpreter(found) if found else _problem(program[0])
+        if problem:
+            raise StartError(f"program {program[0]!r} {problem}")
     except OSError as error:
         name = script or program[0]
         shown = name if len(name) <= 80 else f"{name[:77]}..."
@@ -60,6 +62,21 @@ def _problem_of_script(script: str, folder: Path) -> str:
     if Path(script).is_dir():
         return "is a folder"
     return f"does not exist in {folder}"
+
+
+def _problem_of_interpreter(path: str) -> str:
+    """Return what is wrong with the ``#!`` line of a script: the kernel only says No such file."""
+    try:
+        with Path(path).open("rb") as file:
+            line = file.readline(256)
+    except PermissionError:
+        return ""  # may be run and not be read
+    words = line.removeprefix(b"#!").rstrip(b"\n").strip(b" \t").split(b" ")
+    interpreter = os.fsdecode(words[0])
+    if not line.startswith(b"#!") or not interpreter or Path(interpreter).exists():
+        return ""
+    hint = "; its lines end as on Windows" if interpreter.endswith("\r") else ""
+    return f"cannot be run: its interpreter {interpreter!r} does not exist{hint}"
 
 
 def _problem(name: str) -> str:

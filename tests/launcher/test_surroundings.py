@@ -45,6 +45,7 @@ def refusal(capsys, *words):
     [
         ("plain.sh", "'plain.sh' was not found on PATH; a program in this folder is ./NAME"),
         ("./plain.sh", "'./plain.sh' is not executable"),
+        ("./windows.sh", r"interpreter '/bin/sh\r' does not exist; its lines end as on Windows"),
         ("./folder", "'./folder' is a folder"),
         ("folder.py", "folder.py is a folder"),
         ("gone.py", "gone.py does not exist in "),
@@ -57,6 +58,8 @@ def test_a_program_that_cannot_run_is_named_with_the_reason(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "windows.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+    (tmp_path / "windows.sh").chmod(0o755)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder.py").mkdir()
     code, line = refusal(capsys, program)
