@@ -252,10 +252,12 @@ def _gather(x: Any, communicator: Any, name: str) -> list[Any]:
     import numpy as np
 
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        return list(communicator.all_gather(np.ascontiguousarray(x), name))
+        rows = communicator.all_gather(np.ascontiguousarray(x), name)
+        return [np.asarray(row).reshape(x.shape) for row in rows]
     if _is_tensor(x):
         torch = sys.modules["torch"]
         rows = communicator.all_gather(_as_array(x.detach().cpu().contiguous()), name)
+        rows = [np.asarray(row) for row in rows]  # without dimensions they are NumPy's scalars
         if x.dtype == torch.bfloat16:
             return [torch.from_numpy(row.view(np.int16)).view(torch.bfloat16) for row in rows]
         return [torch.from_numpy(row) for row in rows]

@@ -131,6 +131,10 @@ def check_moves():
             assert np.array_equal(row, of_instance(index, size, np.float32))
     halves = popdist_py.all_gather(torch.full((3,), float(me), dtype=torch.bfloat16))
     assert [half[0].item() for half in halves] == list(range(count))
+    for scalar in (torch.tensor(me), torch.tensor(float(me), dtype=torch.bfloat16), np.array(me)):
+        assert [(x.shape, int(x)) for x in popdist_py.all_gather(scalar)] == [
+            (scalar.shape, i) for i in range(count)
+        ]
     assert popdist_py.all_gather({"text": "x" * me}) == [{"text": "x" * i} for i in range(count)]
     big = popdist_py.all_gather("x" * (3_000_000 if me == 0 else 5))
     assert [len(text) for text in big] == [3_000_000] + [5] * (count - 1)
