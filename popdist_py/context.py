@@ -151,7 +151,15 @@ def execute_on_instances(
         func: what the listed instances call.
         args: positional arguments of ``func``.
         kwargs: keyword arguments of ``func``.
+
+    Raises:
+        TypeError: ``instances`` is one index, or ``func`` cannot be called.
     """
+    if isinstance(instances, int) or not callable(func):
+        raise TypeError(
+            f"execute_on_instances({instances!r}, {func!r}): expected the indices of instances, "
+            "such as {0}, and a function"
+        )
     if environment().instance_index not in instances:
         return None
     if _communicator is None:

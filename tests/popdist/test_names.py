@@ -82,6 +82,12 @@ def test_a_lone_program_may_make_the_raw_steps_in_order():
     assert not popdist.isBackendInitialized()
 
 
+@pytest.mark.parametrize("arguments", [(0, print), ({1}, "print")])
+def test_instances_and_what_they_run_are_checked_everywhere(arguments):
+    with pytest.raises(TypeError, match="expected the indices of instances"):
+        popdist.execute_on_instances(*arguments)
+
+
 def test_another_backend_is_refused():
     with pytest.raises(popdist.PopdistError, match=r"libother\.so.*MPI"):
         popdist.registerBackend("libother.so")
