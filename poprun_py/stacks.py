@@ -25,8 +25,8 @@ _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<functio
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
 _WAITING_FILE = re.compile(r"popdist_py/collectives/|/torch/distributed/|/mpi4py/")
 _WAITING_LINE = re.compile(
-    r"\b(barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
-    r"synchronize|wait|stopRequested)\w*\(",
+    r"\b((barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
+    r"synchronize|stopRequested)\w*|wait(all|any|some)?)\(",  # but not waitpid
     re.IGNORECASE,
 )
 

@@ -157,6 +157,17 @@ def process(text, state="S"):
     return [{"pid": 1, "state": state, "text": text}]
 
 
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [("comm.Barrier()", True), ("MPI.Request.Waitall(sent)", True), ("os.waitpid(pid, 0)", False)],
+)
+def test_line_tells_who_waits_for_other_instances(tmp_path, line, waits):
+    source = tmp_path / "train.py"
+    source.write_text(line + "\n")
+    text = f'Thread 0x01 (most recent call first):\n  File "{source}", line 1 in <module>\n'
+    assert group_stacks({0: process(text)})[0].waits is waits
+
+
 def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
     other = WAITING.replace("0x00007f0000000002", "0x00007f00000000aa")
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(other)})
