@@ -22,7 +22,7 @@ __all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_strea
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
 # What is kept of a stream's end, and of the two ends of each line of it.
-_KEPT, _KEPT_OF_LINE = 1 << 15, 1000
+_KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
 # A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
 _PIPE_CHUNK, _TERMINAL_CHUNK = 4096, 512
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
@@ -69,9 +69,14 @@ def make_stream(
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
     """Return the end of a stream after more of it came; a very long line loses its middle."""
-    lines = (kept + data).split(b"\n")
+    kept = kept + data
+    # A line that is too long fills a whole piece: nearly always there is none, and this is quick.
+    piece = _TOO_LONG // 2
+    if all(kept.find(b"\n", i, i + piece) >= 0 for i in range(0, len(kept) - piece, piece)):
+        return kept[-_KEPT:]
+    lines = kept.split(b"\n")
     for number, line in enumerate(lines):
-        if len(line) > 3 * _KEPT_OF_LINE:
+        if len(line) > _TOO_LONG:
             lines[number] = line[:_KEPT_OF_LINE] + b" ... " + line[-_KEPT_OF_LINE:]
     return bytearray(b"\n").join(lines)[-_KEPT:]
 
