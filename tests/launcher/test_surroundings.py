@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -225,3 +226,20 @@ def test_an_instance_of_another_job_without_a_home_starts_its_own_job(poprun):
     home = os.path.expanduser("~")  # noqa: PTH111
     told = sorted(line.split(":", 2)[2] for line in done.stdout.splitlines())
     assert told == [f"0 0 2 {home}", f"2 1 2 {home}"]
+
+
+def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'poprun_py.config': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['poprun-py', '--num-replicas', '1', 'true']\n"
+        "from poprun_py.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
