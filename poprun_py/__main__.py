@@ -1,4 +1,4 @@
-"""Where ``poprun-py`` and ``python -m poprun_py`` begin: Ctrl-C is made safe, then all is imported."""
+"""Where ``poprun-py`` and ``python -m poprun_py`` begin: Ctrl-C is made safe before the imports."""
 
 from __future__ import annotations
 
