@@ -67,7 +67,7 @@ def test_ten_thousand_steps_hold_what_a_thousand_hold():
 
 
 def faults_of_large_steps(**environment):
-    """Return the page faults of the last ten of a hundred steps that allocate and free 64 MB.
+    """Return the page faults of the last ten of forty steps that allocate and free 64 MB.
 
     Until freed blocks of the size asked for lie between the small ones, some of the first steps
     take new memory: how many depends on where the system put the heap.
@@ -79,8 +79,8 @@ def faults_of_large_steps(**environment):
         "model = Mlp()\n"
         "sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)\n"
         "poptorch.trainingModel(model, quiet_options(), sgd)(*classified(4))\n"
-        "for step in range(100):\n"
-        "    if step == 90:\n"
+        "for step in range(40):\n"
+        "    if step == 30:\n"
         "        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    torch.ones(16_000_000)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
