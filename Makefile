@@ -62,6 +62,8 @@ $(VENV)/.made:
 $(STAMP): $(VENV)/.made setup.cfg constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[examples]'
+	@# As pip does with what it copies; some environments keep Python from doing it on first use.
+	@$(BIN)/python -m compileall -q poprun_py popdist_py
 	@touch $@
 
 $(DEV_STAMP): $(STAMP)

@@ -9,6 +9,7 @@ Rows: the help; two instances of a no-op shell program; two Python programs that
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import statistics
@@ -49,6 +50,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 def measure(repeats: int) -> dict[str, float]:
     """Return the median seconds of every command, all taken in turns."""
+    # What pip installs is compiled; in a working tree the environment may forbid it.
+    for package in ("poprun_py", "popdist_py"):
+        compileall.compile_dir(Path(__file__).parents[1] / package, quiet=1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for program, text in PROGRAMS.items():
