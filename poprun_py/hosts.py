@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_HOST_FILES",
     "LOCALHOST",
     "Host",
+    "are_host_names",
     "compress",
     "expand",
     "parse_host_file",
@@ -311,6 +312,15 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((number, number))
     return runs
+
+
+def are_host_names(names: Sequence[str]) -> bool:
+    """Tell whether each is one host's name or address, and no host is named twice."""
+    return len(set(names)) == len(names) <= MAX_HOSTS and all(
+        # One colon is that of slots; an address has more.
+        _NAME.fullmatch(name) and name.count(":") != 1
+        for name in names
+    )
 
 
 def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:

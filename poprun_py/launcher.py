@@ -56,6 +56,7 @@ def plan(
     *,
     environ: Mapping[str, str] | None = None,
     mpi: Mpi | None = None,
+    hosts: tuple[Host, ...] | None = None,
     contact_hosts: bool = False,
 ) -> LaunchPlan:
     """Return everything that launching ``config`` would do; starts nothing of it.
@@ -64,6 +65,8 @@ def plan(
         config: what is asked for.
         environ: the launcher's environment; ``os.environ`` by default.
         mpi: the MPI to use; found by default.
+        hosts: where instances may run; by default those that ``config`` names, else those of the
+            environment, else this machine.
         contact_hosts: fill and ask other hosts first, as a launch does. Else they are planned for
             by what is remembered of them.
 
@@ -75,7 +78,7 @@ def plan(
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
     config = adopt_output_filename(replace(config, program=resolve_program(config.program)))
-    hosts = hosts_of(config, environ)
+    hosts = hosts_of(config, environ) if hosts is None else hosts
     # What does not divide is refused before anybody is asked.
     make_topology(config, hosts)
     mpi = mpi or find_mpi(config.mpi, environ)
@@ -213,13 +216,11 @@ def _without_lost_hosts(
     """Plan the same job on the hosts that are left; the old plan where that is not possible."""
     hosts = planned.topology.hosts
     lost = lost_hosts(result, lambda i: hosts[planned.instances[i].instance.host_index].name)
-    left = [host for host in hosts if host.name not in lost]
+    left = tuple(host for host in hosts if host.name not in lost)
     if not lost or not left:
         return planned
-    names = ",".join(f"{h.name}:{h.slots}" if h.slots else h.name for h in left)
-    config = replace(planned.config, host=names, host_file=None)
     try:
-        fewer = plan(config, environ=environ, contact_hosts=True)
+        fewer = plan(planned.config, environ=environ, hosts=left, contact_hosts=True)
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")
         return planned

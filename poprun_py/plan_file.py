@@ -12,7 +12,7 @@ from typing import Any
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
-from poprun_py.hosts import Host, parse_host_list
+from poprun_py.hosts import Host, are_host_names
 from poprun_py.instance_variables import check_variable, user_threads
 from poprun_py.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.mpi import shield
@@ -124,9 +124,8 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     if type(local) is not bool:
         raise _unexpected("local", local, "true or false")
     names = [_text(h["name"], "host name") for h in data["hosts"]]
-    known = parse_host_list(",".join(names), source="launch plan: hosts")
-    if [host.name for host in known] != names:
-        raise _unexpected("host names", names, "one name each")
+    if not are_host_names(names):
+        raise _unexpected("host names", names, "one name each and no blanks")
     hosts = tuple(Host(name=name, is_local=local) for name in names)
     topology = make_topology(config, hosts)
     for key in (

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poprun_py import launcher, reach
 from poprun_py.config import LaunchConfig, options
 from poprun_py.config_file import config_from_dict, config_to_dict, dump_config, parse_config
 from poprun_py.errors import UsageError
-from poprun_py.hosts import LOCALHOST, parse_host_list
+from poprun_py.hosts import LOCALHOST, parse_host_file, parse_host_list
+from poprun_py.job import InstanceResult, LaunchResult
 from poprun_py.launch_plan import make_plan
 from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.plan_file import plan_from_json, plan_to_json
@@ -198,6 +201,8 @@ def test_any_damage_to_a_plan_is_refused_in_one_line(data):
         (["command"], ["mpirun"], "instances and the command differ"),
         (["hosts", 0, "name"], "a b", "no blanks"),
         (["hosts", 0, "name"], "a[1-2]", "one name each"),
+        (["hosts", 0, "name"], "-x", "one name each"),
+        (["hosts", 0, "name"], "a:2", "one name each"),
         (["local"], "no", "true or false"),
     ],
 )
@@ -210,6 +215,43 @@ def test_a_plan_that_was_edited_in_one_place_only_is_refused(keys, value, part):
     with pytest.raises(UsageError) as caught:
         plan_from_json(edited, ENVIRON)
     assert part in str(caught.value)
+
+
+def test_addresses_of_a_plan_are_read_back_as_they_are():
+    config = LaunchConfig(num_instances=4, num_replicas=4, program=("x",))
+    text = "fd00::1 slots=2\nfd00::2 slots=2\n"
+    made = make_plan(
+        config,
+        hosts=parse_host_file(text, source="test"),
+        machines=(None,) * 2,
+        mpi=MPI,
+        environ=ENVIRON,
+        reached=REACHED,
+    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
+    assert [host.name for host in again.topology.hosts] == ["fd00::1", "fd00::2"]
+
+
+def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(reach, "reach", lambda *_, **__: REACHED)
+    file = tmp_path / "hosts"
+    file.write_text("".join(f"fd00::{index} slots=3\n" for index in (1, 2, 3)))
+    config = LaunchConfig(
+        num_instances=6, num_replicas=6, host_file=str(file), allow_fewer_hosts=True,
+        program=("true",),
+    )  # fmt: skip
+    whole = launcher.plan(config, mpi=MPI, environ=dict(os.environ))
+    ended = LaunchResult(
+        exit_code=137,
+        instances=tuple(InstanceResult(index=i, code=-9, was_lost=i in (0, 1)) for i in range(6)),
+    )
+    said: list[str] = []
+    fewer = launcher._without_lost_hosts(whole, ended, dict(os.environ), said.append)
+    assert said == ["going on without fd00::1"]
+    assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("fd00::2", 3), ("fd00::3", 3)]
+    assert fewer.config == whole.config
 
 
 @pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
