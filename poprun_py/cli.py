@@ -17,7 +17,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -206,7 +205,13 @@ def _launch(config: LaunchConfig) -> int:
         _print_hardware(config)
         if not config.program and config.from_plan is None:
             return 0
-    planned = _load_plan(config) if config.from_plan is not None else _plan(config)
+    only_looking = config.dry_run or (not config.program and config.from_plan is None)
+    if config.from_plan is not None:
+        planned = _load_plan(config)
+    else:
+        planned = launcher.plan(config, contact_hosts=not only_looking)
+    if not only_looking:
+        launcher.require_fit(planned)
     inspected = _inspect(config, planned)
     to_stdout = config.export_plan == "-"
     if config.dry_run or to_stdout or (inspected and not planned.config.program):
@@ -245,16 +250,6 @@ def _check_hosts(config: LaunchConfig) -> int:
     table, is_well = launcher.check(config, os.environ, mark)
     print(table)
     return 0 if is_well else StartError.exit_code
-
-
-def _plan(config: LaunchConfig) -> LaunchPlan:
-    """Plan a launch; one that is only looked at may be meant for a larger machine than this."""
-    from poprun_py import launcher
-
-    only_looking = config.dry_run or not config.program
-    if only_looking and config.hardware is None and config.hardware_root is None:
-        config = replace(config, oversubscribe=True)
-    return launcher.plan(config, contact_hosts=not only_looking)
 
 
 def _print_now(line: str) -> None:

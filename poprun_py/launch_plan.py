@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poprun_py.config import LaunchConfig
+from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
 from poprun_py.hosts import DEFAULT_HOST_FILES, Host
 from poprun_py.instance_variables import (
@@ -38,7 +39,7 @@ from poprun_py.mpi import (
     shield,
     split_args,
 )
-from poprun_py.placement import Placement, PlacementPolicy, place
+from poprun_py.placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.topology import Instance, Topology, make_topology
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "InstancePlan",
     "LaunchPlan",
     "make_plan",
+    "place_instances",
 ]
 
 _WRAPPER = str(Path(__file__).with_name("instance.py"))
@@ -79,7 +81,8 @@ class LaunchPlan:
 
     A job of thousands of instances has a command too long for the kernel: it is then ``compact``,
     with one part for all instances, and the launcher tells each its variables. ``hostnames`` is
-    what hosts of a job on others call themselves, where that is known.
+    what hosts of a job on others call themselves, where that is known. ``refusal`` says why the
+    machines cannot take the job, which may be looked at but not run; empty if they can.
     """
 
     config: LaunchConfig
@@ -90,6 +93,7 @@ class LaunchPlan:
     compact: bool = False
     user_threads: int | None = None
     network: str = ""
+    refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,6 +124,7 @@ def make_plan(
     environ: Mapping[str, str],
     env_file_text: str | None = None,
     reached: Reach | None = None,
+    enforce: bool = True,
 ) -> LaunchPlan:
     """Plan the launch of ``config`` on ``hosts``.
 
@@ -131,13 +136,16 @@ def make_plan(
         environ: the launcher's environment.
         env_file_text: content of ``--env-file``.
         reached: how other hosts are reached; None when there are none.
+        enforce: refuse what does not fit the machines; else the plan keeps the ``refusal``.
 
     Raises:
         UsageError: what is asked for does not fit the hosts or machines.
     """
     topology = make_topology(config, hosts)
     hosts, machines = topology.hosts, machines[: len(topology.hosts)]
-    placements = _placements(config, topology, machines)
+    placements, refusal = place_instances(config, topology, machines)
+    if refusal and enforce:
+        raise UsageError(refusal)
     user_env = user_variables(config.env, env_file_text, environ)
     spans_hosts = not all(host.is_local for host in hosts)
     instances, contexts = _instances(
@@ -178,6 +186,7 @@ def make_plan(
         compact=compact,
         user_threads=user_threads(dict(user_env), environ),
         network=request.network,
+        refusal=refusal,
         hostnames=reached.hostnames if reached is not None else {},
     )
 
@@ -247,10 +256,14 @@ def _instances(
     return tuple(instances), tuple(contexts)
 
 
-def _placements(
+def place_instances(
     config: LaunchConfig, topology: Topology, machines: tuple[Machine | None, ...]
-) -> list[Placement]:
-    """Place every host's instances on its machine; equal machines are placed once."""
+) -> tuple[list[Placement], str]:
+    """Place every host's instances on its machine; equal machines are placed once.
+
+    Returns:
+        The placements, and why the first machine that cannot take its instances refuses them.
+    """
     mode = config.process_placement
     if config.numa_aware is not None:
         mode = "roundrobin" if config.numa_aware else "disabled"
@@ -265,11 +278,13 @@ def _placements(
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * share
     done: dict[int, tuple[Placement, ...]] = {}
     placements: list[Placement] = []
+    refusals: list[str] = []
     for machine in machines:
         if machine is None:
             placements += unknown
             continue
         if id(machine) not in done:
-            done[id(machine)] = place(machine, share, policy)
+            done[id(machine)], refusal = place_anyway(machine, share, policy)
+            refusals += [refusal] if refusal else []
         placements += done[id(machine)]
-    return placements
+    return placements, "".join(refusals[:1])

@@ -42,6 +42,7 @@ __all__ = [
     "plan",
     "plan_warnings",
     "read_text_file",
+    "require_fit",
 ]
 
 Log = Callable[[str], None]
@@ -60,6 +61,10 @@ def plan(
     contact_hosts: bool = False,
 ) -> LaunchPlan:
     """Return everything that launching ``config`` would do; starts nothing of it.
+
+    What does not fit the machines that are found is planned with a warning, since it may be meant
+    for larger ones; it cannot be launched. What does not fit machines that ``config`` describes is
+    refused.
 
     Args:
         config: what is asked for.
@@ -98,7 +103,18 @@ def plan(
         env_file_text=(
             read_text_file(config.env_file, "--env-file") if config.env_file is not None else None
         ),
+        enforce=config.hardware is not None or config.hardware_root is not None,
     )
+
+
+def require_fit(planned: LaunchPlan) -> None:
+    """Refuse to run a plan that was made to be looked at.
+
+    Raises:
+        UsageError: the machines cannot take the job, with the numbers.
+    """
+    if planned.refusal:
+        raise UsageError(planned.refusal)
 
 
 def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -159,6 +175,7 @@ def launch(
         raise StartError("a job can be launched from the main thread only, which gets the signals")
     environ = os.environ if environ is None else environ
     planned = job if isinstance(job, LaunchPlan) else plan(job, environ=environ, contact_hosts=True)
+    require_fit(planned)
     for warning in plan_warnings(planned):
         warn(warning)
     require_program(planned.config.program, environ)
@@ -221,6 +238,7 @@ def _without_lost_hosts(
         return planned
     try:
         fewer = plan(planned.config, environ=environ, hosts=left, contact_hosts=True)
+        require_fit(fewer)
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")
         return planned
@@ -299,6 +317,8 @@ def _explain_failure(planned: LaunchPlan, environ: Mapping[str, str]) -> None:
 def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
     """Return what is questionable about a plan, one sentence each; equal hosts are said once."""
     warnings: dict[str, None] = {}
+    if planned.refusal:
+        warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
     topology = planned.topology
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:8])

@@ -14,7 +14,7 @@ from poprun_py.errors import UsageError, nearest
 from poprun_py.hardware import Core, Machine, NumaNode
 from poprun_py.sysfs import format_cpu_list
 
-__all__ = ["MODES", "Placement", "PlacementPolicy", "place", "placement_warnings"]
+__all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "placement_warnings"]
 
 # Threads of instances that differ by more than one and by more than this factor are worth a word.
 _UNEVEN = 1.5
@@ -91,6 +91,22 @@ def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tupl
             allowed, nodes_of, _memory_nodes(machine, nodes_of), threads, strict=True
         )
     )
+
+
+def place_anyway(
+    machine: Machine, num_instances: int, policy: PlacementPolicy
+) -> tuple[tuple[Placement, ...], str]:
+    """Return the placements also of what does not fit the machine, and why ``place`` refuses it.
+
+    The second is empty for what fits: a job may be looked at on a smaller machine than its own.
+
+    Raises:
+        UsageError: no machine could take it.
+    """
+    try:
+        return place(machine, num_instances, policy), ""
+    except UsageError as error:
+        return place(machine, num_instances, replace(policy, oversubscribe=True)), str(error)
 
 
 def placement_warnings(

@@ -14,7 +14,7 @@ from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
 from poprun_py.hosts import Host, are_host_names
 from poprun_py.instance_variables import check_variable, user_threads
-from poprun_py.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.launch_plan import InstancePlan, LaunchPlan, place_instances
 from poprun_py.mpi import shield
 from poprun_py.options import is_word
 from poprun_py.placement import Placement
@@ -106,7 +106,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
         return _plan_from_json(data, environ)
     except UsageError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         detail = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise UsageError(
             f"damaged launch plan ({detail}): expected the JSON written by --export-plan"
@@ -148,13 +148,16 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         _instance_from_json(entry, instance, environ)
         for entry, instance in zip(data["instances"], topology.instances, strict=True)
     )
+    machines = tuple(
+        Machine.from_json(machine) if machine is not None else None
+        for _, machine in zip(hosts, data["machines"], strict=True)
+    )
+    # Whether the machines can take the job follows from the plan: nobody can leave it out.
+    _, refusal = place_instances(config, topology, machines)
     plan = LaunchPlan(
         config=config,
         topology=topology,
-        machines=tuple(
-            Machine.from_json(machine) if machine is not None else None
-            for _, machine in zip(hosts, data["machines"], strict=True)
-        ),
+        machines=machines,
         instances=instances,
         command=_texts(data["command"], "command"),
         compact=data["compact"] is True,
@@ -163,6 +166,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         },
         user_threads=user_threads(dict(instances[0].user_env), environ),
         network=_text(data["network"], "network"),
+        refusal=refusal,
     )
     _check_command(plan)
     return plan

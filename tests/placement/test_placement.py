@@ -1,7 +1,9 @@
 """Plans: golden for every stored machine and mode, and the rules on random machines."""
 
+import contextlib
 import json
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from placement.sysfs_trees import TREES
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Core, Machine, NumaNode
-from poprun_py.placement import MODES, PlacementPolicy, place, placement_warnings
+from poprun_py.placement import MODES, PlacementPolicy, place, place_anyway, placement_warnings
 from poprun_py.placement_view import placement_line, placement_picture
 from poprun_py.sysfs import format_cpu_list
 
@@ -117,6 +119,16 @@ def questions(draw) -> tuple[Machine, int, PlacementPolicy]:
         oversubscribe=draw(st.booleans()),
     )
     return machine, draw(st.integers(1, 24)), policy
+
+
+@given(questions())
+def test_what_does_not_fit_is_placed_as_if_it_were_allowed_and_says_why(question):
+    machine, count, policy = question
+    placements, refusal = place_anyway(machine, count, policy)
+    assert placements == place(machine, count, replace(policy, oversubscribe=True))
+    with pytest.raises(UsageError) if refusal else contextlib.nullcontext() as caught:
+        place(machine, count, policy)
+    assert caught is None or str(caught.value) == refusal
 
 
 @given(questions())

@@ -11,6 +11,8 @@ import pytest
 from conftest import ROOT
 
 from poprun_py import LaunchConfig, UsageError, launch, plan
+from poprun_py.launcher import plan_warnings
+from poprun_py.plan_file import plan_from_json, plan_to_json
 
 pytestmark = pytest.mark.mpi
 
@@ -41,6 +43,48 @@ def test_saved_plan_runs(poprun, tmp_path):
         "[1,1]<stdout>:2 hello there",
     ]
     assert "hello" not in " ".join(json.loads(saved.read_text())["command"])
+
+
+TOO_MANY = ("--num-instances", "400", "--num-replicas", "400")
+
+
+def test_a_plan_of_more_instances_than_cpus_is_refused_like_its_command_line(poprun, tmp_path):
+    saved = tmp_path / "plan.json"
+    looked_at = poprun(*TOO_MANY, "--dry-run", "--export-plan", saved, "touch", "started")
+    assert looked_at.returncode == 0, looked_at.stderr
+    assert "usable CPUs: expected at most" in looked_at.stderr
+    assert json.loads(saved.read_text())["options"].get("oversubscribe", False) is False
+    typed = poprun(*TOO_MANY, "touch", "started")
+    again = poprun("--from-plan", saved)
+    assert (again.returncode, again.stderr) == (typed.returncode, typed.stderr)
+    assert typed.returncode == 2
+    assert len(typed.stderr.splitlines()) == 1
+    assert not (tmp_path / "started").exists()
+    looked_at_again = poprun("--from-plan", saved, "--dry-run")
+    assert (looked_at_again.returncode, looked_at_again.stderr) == (0, looked_at.stderr)
+
+
+def test_a_plan_that_was_allowed_more_instances_than_cpus_runs(poprun, tmp_path):
+    saved, count = tmp_path / "plan.json", str(len(os.sched_getaffinity(0)) + 1)
+    words = ("--num-instances", count, "--num-replicas", count, "--oversubscribe")
+    poprun(*words, "--dry-run", "--export-plan", saved, "true")
+    assert json.loads(saved.read_text())["options"]["oversubscribe"] is True
+    done = poprun("--from-plan", saved)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_from_python_is_looked_at_but_not_launched(tmp_path):
+    program = ("touch", str(tmp_path / "started"))
+    config = LaunchConfig(num_instances=400, num_replicas=400, program=program)
+    planned = plan(config)
+    assert planned.config.oversubscribe is False
+    (first, *_) = plan_warnings(planned)
+    assert planned.refusal in first
+    for job in (config, planned, plan_from_json(plan_to_json(planned), os.environ)):
+        with pytest.raises(UsageError) as caught:
+            launch(job)
+        assert str(caught.value) == planned.refusal
+    assert not (tmp_path / "started").exists()
 
 
 def test_values_of_env_reach_instances_but_no_command_line(poprun, script, tmp_path):
