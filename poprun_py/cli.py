@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from poprun_py.supervisor import LaunchResult
 
 __all__ = ["main", "run"]
+
+
+class _UnwritableError(Exception):
+    """Standard output or standard error takes nothing."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
 
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
 _READ_BACK = ("tree", "cores")
@@ -79,25 +88,50 @@ def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
     try:
         code = _run(parse(words))
-        sys.stdout.flush()
+        _flush_stdout()
         return code
     except LaunchError as error:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has gone; nothing is left to say.
+    except _UnwritableError as error:
+        # What was printed so far is all there is.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
+        if isinstance(error.reason, BrokenPipeError):
+            # Whoever read our output has gone; nothing is left to say.
+            return 141
+        _complain(f"standard output cannot be written: {error.reason.strerror}")
+        return StartError.exit_code
     except OSError as error:
-        # A full disk behind stdout; what was printed so far is all there is.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if error.errno == errno.ENOENT and error.filename is None:
             _complain("the working folder was deleted; change to one that exists")
         else:
-            _complain(f"{error.filename or 'standard output cannot be written'}: {error.strerror}")
+            _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return StartError.exit_code
+
+
+@contextlib.contextmanager
+def _own_write() -> Iterator[None]:
+    """Tell what our own output cannot take from every other trouble of the system.
+
+    Raises:
+        _UnwritableError: it cannot take it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _UnwritableError(error) from None
+
+
+def _print(text: str) -> None:
+    with _own_write():
+        print(text)
+
+
+def _print_error(text: str) -> None:
+    with _own_write():
+        print(text, file=sys.stderr, flush=True)
 
 
 def _complain(text: str) -> None:
@@ -112,13 +146,13 @@ def _run(values: dict[str, Any]) -> int:
     if values.pop("help", False):
         from poprun_py.command_line import help_text
 
-        print(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
+        _print(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
         return 0
     version_format = values.pop("version_format", None)
     if values.pop("version", False) or version_format is not None:
         from poprun_py.versions import version_text
 
-        print(version_text(version_format or "text"))
+        _print(version_text(version_format or "text"))
         return 0
     _check_plan_alone(values)
     config = _configuration(values)
@@ -196,7 +230,7 @@ def _launch(config: LaunchConfig) -> int:
     if config.stacks is not None:
         from poprun_py.stacks import ask
 
-        sys.stdout.write(ask(config.stacks))
+        _print(ask(config.stacks).removesuffix("\n"))
         return 0
     log = _logger(config.verbosity)
     if config.check:
@@ -205,13 +239,7 @@ def _launch(config: LaunchConfig) -> int:
         _print_hardware(config)
         if not config.program and config.from_plan is None:
             return 0
-    only_looking = config.dry_run or (not config.program and config.from_plan is None)
-    if config.from_plan is not None:
-        planned = _load_plan(config)
-    else:
-        planned = launcher.plan(config, contact_hosts=not only_looking)
-    if not only_looking:
-        launcher.require_fit(planned)
+    planned = _plan(config)
     inspected = _inspect(config, planned)
     to_stdout = config.export_plan == "-"
     if config.dry_run or to_stdout or (inspected and not planned.config.program):
@@ -236,7 +264,7 @@ def _launch(config: LaunchConfig) -> int:
     if result.exit_code != 0:
         from poprun_py.report import report_text
 
-        sys.stderr.write(report_text(result, launcher.instance_label(planned)))
+        _print_error(report_text(result, launcher.instance_label(planned)).removesuffix("\n"))
     return result.exit_code
 
 
@@ -248,16 +276,31 @@ def _check_hosts(config: LaunchConfig) -> int:
         return f"\033[31m{text}\033[0m" if _wants_colour() else text
 
     table, is_well = launcher.check(config, os.environ, mark)
-    print(table)
+    _print(table)
     return 0 if is_well else StartError.exit_code
 
 
+def _plan(config: LaunchConfig) -> LaunchPlan:
+    """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
+    from poprun_py import launcher
+
+    only_looking = config.dry_run or (not config.program and config.from_plan is None)
+    if config.from_plan is not None:
+        planned = _load_plan(config)
+    else:
+        planned = launcher.plan(config, contact_hosts=not only_looking)
+    if not only_looking:
+        launcher.require_fit(planned)
+    return planned
+
+
 def _print_now(line: str) -> None:
-    print(line, flush=True)
+    _print(line)
+    _flush_stdout()
 
 
 def _warn(sentence: str) -> None:
-    print(f"poprun-py: warning: {sentence}", file=sys.stderr, flush=True)
+    _print_error(f"poprun-py: warning: {sentence}")
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
@@ -290,11 +333,11 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
     if form == "no" and (config.dry_run or config.verbosity >= 2):
         form = "yes"
     if form != "no":
-        print(_topology(form, planned))
+        _print(_topology(form, planned))
     if config.export_plan is not None:
         _export_plan(config.export_plan, planned)
     if config.dry_run:
-        print(shlex.join(planned.command))
+        _print(shlex.join(planned.command))
     _flush_stdout()
     return form != "no" or config.export_plan is not None
 
@@ -318,11 +361,11 @@ def _export_plan(path: str, planned: LaunchPlan) -> None:
 
     from poprun_py.plan_file import plan_to_json
 
-    text = json.dumps(plan_to_json(planned), indent=2) + "\n"
+    text = json.dumps(plan_to_json(planned), indent=2)
     if path == "-":
-        sys.stdout.write(text)
+        _print(text)
     else:
-        _write_private(Path(path), text, "--export-plan")
+        _write_private(Path(path), text + "\n", "--export-plan")
 
 
 def _print_hardware(config: LaunchConfig) -> None:
@@ -340,12 +383,12 @@ def _print_hardware(config: LaunchConfig) -> None:
             if len(hosts) == 1 and known
             else {"hosts": {host.name: machine.to_json() for host, machine in known}}
         )
-        print(json.dumps(document, indent=2))
+        _print(json.dumps(document, indent=2))
         return
     for host, machine in known:
         if len(hosts) > 1:
-            print(f"{host.name}:")
-        print(hardware_table(machine))
+            _print(f"{host.name}:")
+        _print(hardware_table(machine))
 
 
 def _wants_colour() -> bool:
@@ -361,17 +404,16 @@ def _logger(verbosity: int) -> Callable[[int, str], None]:
             now = time.time()
             clock = time.strftime("%H:%M:%S", time.localtime(now))
             letter = "I" if level <= 1 else "D"
-            print(
-                f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [{letter}] {message}",
-                file=sys.stderr,
-                flush=True,
+            _print_error(
+                f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [{letter}] {message}"
             )
 
     return log
 
 
 def _flush_stdout() -> None:
-    sys.stdout.flush()
+    with _own_write():
+        sys.stdout.flush()
 
 
 def _one_line(text: str) -> str:

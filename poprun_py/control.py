@@ -7,6 +7,7 @@ socket; a job of several hosts listens on an address as well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from poprun_py import frames
+from poprun_py.errors import StartError
 from poprun_py.output import OutputStream
 
 __all__ = ["Control", "Listener", "Peer"]
@@ -64,40 +66,46 @@ class Listener(Protocol):
     def lost(self, peer: Peer) -> None:
         """The connection has ended."""
 
+    def closed(self, error: OSError) -> None:
+        """Nobody else can connect: there is no descriptor for it."""
+
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """Somebody on this host asks; ``answer`` may be called later, once."""
 
 
 class Control:
-    """Accepts the wrappers of one job and exchanges frames with them."""
+    """Accepts the wrappers of one job and exchanges frames with them.
 
-    def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        folder: Path,
-        listen: str | None,
-        num_instances: int,
-        listener: Listener,
-    ) -> None:
+    Holds nothing of the system before ``open`` and after ``close``.
+    """
+
+    def __init__(self, num_instances: int, listener: Listener) -> None:
         self.peers: dict[int, Peer] = {}
         self.token = os.urandom(16).hex()
-        self._selector = selector
+        self.address = ""
+        self._selector: selectors.BaseSelector
+        self._sockets: list[socket.socket] = []
         self._num_instances = num_instances
         self._listener = listener
         self._paused = False
         self._handlers: dict[int, Callable[[Any, int], None]] = {}
+
+    def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
+        """Listen in a private folder and, for other hosts, on an address of this machine.
+
+        Raises:
+            OSError: the kernel gives no socket; ``close`` closes what there is.
+            StartError: the address is none of this machine.
+        """
+        self._selector = selector
         path = folder / "control"
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets.append(local)
         local.bind(str(path))
         local.listen(1024)
-        self._sockets = [local]
         self.address = f"unix:{path}"
         if listen is not None:
-            remote = socket.create_server(
-                (listen, 0),
-                family=socket.AF_INET6 if ":" in listen else socket.AF_INET,
-                backlog=1024,
-            )
+            remote = _listen(listen)
             self._sockets.append(remote)
             self.address = f"tcp:{listen}:{remote.getsockname()[1]}"
         for sock in self._sockets:
@@ -131,15 +139,25 @@ class Control:
         for peer in self.peers.values():
             peer.is_open = False
             peer.channel.close()
+        self._close_listeners()
+
+    def _close_listeners(self) -> None:
         for sock in self._sockets:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
             sock.close()
+        self._sockets.clear()
 
     # --- events ---------------------------------------------------------------------------
 
     def _accept(self, listener: Any, _: int) -> None:
         try:
             channel, _address = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                # Whoever waits keeps an open listener readable: the loop would spin.
+                self._close_listeners()
+                self._listener.closed(error)
             return
         channel.setblocking(False)
         if channel.family != socket.AF_UNIX:
@@ -250,6 +268,27 @@ class Control:
             self._selector.unregister(peer.channel)
         elif registered.events != wanted:
             self._selector.modify(peer.channel, wanted, handler)
+
+
+def _listen(address: str) -> socket.socket:
+    """Return a socket that listens on an address of this machine, on any port.
+
+    Raises:
+        StartError: it is none of this machine.
+    """
+    try:
+        return socket.create_server(
+            (address, 0),
+            family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+            backlog=1024,
+        )
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise StartError(
+            f"cannot listen on {address} for the other hosts ({os.strerror(error.errno or 0)}): "
+            "check this machine's addresses, or choose the network: --host-subnet"
+        ) from None
 
 
 def _reply(channel: socket.socket, text: str) -> None:

@@ -34,6 +34,7 @@ class Mpirun:
         mark: text in the environment by which every process of the job is recognised.
         selector: reads what mpirun says.
         log: takes a line of the launcher's own log.
+        open_files: its (soft, hard) limit of open files, which the instances inherit.
 
     Raises:
         StartError: it cannot be run.
@@ -46,6 +47,7 @@ class Mpirun:
         mark: str,
         selector: selectors.BaseSelector,
         log: Callable[[str], None],
+        open_files: tuple[int, int],
     ) -> None:
         self.ended_at: float | None = None
         self._mark = mark.encode()
@@ -53,6 +55,13 @@ class Mpirun:
         self._log = log
         self._said = bytearray()
         parent = os.getpid()
+
+        def prepare() -> None:
+            # SIGTERM lets mpirun end its daemons; SIGKILL would have MPICH kill the wrappers before
+            # they can clean up.
+            processes.die_with_parent(parent, signal.SIGTERM)
+            processes.set_open_files(open_files)
+
         try:
             self._process = subprocess.Popen(
                 command,
@@ -62,9 +71,7 @@ class Mpirun:
                 env=dict(environ),
                 # Ctrl-C is the launcher's to handle: mpirun must not get it from the terminal.
                 start_new_session=True,
-                # Safe in a launcher of one thread. SIGTERM lets mpirun end its daemons; SIGKILL
-                # would have MPICH kill the wrappers before they can clean up.
-                preexec_fn=lambda: processes.die_with_parent(parent, signal.SIGTERM),
+                preexec_fn=prepare,  # safe in a launcher of one thread
             )
         except OSError as error:
             raise StartError(f"cannot run {command[0]}: {error.strerror}") from None

@@ -49,6 +49,26 @@ def tell_when_parent_ends(number):
     return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
 
 
+def raise_open_files():
+    """Let this process open as many files as it may; returns the (soft, hard) limit until now."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    set_open_files((limits[1], limits[1]))
+    return limits
+
+
+def set_open_files(limits):
+    """Set the (soft, hard) limit of open files; tells whether the kernel takes it."""
+    import resource
+
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def signal_process(pid, number):
     """Send a signal to one process; tells whether it was there."""
     try:

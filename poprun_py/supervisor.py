@@ -7,6 +7,7 @@ module that starts processes for the job, catches signals and waits.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -75,6 +76,8 @@ def supervise(
             if explain is not None and not supervisor.refusal:
                 explain()
             raise
+        except OSError as error:
+            raise StartError(_trouble(error, "the launcher cannot run the job")) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -96,6 +99,20 @@ def _private_folder(prefix: str) -> Path:
     raise StartError(f"no folder for temporary files can be made in {bases[0] or '/tmp'}")
 
 
+def _trouble(error: OSError, what: str) -> str:
+    """Return a line about what the system refused the launcher, with what to do."""
+    said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        # The soft limit is the hard one already.
+        return (
+            f"{what} ({said}): raise the hard limit of open files (ulimit -n N as root, or "
+            "/etc/security/limits.conf), or start fewer instances"
+        )
+    if error.errno == errno.ENFILE:
+        return f"{what} ({said}): raise the limit of the whole machine (sysctl fs.file-max)"
+    return f"{what} ({said})"
+
+
 class _Supervisor:
     """One run of one job. Everything happens in ``run``, in one thread."""
 
@@ -110,10 +127,10 @@ class _Supervisor:
     ) -> None:
         self.job = job
         self.on_started = on_started
-        self.selector = selectors.DefaultSelector()
+        self._folder = folder
         self.display = Display(job, descriptors, log)
         self.log = self.display.log
-        self.control = Control(self.selector, folder, job.listen, len(job.variables), self)
+        self.control = Control(len(job.variables), self)
         self.peers = self.control.peers
         self.alarms = Alarms()
         self.dumps = Dumps(self.control)
@@ -132,17 +149,34 @@ class _Supervisor:
         self._looked_at = time.monotonic()
         self.hung: tuple[int, ...] = ()
         self.stacks: tuple[StackGroup, ...] = ()
-        self._saved_signals: dict[int, Any] = {}
-        self._wake_read, self._wake_write = os.pipe()
-        for end in (self._wake_read, self._wake_write):
-            os.set_blocking(end, False)
-        self.selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
 
     # --- in and out -----------------------------------------------------------------------
 
     def __enter__(self) -> _Supervisor:
-        # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
-        processes.become_subreaper()
+        """Acquire what the run needs; what was acquired is given back also if the rest fails."""
+        with contextlib.ExitStack() as resources:
+            self.open_files = processes.raise_open_files()
+            resources.callback(processes.set_open_files, self.open_files)
+            self._wake_read, wake_write = os.pipe()
+            for end in (self._wake_read, wake_write):
+                resources.callback(os.close, end)
+                os.set_blocking(end, False)
+            self.selector = resources.enter_context(selectors.DefaultSelector())
+            self.selector.register(self._wake_read, selectors.EVENT_READ, self._on_wake)
+            resources.callback(self.display.close)
+            resources.callback(self.control.close)
+            self.control.open(self.selector, self._folder, self.job.listen)
+            # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
+            processes.become_subreaper()
+            self._catch_signals(resources, wake_write)
+            resources.callback(self._end_mpirun)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def _catch_signals(self, resources: contextlib.ExitStack, wake_write: int) -> None:
         numbers: list[int] = [
             signal.SIGINT,
             signal.SIGTERM,
@@ -155,29 +189,24 @@ class _Supervisor:
         self._parent = processes.tell_when_parent_ends(_PARENT_ENDED)
         if self._parent is not None:
             numbers.append(_PARENT_ENDED)
-        self._old_wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        old_wake = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        resources.callback(signal.set_wakeup_fd, old_wake)
         for number in numbers:
-            self._saved_signals[number] = signal.signal(number, lambda *_: None)
-        return self
+            old_handler = signal.signal(number, lambda *_: None)
+            resources.callback(signal.signal, number, old_handler)
 
-    def __exit__(self, *_: object) -> None:
+    def _end_mpirun(self) -> None:
         if self.mpirun is not None:
             self.mpirun.end()
-        signal.set_wakeup_fd(self._old_wake)
-        for number, handler in self._saved_signals.items():
-            signal.signal(number, handler)
-        self.control.close()
-        self.display.close()
-        self.selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
     def run(self) -> LaunchResult:
         """Start the command and serve it until everything has ended."""
         began = time.monotonic()
         address, token = self.control.address, self.control.token
         environ = {**self.job.environ, "POPRUN_CONTROL": address, "POPRUN_TOKEN": token}
-        self.mpirun = Mpirun(self.job.command, environ, address, self.selector, self.log)
+        self.mpirun = Mpirun(
+            self.job.command, environ, address, self.selector, self.log, self.open_files
+        )
         if self.job.timeout_seconds is not None:
             left = self.job.timeout_seconds - self.job.spent_seconds
             self.alarms.set("time limit", left, self._on_time_limit)
@@ -253,6 +282,15 @@ class _Supervisor:
         }
         self._left(peer, peer.died or gone)
         self.dumps.take(peer.index, None)
+
+    def closed(self, error: OSError) -> None:
+        """Nobody else can connect: a job that is not complete cannot start."""
+        connected = f"{len(self.peers)} of {len(self.job.variables)} instances are connected"
+        problem = _trouble(error, f"{connected}, no more can be")
+        if self.control.is_complete:
+            self.log(problem)
+        else:
+            self._refuse(problem)
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """Somebody on this host asks for the stacks of the running job."""

@@ -1,0 +1,100 @@
+"""Descriptors: as many as the launcher may have, none left behind, and a line when there are none.
+
+Limits are those of a whole process, which cannot take them back: each case is a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from poprun_py.cli import run
+from poprun_py.errors import StartError
+from poprun_py.job import Job
+from poprun_py.supervisor import supervise
+
+# Wrappers that connect, say nothing and are not let go.
+CROWD = """
+import os, socket, time
+path = os.environ["POPRUN_CONTROL"].removeprefix("unix:")
+crowd = [socket.socket(socket.AF_UNIX) for _ in range(22)]
+for each in crowd: each.connect(path)
+time.sleep(20)
+"""
+LIMITED = """
+import os, resource, sys, time
+from poprun_py.errors import StartError
+from poprun_py.job import Job
+from poprun_py.supervisor import supervise
+
+NOFILE = resource.RLIMIT_NOFILE
+resource.setrlimit(NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+command, count = tuple(sys.argv[4:]), int(sys.argv[3])
+began, seen = time.monotonic(), set()
+try:
+    supervise(
+        Job(command=command, variables=({},) * count, environ=dict(os.environ)),
+        log=lambda _: seen.add(resource.getrlimit(NOFILE)),
+    )
+except StartError as error:
+    print(error)
+print(*seen, resource.getrlimit(NOFILE), sep="; ")
+print(time.process_time() < 2 and time.monotonic() - began < 10)
+"""
+
+
+def limited(soft: int, hard: int, count: int, *command: str) -> list[str]:
+    """Supervise a command with limits of open files; return what is said of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, *map(str, (soft, hard, count)), *command],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
+    line, _, is_quick = limited(28, 28, 40, sys.executable, "-c", CROWD)
+    assert line.startswith("0 of 40 instances are connected, no more can be (Too many open files)")
+    assert "ulimit -n" in line
+    assert is_quick == "True"
+
+
+@pytest.mark.parametrize("limit", range(4, 12))
+def test_too_few_descriptors_to_begin_with_are_a_line_too(limit):
+    line, *_ = limited(limit, limit, 1, "true")
+    assert "Too many open files" in line or "ended with" in line or "no folder" in line
+
+
+def test_only_the_launcher_itself_takes_all_the_files_it_may(tmp_path):
+    told = tmp_path / "told"
+    _, limits, _ = limited(100, 200, 1, "sh", "-c", f"ulimit -Sn > {told}; ulimit -Hn >> {told}")
+    assert limits == "(200, 200); (100, 200)"
+    assert told.read_text().split() == ["100", "200"]
+
+
+def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
+    before = sorted(map(str, Path("/proc/self/fd").iterdir()))
+    job = Job(command=("true",), variables=({},), environ={}, listen="203.0.113.1")
+    with pytest.raises(StartError) as caught:
+        supervise(job, log=print)
+    assert "cannot listen on 203.0.113.1 for the other hosts" in str(caught.value)
+    assert "--host-subnet" in str(caught.value)
+    assert sorted(map(str, Path("/proc/self/fd").iterdir())) == before
+
+
+def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypatch):
+    def launch(*_, **__):
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr("poprun_py.launcher.launch", launch)
+    assert run(["true"]) == 3
+    line = capsys.readouterr().err
+    assert "Cannot assign requested address" in line
+    assert "standard output" not in line
