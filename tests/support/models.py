@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import popdist_py.poptorch as poptorch
+from popdist_py.poptorch import tracing
 
 torch.set_num_threads(1)
 
@@ -42,3 +43,34 @@ def classified(samples: int, inputs: int = 6, classes: int = 4, dtype=torch.floa
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, inputs, generator=generator, dtype=dtype)
     return x, torch.randint(0, classes, (samples,), generator=generator)
+
+
+def trained(model=None, **options):
+    model = model or Mlp()
+    return model, poptorch.trainingModel(
+        model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+
+
+def steps(model, optimizer, count):
+    training = poptorch.trainingModel(model, quiet_options(), optimizer)
+    for step in range(count):
+        training(*classified(8, seed=step))
+    return training
+
+
+def reference_steps(model, optimizer, count):
+    for step in range(count):
+        optimizer.zero_grad()
+        model(*classified(8, seed=step))[1].backward()
+        optimizer.step()
+
+
+def assert_equal_weights(ours, theirs, **tolerance):
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), **tolerance)
+
+
+def inside(training=False, tracing_forward=False):
+    """Be inside the forward of a wrapped model."""
+    return tracing.entered(tracing.Phase(training=training, tracing=tracing_forward))

@@ -7,10 +7,12 @@ against a real kernel.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from poprun_py.hardware import Machine
 from poprun_py.sysfs import format_cpu_list
 
 GIB = 1 << 30
@@ -235,3 +237,8 @@ TREES: dict[str, Tree] = {
         },
     ),
 }  # fmt: skip
+
+
+def snapshot(name: str) -> Machine:
+    """Return the machine that is read from the tree ``name``."""
+    return Machine.from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text()))

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from popdist_py.poptorch.gradient_overlap import Trial
-
 PROGRAM = Path(__file__).with_name("training_program.py")
 
 
@@ -85,40 +83,3 @@ def test_overlap_reduces_in_backward_and_changes_nothing(poprun, tmp_path, known
     for early, everything in counts:
         # All but those of each optimiser's first step, which learns the order.
         assert int(early) == int(everything) * 5 // 6 > 0
-
-
-def test_trial_takes_what_measured_faster(monkeypatch):
-    seconds = {False: 0.003, True: 0.001}
-    clock = [0.0]
-    monkeypatch.setattr("popdist_py.poptorch.gradient_overlap.time.perf_counter", lambda: clock[0])
-    trial = Trial(lambda number: number)
-    chosen = []
-    for _ in range(14):
-        way = trial.begin()
-        clock[0] += seconds[way]
-        trial.end()
-        chosen.append(way)
-    assert chosen[:10] == [False, True] * 5
-    assert chosen[10:] == [True] * 4
-
-
-def test_trial_of_long_steps_ends_early(monkeypatch):
-    seconds = iter([9.0, 9.0, 1.0, 0.9, 1.0, 1.5])
-    clock = [0.0]
-    monkeypatch.setattr("popdist_py.poptorch.gradient_overlap.time.perf_counter", lambda: clock[0])
-    trial = Trial(lambda number: number)
-    for step_seconds in seconds:
-        trial.begin()
-        clock[0] += step_seconds
-        trial.end()
-    assert trial.begin() is True  # 1.5 was a disturbance
-
-
-def test_trial_decides_by_the_slowest_instance():
-    # How long the first steps took, the second way, the first way.
-    elsewhere = iter([0.1, 2.0, 1.0])
-    trial = Trial(lambda _: next(elsewhere))
-    for _ in range(10):
-        trial.begin()
-        trial.end()
-    assert trial.begin() is False  # the second way took 2.0 somewhere, the first 1.0

@@ -14,7 +14,6 @@ from conftest import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
 from poprun_py.cli import run
-from poprun_py.instance_variables import user_variables
 from poprun_py.launcher import hosts_of
 from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.probe import networks
@@ -141,26 +140,6 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"replica 0" in done.stdout
-
-
-def test_a_file_of_variables_reads_as_in_a_shell():
-    text = "A=\"x y\"\r\nexport  B='z'\n# no\nC=it's\nD='\nE=a\u2028b\nHOME\n"
-    assert dict(user_variables((), text, {"HOME": "/h"})) == {
-        "A": "x y", "B": "z", "C": "it's", "D": "'", "E": "a\u2028b", "HOME": "/h",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("A=x\0y", "line 1 A: expected a value without NUL"),
-        ("A=1\nA B=2", "line 2 'A B': expected NAME=VALUE"),
-        ("POPRUN_CPUS=x", "poprun-py sets it for itself"),
-    ],
-)
-def test_variables_that_no_program_can_get_are_refused(text, said):
-    with pytest.raises(UsageError, match=said):
-        user_variables((), text, {})
 
 
 @pytest.mark.parametrize(

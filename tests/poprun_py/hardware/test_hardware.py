@@ -10,15 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.machines import machines
-from support.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular
+from support.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
 
 from poprun_py.hardware import HardwareError, Machine, NumaNode, load_machines, read_machine
-from poprun_py.hardware_view import hardware_table
 from poprun_py.sysfs import format_cpu_list, parse_cpu_list
-
-
-def snapshot(name: str) -> Machine:
-    return Machine.from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text()))
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -378,14 +373,3 @@ def test_bad_cpu_lists_raise_value_error_only(text):
     except ValueError:
         return
     assert numbers == parse_cpu_list(format_cpu_list(numbers))
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_table_names_every_node(name):
-    machine = snapshot(name)
-    table = hardware_table(machine)
-    rows = [line for line in table.splitlines() if line.startswith("|")][1:]
-    assert [int(row.split("|")[1]) for row in rows] == [node.index for node in machine.numa_nodes]
-    for node in machine.numa_nodes:
-        assert format_cpu_list(node.cpus) in table
-    assert (f"{machine.quota_cpus}" in table) if machine.cpu_quota else ("quota" not in table)

@@ -1,6 +1,5 @@
 """Plans: golden for every stored machine and mode, and the rules on random machines."""
 
-import json
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -9,20 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.machines import machines
-from support.sysfs_trees import SNAPSHOTS, TREES
+from support.sysfs_trees import TREES, snapshot
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Core, Machine, NumaNode
 from poprun_py.placement import MODES, PlacementPolicy, place, placement_warnings
-from poprun_py.placement_view import placement_line, placement_picture
+from poprun_py.placement_view import placement_line
 from poprun_py.sysfs import format_cpu_list
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
-BOUND = tuple(mode for mode in MODES if mode != "disabled")
-
-
-def snapshot(name: str) -> Machine:
-    return Machine.from_json(json.loads((SNAPSHOTS / f"{name}.json").read_text()))
 
 
 def flat(nodes: int, cores: int, smt: int = 1, memory: int = 1 << 30) -> Machine:
@@ -363,7 +357,7 @@ def test_warnings_for_a_quota_and_for_uneven_shares():
     assert "from 4 to 12 compute threads" in warning
 
 
-# --- speed and pictures -------------------------------------------------------------------------
+# --- speed --------------------------------------------------------------------------------------
 
 
 def test_planning_a_large_cluster_is_quick():
@@ -373,25 +367,3 @@ def test_planning_a_large_cluster_is_quick():
         place(machine, 16, PlacementPolicy())
     # 4,096 instances; some 0.06 s when quiet.
     assert time.perf_counter() - start < 0.8
-
-
-def test_picture_shows_owners_idle_forbidden_and_slow_cores():
-    machine = snapshot("cpuset-container")
-    picture = placement_picture(machine, place(machine, 2, PlacementPolicy(cores_per_instance=2)))
-    assert picture.splitlines() == [
-        "node 0   | 0 0 . . . . . . x x x x x x x x |",
-        "node 1   | 1 1 x x x x x x x x x x x x x x |",
-        "(. no instance, x not allowed)",
-        "instance 0: CPUs 0-1,32-33; any memory; 2 threads",
-        "instance 1: CPUs 16-17; any memory; 2 threads",
-    ]
-    hybrid = snapshot("hybrid")
-    rows = placement_picture(hybrid, place(hybrid, 2, PlacementPolicy())).splitlines()
-    assert rows[0].split() == ["node", "0", "|", *"00001111", *["0'"] * 8, *["1'"] * 8, "|"]
-
-
-def test_picture_of_memory_without_cpus_and_of_shared_cores():
-    machine = snapshot("memory-only-node")
-    rows = placement_picture(machine, place(machine, 3, PlacementPolicy("disabled"))).splitlines()
-    assert rows[:3] == ["node 0   | * * * * |", "node 1   | * * * * |", "node 2   | memory only |"]
-    assert "instance 2: any CPU; any memory; 2 threads" in rows

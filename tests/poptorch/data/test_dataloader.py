@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.loading import flat, read
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options
-
-torch.set_num_threads(1)
 
 
 def options(di=1, replicas=1, group=1, ga=1, processes=1, process=0, seed=None):
@@ -26,14 +25,6 @@ def options(di=1, replicas=1, group=1, ga=1, processes=1, process=0, seed=None):
 
 def numbers(count):
     return torch.utils.data.TensorDataset(torch.arange(count))
-
-
-def flat(lists):
-    return [element for elements in lists for element in elements]
-
-
-def read(loader):
-    return [batch[0].tolist() for batch in loader]
 
 
 class Stream(torch.utils.data.IterableDataset):
