@@ -1,6 +1,6 @@
 """Writes the fault table of docs/reliability.md: ``python docs/reliability.py [MPI]...``.
 
-Every row is done to a real job (tests/faults/faults.py), under the installed Open MPI 5 and under
+Every row is done to a real job (tests/support/faults.py), under the installed Open MPI 5 and under
 each further ``NAME=MPIRUN[,LIBMPI]`` that is given. It takes some two minutes per MPI.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from faults.faults import FAULTS, Fault, measure, problems  # noqa: E402
+from support.faults import FAULTS, Fault, measure, problems  # noqa: E402
 
 PAGE = ROOT / "docs" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- fault table -->\n).*(?=<!-- end -->)", re.DOTALL)

@@ -156,7 +156,7 @@ def golden(request):
     def compare(name: str, text: str) -> None:
         path = Path(request.node.path).parent / "golden" / name
         if request.config.getoption("--rewrite-goldens"):
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         assert path.exists(), f"golden file {path} is missing (--rewrite-goldens writes it)"
         assert text == path.read_text()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
-PROGRAMS = Path(__file__).parent.parent / "collectives"
+PROGRAMS = Path(__file__).parents[1] / "popdist_py" / "collectives"
 
 
 def test_contract_over_two_hosts(lab):

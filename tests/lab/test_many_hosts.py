@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import wait_until
-from popdist import parity_program
+from system import parity_program
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 VENV = Path(sys.prefix)

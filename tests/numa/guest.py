@@ -110,7 +110,7 @@ def run(case: Case) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         plan, seen = Path(folder, "plan.json"), Path(folder, "seen")
         seen.mkdir()
-        forbid = [sys.executable, str(HERE / "forbid_binding.py"), case.forbid]
+        forbid = [sys.executable, str(HERE.parent / "support" / "forbid_binding.py"), case.forbid]
         command = [
             *(forbid if case.forbid else []),
             *(sys.executable, "-m", "poprun_py", f"--num-replicas={len(case.expected) or 2}", "-v"),

@@ -1,0 +1,39 @@
+"""docs/placement.md shows what the tool draws today."""
+
+import json
+import re
+
+from conftest import ROOT
+from support.sysfs_trees import SNAPSHOTS
+
+from poprun_py.hardware import Machine
+from poprun_py.hardware_view import hardware_table
+from poprun_py.placement import MODES, PlacementPolicy, place
+from poprun_py.placement_view import placement_picture
+
+PAGE = ROOT / "docs" / "placement.md"
+EXAMPLE = SNAPSHOTS / "example.json"
+BLOCK = re.compile(r"<!-- (table|picture: [^>]+) -->\n```\n(.*?)```\n", re.DOTALL)
+
+
+def drawn(what: str) -> str:
+    machine = Machine.from_json(json.loads(EXAMPLE.read_text()))
+    if what == "table":
+        return hardware_table(machine)
+    mode, count, *options = what.removeprefix("picture: ").split()
+    values = {name: int(value) for name, value in (option.split("=") for option in options)}
+    policy = PlacementPolicy(mode, **values)
+    return placement_picture(machine, place(machine, int(count), policy))
+
+
+def test_page_shows_what_the_tool_draws(request):
+    page = PAGE.read_text()
+    fresh = BLOCK.sub(lambda m: f"<!-- {m[1]} -->\n```\n{drawn(m[1])}\n```\n", page)
+    if request.config.getoption("--rewrite-goldens"):
+        PAGE.write_text(fresh)
+    assert PAGE.read_text() == fresh
+
+
+def test_page_has_a_picture_of_each_mode():
+    shown = [match[1].split() for match in BLOCK.finditer(PAGE.read_text())]
+    assert {words[1] for words in shown if words[0] == "picture:"} == set(MODES)

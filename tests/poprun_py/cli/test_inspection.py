@@ -1,0 +1,163 @@
+"""Looking at a launch without starting it, and files written on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from poprun_py.cli import run
+
+JOB = ("--num-instances", "2", "--num-replicas", "4")
+
+
+def test_dry_run_prints_table_and_command(capsys):
+    assert run([*JOB, "--dry-run", "python3", "a b.py"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].strip("|").strip() == "poprun topology"
+    assert "mpirun" in out[-1]
+    assert out[-1].endswith("python3 'a b.py'")
+
+
+def test_program_may_be_left_out(capsys):
+    assert run([*JOB, "--print-topology", "yes"]) == 0
+    assert "replicas  | 0 | 1 | 2 | 3 |" in capsys.readouterr().out
+    assert run(list(JOB)) == 2
+    assert "no program given" in capsys.readouterr().err
+
+
+def test_more_instances_than_cpus_may_be_looked_at(capsys):
+    many = ("--num-instances", "4000", "--num-replicas", "4000")
+    assert run([*many, "--print-topology", "json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["num_instances"] == 4000
+    assert "warning" in captured.err
+
+
+def test_more_instances_than_cpus_are_refused_with_the_numbers(capsys):
+    assert run(["--num-instances", "4000", "--num-replicas", "4000", "true"]) == 2
+    err = capsys.readouterr().err
+    assert "4000" in err
+    assert "--oversubscribe" in err
+
+
+def test_tree_shows_everything_and_no_colour_in_a_pipe(capsys):
+    assert run(["--num-instances", "1", "--num-replicas", "2", "--ipus-per-replica", "2",
+                "--print-topology", "tree"]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    for part in ("localhost", "instance 0", "replica 1: IPUs 2-3"):
+        assert part in out
+
+
+def test_exported_plan_is_private_and_complete(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    # Planned and written; then there is no such program to run.
+    assert run([*JOB, "--export-plan", str(path), "no-such-program"]) == 3
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    plan = json.loads(path.read_text())
+    assert set(plan) >= {
+        "version", "num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica",
+        "num_ilds", "hosts", "instances", "command",
+    }  # fmt: skip
+    assert set(plan["hosts"][0]) == {"name", "slots", "numa_nodes"}
+    assert set(plan["instances"][0]) >= {"index", "local_index", "host", "ild", "replicas", "ipus",
+                                         "numa_nodes", "cpus", "threads", "env"}  # fmt: skip
+
+
+def test_export_config_keeps_an_existing_file(capsys, tmp_path):
+    path = tmp_path / "job.toml"
+    words = [*JOB, "--export-config", str(path)]
+    assert run(words) == 0
+    assert path.read_text() == "num-instances = 2\nnum-replicas = 4\n"
+    assert run(["--num-replicas", "6", "--export-config", str(path)]) == 2
+    assert "--overwrite-config yes" in capsys.readouterr().err
+    assert run(["--num-replicas", "6", "--export-config", str(path), "--overwrite-config=yes"]) == 0
+    assert path.read_text() == "num-replicas = 6\n"
+
+
+def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"num-replicas": 8, "num_instances": 2, "host": "a,b"}))
+    words = ["--import-config", str(path), "--num-replicas", "4", "--print-topology", "json"]
+    assert run(words) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["num_replicas"], [h["name"] for h in data["hosts"]]) == (4, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--import-config", "/no/such.toml", "x"], "No such file"),
+        (["--import-config", "/dev/null", "x"], "unknown suffix"),
+        (["--from-plan", "/dev/null"], "not JSON"),
+        (["--from-plan", "/etc/hostname", "prog"], "exclude one another"),
+        (["--hardware", "/dev/null", "x"], "not JSON"),
+        (["--hardware", "a", "--hardware-root", "b", "x"], "exclude one another"),
+        (["--host", "a", "--host-file", "b", "x"], "exclude one another"),
+        (["--host", "a,,b", "x"], "empty entry"),
+        (["--host", "a b", "x"], "no blanks"),
+        (["--host-file", "/dev/null", "x"], "no host in the file"),
+        (["--env", "1A=2", "x"], "expected NAME=VALUE"),
+        (["--env", "NOT_SET_ANYWHERE", "x"], "not set in this environment"),
+        (["--env-file", "/no/file", "x"], "No such file"),
+        (["--mpi-global-args", "'", "x"], "no closing quotation"),
+        (["--instance-mpi-local-args", "x", "x"], "INDEX"),
+        (["--instance-mpi-local-args", "7:-x A", "x"], "an index from 0 to 0"),
+        (["--only-output-from-instance", "1", "x"], "an index from 0 to 0"),
+        (["--ipus-per-replica", "3", "x"], "power of two"),
+        (["--num-ilds", "2", "x"], "--num-ilds 2"),
+        (["--num-replicas", "1048576", "--ipus-per-replica", "2", "x"], "2097152 IPUs: expected"),
+        (["--num-instances", "3", "--num-replicas", "3", "--host", "a,b", "x"], "over 2 hosts"),
+        (["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"], "1 slots"),
+        (["--num-instances", "4", "--num-replicas", "2", "x"], "0.5"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(words, part, capsys):
+    assert run(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert part in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_mpi_that_is_none(capsys):
+    assert run(["--mpi", "/bin/true", "--dry-run", "x"]) == 3
+    assert "expected Open MPI 4 or 5, or MPICH" in capsys.readouterr().err
+    assert run(["--mpi", "/no/such", "--dry-run", "x"]) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json", "full-text", "full-json"])
+def test_version(form, capsys):
+    assert run(["--version", "--version-format", form]) == 0
+    out = capsys.readouterr().out
+    assert "poprun-py" in out
+    assert ("torch" in out) == form.startswith("full")
+    if form.endswith("json"):
+        assert "poprun-py" in json.loads(out)
+
+
+def test_public_names_are_frozen():
+    import poprun_py
+
+    assert set(poprun_py.__all__) == {
+        "InstanceResult", "LaunchConfig", "LaunchError", "LaunchPlan", "LaunchResult", "StartError",
+        "TimeLimitError", "UsageError", "__version__", "launch", "plan",
+    }  # fmt: skip
+    for name in poprun_py.__all__:
+        assert getattr(poprun_py, name) is not None
+
+
+def test_shell_completion_knows_the_options():
+    done = subprocess.run(
+        [sys.executable, "-m", "poprun_py"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "_POPRUN_PY_COMPLETE": "bash_complete",
+             "COMP_WORDS": "poprun-py --num-", "COMP_CWORD": "1"},
+    )  # fmt: skip
+    assert {"plain,--num-instances", "plain,--num-replicas"} <= set(done.stdout.split())

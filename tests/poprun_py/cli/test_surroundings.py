@@ -1,0 +1,224 @@
+"""The command in odd surroundings: files, names, locales and variables as they occur."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
+from poprun_py.cli import run
+from poprun_py.launcher import hosts_of
+from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.probe import networks
+
+JOB = ("--num-instances", "2", "--num-replicas", "4")
+# What a job around this one leaves in the environment.
+OUTER = {
+    "POPRUN_CPUS": "4000",
+    "POPRUN_MEMORY_NODES": "9",
+    "POPDIST_NETWORK": "10.9.0.0/16",
+    "POPDIST_RESTART_COUNT": "3",
+    "POPDIST_NODE_DEVICE_ID": "126",
+    "POPDIST_REPLICA_INDEX_OFFSET": "60",
+    "RANK": "15",
+    "OMPI_COMM_WORLD_SIZE": "16",
+}
+
+
+def refusal(capsys, *words):
+    """Return exit code and the one line of a refused command."""
+    code = run([str(word) for word in words])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return code, err
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("plain.sh", "'plain.sh' was not found on PATH; a program in this folder is ./NAME"),
+        ("./plain.sh", "'./plain.sh' is not executable"),
+        ("./windows.sh", r"interpreter '/bin/sh\r' does not exist; its lines end as on Windows"),
+        ("./folder", "'./folder' is a folder"),
+        ("folder.py", "folder.py is a folder"),
+        ("gone.py", "gone.py does not exist in "),
+        ("x" * 300 + ".py", "File name too long"),
+        ("./" + "x" * 300, "File name too long"),
+    ],
+)
+def test_a_program_that_cannot_run_is_named_with_the_reason(
+    program, said, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "windows.sh").write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+    (tmp_path / "windows.sh").chmod(0o755)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.py").mkdir()
+    code, line = refusal(capsys, program)
+    assert code == 3
+    assert said in line
+
+
+@pytest.mark.parametrize("words", [["gone.py"], ["true"], ["--check"]])
+def test_a_deleted_folder_is_no_trouble_with_standard_output(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    code, line = refusal(capsys, *words)
+    assert (code, "the working folder was deleted" in line) == (3, True)
+
+
+def test_files_with_a_byte_order_mark_are_read(capsys, tmp_path):
+    for name, text in (("c.toml", "num-replicas = 2"), ("c.json", '{"num-replicas": 2}')):
+        (tmp_path / name).write_text("\ufeff" + text)
+        assert run(["--import-config", str(tmp_path / name), "--print-topology", "json"]) == 0
+        assert '"num_replicas": 2' in capsys.readouterr().out
+
+
+def test_a_host_file_of_the_environment_is_not_called_an_option(capsys, monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_orte_default_hostfile", "/no/such/file")
+    _, line = refusal(capsys, "--dry-run", "x")
+    assert "error: host file /no/such/file: No such file" in line
+
+
+@pytest.mark.parametrize("text", ["[1]", "x", "[" * 100_000])
+def test_target_options_that_are_none(capsys, monkeypatch, text):
+    monkeypatch.setenv("POPLAR_TARGET_OPTIONS", text)
+    code, line = refusal(capsys, "--dry-run", "x")
+    assert (code, "expected a JSON object" in line, len(line) < 200) == (2, True, True)
+
+
+def test_configuration_files_and_plans_exclude_one_another(capsys):
+    for option in ("--import-config", "--export-config"):
+        code, line = refusal(capsys, "--from-plan", "p.json", option, "c.toml")
+        assert (code, "exclude one another" in line) == (2, True)
+
+
+def test_this_machine_needs_no_ssh_by_its_own_address():
+    own = networks()
+    assert own
+    for _, address, *_ in own:
+        hosts = hosts_of(LaunchConfig(host=f"{address},elsewhere"), {})
+        assert [host.is_local for host in hosts] == [True, False]
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
+def test_a_job_of_this_machine_does_not_follow_an_allocation_around_it(kind):
+    around = {
+        "SLURM_JOBID": "1",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "PRTE_MCA_prte_default_hostfile": "f",
+    }
+
+    def command(host, environ):
+        config = LaunchConfig(host=host, program=("x",))
+        mpi = Mpi(path="/mpi/bin/mpirun", kind=kind)
+        return " ".join(plan(config, environ={"PATH": "/bin", **environ}, mpi=mpi).command)
+
+    told = {
+        OPEN_MPI_5: "--prtemca plm ssh --prtemca ras ^slurm --prtemca prte_default_hostfile none",
+        OPEN_MPI_4: "--mca plm rsh --mca ras ^slurm --mca orte_default_hostfile none",
+    }.get(kind, "")
+    assert told in command("localhost", around)
+    assert not told or told not in command("localhost", {})
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "utf-8"}])
+def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
+    words = ["--print-topology", "tree", "--dry-run", b"\xff\xc3\xbc"]
+    done = subprocess.run(
+        [sys.executable, "-m", "poprun_py", *words],
+        capture_output=True, timeout=100, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **locale},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"replica 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: LaunchConfig(program="abc"), "program 'abc': expected a list of texts"),
+        (lambda: LaunchConfig(program=None), "program None: expected a list of texts"),
+        (lambda: plan("train.py"), "expected a LaunchConfig"),
+        (lambda: launch({}), "expected a LaunchConfig"),
+    ],
+)
+def test_what_is_no_configuration_is_refused_from_python(call, said):
+    with pytest.raises(UsageError, match=said):
+        call()
+
+
+def test_paths_and_lists_may_be_given_from_python():
+    config = LaunchConfig(program=[Path("a/b.py"), "x"], output_dir=Path("out"))
+    assert config == LaunchConfig(program=("a/b.py", "x"), output_dir="out")
+
+
+def test_other_threads_cannot_launch():
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(launch, LaunchConfig(program=("true",)))
+        with pytest.raises(StartError, match="main thread only"):
+            future.result(60)
+
+
+@pytest.mark.mpi
+def test_instance_0_reads_standard_input_to_its_end(poprun, tmp_path):
+    job = (*JOB, "sh", "-c", "echo $RANK $(cat) $POPRUN_STDIN")
+    with (tmp_path / "words").open("w+") as file:
+        file.write("a\nb\n")
+        file.seek(0)
+        assert sorted(poprun(*job, stdin=file).stdout.splitlines()) == [
+            "[1,0]<stdout>:0 a b",
+            "[1,1]<stdout>:1",
+        ]
+    read, write = os.pipe()
+    os.write(write, b"c\n")
+    os.close(write)
+    assert "[1,0]<stdout>:0 c\n" in poprun(*job, stdin=read).stdout
+    os.close(read)
+    assert "[1,0]<stdout>:0\n" in poprun(*job).stdout
+
+
+@pytest.mark.mpi
+def test_an_instance_of_another_job_without_a_home_starts_its_own_job(poprun):
+    names = " ".join(f"${name}" for name in OUTER)
+    inner = [
+        sys.executable,
+        "-m",
+        "poprun_py",
+        *JOB,
+        "--offline-mode",
+        "yes",
+        "--process-placement",
+    ]
+    done = poprun(
+        "env", "-u", "HOME", *inner, "disabled", "sh", "-c", f"echo {names} $HOME", env=OUTER
+    )
+    assert done.returncode == 0, done.stderr
+    home = os.path.expanduser("~")  # noqa: PTH111
+    told = sorted(line.split(":", 2)[2] for line in done.stdout.splitlines())
+    assert told == [f"0 0 2 {home}", f"2 1 2 {home}"]
+
+
+def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'poprun_py.config': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['poprun-py', '--num-replicas', '1', 'true']\n"
+        "from poprun_py.__main__ import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

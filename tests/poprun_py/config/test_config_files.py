@@ -1,0 +1,75 @@
+"""Configuration files: what they may say, and how mistakes in them are named."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.config import LaunchConfig, options
+from poprun_py.config_file import config_from_dict, config_to_dict, parse_config
+from poprun_py.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        ({"num-replicaz": 2}, "did you mean num_replicas?"),
+        ({"num-replicas": "2"}, "a whole number"),
+        ({"num-replicas": True}, "a whole number"),
+        ({"program": "x"}, "a list of texts"),
+        ({"print-topology": "yes"}, "give --print-topology on the command line"),
+        ({"smt": "maybe"}, "expected yes or no"),
+        ({"timeout": 10**400}, "configuration: timeout a huge number"),
+        ({"num-replicas": 1 << 20_000}, "configuration: num-replicas a huge number"),
+        ({"program": ["\ud800"]}, "program"),
+        ({"host": "\ud800"}, "configuration: host"),
+        ({"num_replicas": 2, "num-replicas": 2}, "given twice"),
+        ([], "expected a table"),
+        ({"mpi-global-args": "x"}, "expected a list"),
+    ],
+)
+def test_bad_configuration_files(data, part):
+    with pytest.raises(UsageError, match=None) as caught:
+        config_from_dict(data)
+    assert part in str(caught.value)
+
+
+def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
+    config = config_from_dict({"smt": "yes", "remove-partition": "Off", "oversubscribe": "true"})
+    assert (config.smt, config.remove_partition, config.oversubscribe) == (True, False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "part"),
+    [
+        ("num-replicas = " + "9" * 5000, "c.toml", "c.toml: not TOML"),
+        ('{"num-replicas": 2, "num-replicas": 4}', "c.json", "'num-replicas' is given twice"),
+        ('{"num-replicas": true}', "c.json", "c.json: num-replicas True"),
+    ],
+)
+def test_mistakes_in_a_configuration_file_name_the_file(text, path, part):
+    with pytest.raises(UsageError) as caught:
+        parse_config(text, path)
+    assert part in str(caught.value)
+
+
+@given(st.text(max_size=40), st.sampled_from(["c.toml", "c.json", "c.yaml", "c"]))
+def test_any_text_is_a_configuration_or_refused(text, path):
+    with contextlib.suppress(UsageError):
+        LaunchConfig(**parse_config(text, path))
+
+
+def test_saved_options_are_those_that_decide_a_run():
+    assert {name for name, opt in options().items() if not opt.saved} == {
+        "print_topology", "print_hardware", "dry_run", "export_plan", "from_plan",
+        "import_config", "export_config", "overwrite_config", "check", "stacks",
+    }  # fmt: skip
+    assert config_to_dict(LaunchConfig()) == {}
+
+
+def test_repr_shows_what_was_asked_for_but_no_secrets():
+    config = LaunchConfig(num_instances=2, num_replicas=4, env=("HF_TOKEN=hush",))
+    assert repr(config) == "LaunchConfig(num_instances=2, num_replicas=4, env=...)"

@@ -1,0 +1,95 @@
+"""Where the hosts of a job come from: options, variables, Slurm, this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from poprun_py.errors import UsageError
+from poprun_py.hosts import (
+    LOCALHOST,
+    parse_host_list,
+    parse_tasks_per_node,
+    resolve_hosts,
+    slurm_tasks,
+)
+
+
+def resolved(environ=None, files=None, **options):
+    return resolve_hosts(
+        host=options.get("host"),
+        host_file=options.get("host_file"),
+        environ=environ or {},
+        read_text=(files or {}).__getitem__,
+        local_names=frozenset({"here"}),
+        num_instances=options.get("num_instances", 1),
+    )
+
+
+def test_sources_in_their_order():
+    slurm = {"SLURM_JOB_NODELIST": "s[1-2]"}
+    kubernetes = {"OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile"}
+    files = {
+        "/etc/mpi/hostfile": "job-worker-0.job slots=1\njob-worker-1.job slots=1\n",
+        "f": "x\n",
+    }
+
+    def first(*args, **options):
+        return resolved(*args, **options)[0].name
+
+    assert first({**slurm, **kubernetes}, files, host="a") == "a"
+    assert first({**slurm, **kubernetes}, files, host_file="f") == "x"
+    assert first({**slurm, **kubernetes}, files) == "s1"
+    assert [h.name for h in resolved(kubernetes, files)] == ["job-worker-0.job", "job-worker-1.job"]
+    assert resolved() == (LOCALHOST,)
+
+
+@pytest.mark.parametrize("name", ["here", "localhost", "127.0.0.1"])
+def test_this_machine_is_recognised_by_its_names(name):
+    hosts = resolved(host=f"{name},there")
+    assert [host.is_local for host in hosts] == [True, False]
+
+
+def test_two_names_of_this_machine_are_one_host_given_twice():
+    with pytest.raises(UsageError, match="localhost and here are both this machine"):
+        resolved(host="localhost,a,here")
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "expected"),
+    [("2(x3),1", 4, [2, 2, 2, 1]), ("4", 1, [4]), ("4", 3, [4, 4, 4]), ("1,2(x2)", 3, [1, 2, 2])],
+)
+def test_slurms_short_form_of_tasks(text, count, expected):
+    assert parse_tasks_per_node(text, count) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "2(x", "2(x9)", "-1", "1,1,1", "2(x99999999)"])
+def test_tasks_that_do_not_fit_are_named(text):
+    with pytest.raises(UsageError, match="SLURM_TASKS_PER_NODE"):
+        parse_tasks_per_node(text, 2)
+
+
+def test_tasks_of_an_allocation_limit_the_instances():
+    environ = {
+        "SLURM_JOB_NODELIST": "n[0-1]",
+        "SLURM_NTASKS": "4",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+    }
+    assert [h.slots for h in resolved(environ, num_instances=4)] == [2, 2]
+    with pytest.raises(UsageError) as caught:
+        resolved(environ, num_instances=8)
+    assert "--ntasks-per-node=4" in str(caught.value)
+    assert "--num-instances 4" in str(caught.value)
+    # Slurm's default of one task for each node is no wish.
+    unasked = {"SLURM_JOB_NODELIST": "n[0-1]", "SLURM_TASKS_PER_NODE": "1(x2)"}
+    assert [h.slots for h in resolved(unasked, num_instances=8)] == [None, None]
+    # In a step the variables describe the step.
+    assert resolved({**environ, "SLURM_STEP_ID": "0"}, num_instances=8)[0].slots is None
+
+
+def test_open_mpi_reads_the_tasks_that_the_plan_decided():
+    environ = {"SLURM_JOB_NODELIST": "n[0-2]", "SLURM_TASKS_PER_NODE": "1(x3)"}
+    used = parse_host_list("n[1-2]", source="test")
+    told = slurm_tasks(used, 2, environ)
+    assert told["SLURM_TASKS_PER_NODE"] == "2(x2)"
+    assert told["SLURM_JOB_NODELIST"] == "n1,n2"
+    assert slurm_tasks(used, 2, {}) == {}

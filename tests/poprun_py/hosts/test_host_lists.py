@@ -1,0 +1,142 @@
+"""Lists of hosts: what is accepted, in which order, and how mistakes are named."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.errors import UsageError
+from poprun_py.hosts import (
+    compress,
+    parse_host_file,
+    parse_host_list,
+)
+
+
+def names(text):
+    return [host.name for host in parse_host_list(text, source="--host")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("host[0-2,4]", ["host0", "host1", "host2", "host4"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("r[1-2]n[1,3].site", ["r1n1.site", "r1n3.site", "r2n1.site", "r2n3.site"]),
+        ("10.1.3.101,10.1.3.102", ["10.1.3.101", "10.1.3.102"]),
+        ("x,n[1-2]:4,y", ["x", "n1", "n2", "y"]),
+        ("fe80::1", ["fe80::1"]),
+    ],
+)
+def test_lists_expand_in_order(text, expected):
+    assert names(text) == expected
+
+
+def test_slots_belong_to_every_host_of_an_entry():
+    hosts = parse_host_list("a:2,n[0-1]:3,b", source="--host")
+    assert [(h.name, h.slots) for h in hosts] == [("a", 2), ("n0", 3), ("n1", 3), ("b", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty entry"),
+        ("a,,b", "empty entry"),
+        ("a,", "empty entry"),
+        ("a b", "no blanks"),
+        ("a, b", "no blanks"),
+        ("a,b,a", "host a is given twice"),
+        ("n[0-2],n1", "host n1 is given twice"),
+        ("n[2-0]", "bad range '2-0'"),
+        ("n[a-b]", "bad range 'a-b'"),
+        ("n[]", "bad range"),
+        ("n[0-2", "brackets do not match"),
+        ("n0-2]", "brackets do not match"),
+        ("a:0", "whole number of at least 1"),
+        ("a:x", "whole number of at least 1"),
+        ("a:²", "whole number of at least 1"),
+        ("a:" + "9" * 5000, "whole number of at least 1"),
+        ("-a", "no host name"),
+        ("a;b", "no host name"),
+        ("n[0-99999999]", "more than 65536 hosts"),
+        ("n[0-999]m[0-999]", "more than 65536 hosts"),
+    ],
+)
+def test_mistakes_in_a_list_are_named(text, said):
+    with pytest.raises(UsageError) as caught:
+        parse_host_list(text, source="--host")
+    assert said in str(caught.value)
+    assert "--host" in str(caught.value)
+
+
+@given(st.text(alphabet="ab01-[],:. \t.", max_size=24))
+def test_any_text_is_a_list_or_a_usage_error(text):
+    with contextlib.suppress(UsageError):
+        hosts = parse_host_list(text, source="--host")
+        assert hosts
+        assert len({host.name for host in hosts}) == len(hosts)
+
+
+def test_a_host_file_takes_comments_slots_and_ranges():
+    text = "# rack 1\nnode[0-1] slots=4\n\nlast:2  # spare\n  plain  \n"
+    hosts = parse_host_file(text, source="hosts")
+    assert [(h.name, h.slots) for h in hosts] == [
+        ("node0", 4), ("node1", 4), ("last", 2), ("plain", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# nothing\n", "no host in the file"),
+        ("a\nb oops\n", "hosts, line 2: 'oops'"),
+        ("a\na\n", "host a is given twice"),
+        ("a slots=x\n", "hosts, line 1: 'slots=x'"),
+        ("a slots=²\n", "hosts, line 1: 'slots=²'"),
+    ],
+)
+def test_mistakes_in_a_host_file_are_named(text, said):
+    with pytest.raises(UsageError) as caught:
+        parse_host_file(text, source="hosts")
+    assert said in str(caught.value)
+
+
+# --- many names in few ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["a"], "a"),
+        (["n3"], "n3"),
+        (["n0", "n1", "n3"], "n[0-1,3]"),
+        (["n08", "n09"], "n[08-09]"),
+        (["n1.x", "n2.x", "m1"], "n[1-2].x,m1"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),
+    ],
+)
+def test_names_are_compressed(given, expected):
+    assert compress(given) == expected
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                f"{p}{n}{t}"
+                for p in ("a", "node", "r1n")
+                for n in (*range(12), "00", "07")
+                for t in ("", ".x")
+            ]
+        ),
+        unique=True,
+        min_size=1,
+    )
+)
+def test_compressed_names_expand_to_the_same(given):
+    assert sorted(names(compress(given))) == sorted(given)

@@ -1,0 +1,171 @@
+"""Binding real processes to CPUs and memory, and what the kernel says of them afterwards."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from poprun_py import binding
+
+FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def in_child(code: str, *, before: tuple[str, ...] = (), **environ: str):
+    """Run ``code`` in a fresh interpreter that knows ``binding``; return the JSON it prints."""
+    done = subprocess.run(
+        [*before, sys.executable, "-I", "-S", "-c", "import sys, json, os\n"
+         f"sys.path.insert(0, {str(ROOT / 'poprun_py')!r})\nimport binding\n{code}"],
+        capture_output=True, text=True, check=False, env={**os.environ, **environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_process_and_its_children_run_where_they_are_bound():
+    applied, own, child = in_child(
+        f"applied = binding.apply([{CPUS[-1]}], [0])\n"
+        "import subprocess\n"
+        "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE)\n"
+        "found = [binding.read_back(pid) for pid in (os.getpid(), child.pid)]\n"
+        "print(json.dumps([applied, *found]))\n"
+        "child.communicate()",
+        OMP_NUM_THREADS="3",
+    )
+    assert applied == {
+        "cpus": [CPUS[-1]], "memory_policy": "bind", "memory_nodes": [0], "refused": [],
+    }  # fmt: skip
+    for found in (own, child):
+        assert found["cpus"] == [CPUS[-1]]
+        assert (found["memory_policy"], found["memory_nodes"]) == ("bind", [0])
+        assert found["omp_num_threads"] == 3
+        assert found["threads"] == 1
+        assert not found["ended"]
+    assert binding.differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []
+
+
+def test_nothing_is_touched_when_nothing_is_asked():
+    applied, found = in_child(
+        "applied = binding.apply([], [])\n"
+        "print(json.dumps([applied, binding.read_back(os.getpid())]))"
+    )
+    assert applied == {"cpus": [], "memory_policy": "none", "memory_nodes": [], "refused": []}
+    assert found["cpus"] == CPUS
+    assert found["memory_policy"] == "default"
+
+
+def test_refusals_are_reported_and_do_not_stop():
+    applied, found = in_child(
+        "applied = binding.apply([4000], [1000])\n"
+        "print(json.dumps([applied, binding.read_back(os.getpid())]))"
+    )
+    assert applied["cpus"] == []
+    assert applied["memory_policy"] == "none"
+    assert [text.split(":")[0] for text in applied["refused"]] == [
+        "CPU affinity 4000", "memory policy bind 1000", "memory policy preferred 1000",
+    ]  # fmt: skip
+    assert binding.differences({"cpus": [4000], "memory_nodes": [1000]}, found) == [
+        f"runs on CPUs {binding.format_list(CPUS)} instead of 4000",
+        "memory policy is default instead of bind on nodes 1000",
+    ]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="filter not written")
+@pytest.mark.parametrize(
+    ("forbidden", "policy", "found_policy"),
+    [("bind", "preferred", "preferred"), ("memory", "none", "default")],
+)
+def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy, found_policy):
+    applied, found = in_child(
+        "applied = binding.apply([], [0])\n"
+        "print(json.dumps([applied, binding.read_back(os.getpid())]))",
+        before=(sys.executable, str(FORBID), forbidden),
+    )
+    assert applied["memory_policy"] == policy
+    assert applied["refused"][0] == "memory policy bind 0: Operation not permitted"
+    assert found["memory_policy"] == found_policy
+    (difference,) = binding.differences({"memory_nodes": [0]}, found)
+    assert difference.endswith("instead of bind on nodes 0")
+
+
+def test_an_ended_process_is_not_compared():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    found = binding.read_back(child)
+    os.waitpid(child, 0)
+    assert found["ended"]
+    assert binding.differences({"cpus": [4000], "memory_nodes": [7], "threads": 9}, found) == []
+    assert binding.read_back(child)["ended"]
+
+
+def test_a_program_is_read_right_after_its_start():
+    # The moment between exec and a visible environment is short: many tries meet it.
+    unset = 0
+    for _ in range(60):
+        with subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, env={"OMP_NUM_THREADS": "2"}
+        ) as child:
+            unset += binding.read_back(child.pid)["omp_num_threads"] != 2
+    assert unset == 0
+
+
+def test_differences_name_what_is_found_and_what_was_planned():
+    plan = {"cpus": [1, 2, 3], "memory_nodes": [0, 1], "threads": 3}
+    found = {
+        "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
+    }  # fmt: skip
+    assert binding.differences(plan, found) == [
+        "runs on CPUs 1 instead of 1-3",
+        "memory policy is preferred on nodes 0 instead of bind on nodes 0-1",
+        "OMP_NUM_THREADS is not set instead of 3",
+    ]
+    unknown = {"cpus": None, "memory_policy": None, "memory_nodes": [], "omp_num_threads": None}
+    assert binding.differences(plan, unknown) == [
+        "runs on CPUs unknown instead of 1-3",
+        "memory policy cannot be read instead of bind on nodes 0-1",
+    ]
+    assert binding.differences({}, found) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "policy", "nodes"),
+    [
+        ("default file=/bin/x", "default", []),
+        ("bind:0-1 file=/bin/x", "bind", [0, 1]),
+        ("bind=static:2 anon=1", "bind", [2]),
+        ("prefer:3", "preferred", [3]),
+        ("prefer (many):0,2 anon=1", "preferred", [0, 2]),
+        ("interleave:0-3 anon=1", "interleave", [0, 1, 2, 3]),
+        ("weighted interleave:0-1 anon=1", "weighted interleave", [0, 1]),
+        ("local anon=1", "local", []),
+    ],
+)
+def test_policies_as_kernels_write_them(monkeypatch, line, policy, nodes):
+    text = f"55a2d6bb0000 {line} mapped=2\n55a2d6bb2000 default\n".encode()
+    monkeypatch.setattr(binding, "_read", lambda *_, **__: text)
+    assert binding._memory_policy(1) == (policy, nodes)
+
+
+def test_import_and_binding_are_cheap():
+    code = (
+        "import sys, time, os\n"
+        f"sys.path.insert(0, {str(ROOT / 'poprun_py')!r})\n"
+        "start, before = time.perf_counter(), set(sys.modules)\n"
+        "import binding\n"
+        "loaded = set(sys.modules) - before\n"
+        f"binding.apply([{CPUS[0]}], [0]); binding.read_back(os.getpid())\n"
+        "print(time.perf_counter() - start, *loaded)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=True)
+        for _ in range(3)
+    ]
+    # Some 5 ms when quiet, ctypes for the memory policy included.
+    assert min(float(run.stdout.split()[0]) for run in runs) < 0.02
+    assert set(runs[0].stdout.split()[1:]) <= {b"binding", b"errno", b"time"}

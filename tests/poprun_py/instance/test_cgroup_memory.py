@@ -1,0 +1,81 @@
+"""Out of memory: what the kernel says about a control group, and a real one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.faults import Fault, fail_at, measure
+from support.wrapper_modules import vitals
+
+MEMORY_V1 = Path("/sys/fs/cgroup/memory")
+
+
+def tree(root: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return str(root)
+
+
+def test_group_of_version_2(tmp_path):
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user/job\n",
+            "sys/fs/cgroup/user/job/memory.events": "low 0\noom 3\noom_kill 2\n",
+            "sys/fs/cgroup/user/job/memory.max": "max\n",
+            "sys/fs/cgroup/user/memory.max": "1000\n",
+        },
+    )
+    assert vitals.memory_state(root) == {"oom_kills": 2, "limit_bytes": 1000}
+
+
+def test_group_of_version_1(tmp_path):
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/a\n3:memory:/a\n0::/\n",
+            "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 1\n",
+            "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "4096\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    )
+    assert vitals.memory_state(root) == {"oom_kills": 1, "limit_bytes": 4096}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"proc/self/cgroup": "nonsense\n"}, {"proc/self/cgroup": "0::/../../away\n"}],
+)
+def test_unknown_group_says_nothing(tmp_path, files):
+    try:
+        assert vitals.memory_state(tree(tmp_path, files)) == {}
+    except ValueError:
+        pytest.fail("a line of another form must not stop an instance")
+
+
+@pytest.mark.mpi
+def test_kernel_kills_for_want_of_memory(tmp_path):
+    group = MEMORY_V1 / f"poprun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(250 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    try:
+        fault = Fault(
+            title="",
+            code=137,
+            env=fail_at(1, 5, "fill_memory"),
+            before=("sh", "-c", f'echo $$ > {group}/tasks && exec "$@"', "sh"),
+        )
+        seen = measure(fault, tmp_path / "out")
+        assert seen.code == 137, seen.stderr
+        assert "out of memory: killed by the kernel" in seen.stderr
+        assert "of 250.0 MiB allowed" in seen.stderr
+        assert seen.report["first_failure"]["oom_kills"] == 1
+    finally:
+        group.rmdir()

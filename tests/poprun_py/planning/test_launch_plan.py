@@ -1,0 +1,267 @@
+"""Plans as values: configuration files, JSON, and what a plan must satisfy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py import launcher, reach
+from poprun_py.config import LaunchConfig
+from poprun_py.config_file import dump_config, parse_config
+from poprun_py.errors import UsageError
+from poprun_py.hosts import LOCALHOST, parse_host_file, parse_host_list
+from poprun_py.job import InstanceResult, LaunchResult
+from poprun_py.launch_plan import make_plan
+from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.plan_file import plan_from_json, plan_to_json
+from poprun_py.reach import Reach
+from poprun_py.remote import Shell
+
+REACHED = Reach(
+    shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
+)
+MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
+ENVIRON = {"PATH": "/bin", "HF_TOKEN": "hush", "PLAIN": "p"}
+
+_TEXT = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=12
+)
+
+
+@st.composite
+def configs(draw):
+    instances = draw(st.integers(1, 6))
+    ilds = draw(
+        st.sampled_from([None, *(n for n in range(1, instances + 1) if instances % n == 0)])
+    )
+    values = {
+        "num_instances": instances,
+        "num_replicas": instances * draw(st.integers(1, 4)),
+        "ipus_per_replica": draw(st.sampled_from([1, 2, 4])),
+        "num_ilds": ilds,
+        "program": tuple(draw(st.lists(_TEXT, max_size=3))),
+        "executable_cache_path": draw(st.none() | _TEXT),
+        "offline_mode": draw(st.booleans()),
+        "mpi_global_args": tuple(draw(st.lists(st.sampled_from(["--a", "--mca x y"]), max_size=2))),
+        "env": tuple(draw(st.lists(st.sampled_from(["PLAIN", "A=1 2", "B=ü\"'\n"]), max_size=2))),
+        "timeout": draw(st.none() | st.integers(1, 9) | st.floats(0.5, 9)),
+        "verbosity": draw(st.integers(0, 2)),
+    }
+    return LaunchConfig(**values)
+
+
+def planned(config, hosts=(LOCALHOST,)):
+    return make_plan(config, hosts=hosts, machines=(None,) * len(hosts), mpi=MPI, environ=ENVIRON)
+
+
+@given(configs(), st.sampled_from(["c.toml", "c.json"]))
+def test_export_then_import_gives_the_identical_plan(config, path):
+    again = LaunchConfig(**parse_config(dump_config(config, path), path))
+    assert again == config
+    assert planned(again) == planned(config)
+
+
+@given(configs())
+def test_json_round_trip_keeps_the_command_and_every_instance(config):
+    plan = planned(
+        LaunchConfig(**{**{f: getattr(config, f) for f in config.__slots__}, "program": ("x",)})
+    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), ENVIRON)
+    assert again.command == plan.command
+    assert again.instances == plan.instances
+    assert again.topology == plan.topology
+
+
+@given(configs(), st.integers(1, 3))
+def test_every_replica_and_ipu_belongs_to_one_instance(config, num_hosts):
+    config = LaunchConfig(
+        num_instances=config.num_instances * num_hosts,
+        num_replicas=config.num_replicas * num_hosts,
+        ipus_per_replica=config.ipus_per_replica,
+    )
+    hosts = parse_host_list(f"h[1-{num_hosts}]", source="test")
+    plan = planned(config, hosts)
+    owned = [r for p in plan.instances for r in p.instance.replicas]
+    assert owned == list(range(config.num_replicas))
+    ipus = [i for p in plan.instances for i in p.instance.ipus]
+    assert ipus == list(range(config.num_replicas * config.ipus_per_replica))
+    assert [p.instance.host_index for p in plan.instances] == sorted(
+        p.instance.host_index for p in plan.instances
+    )
+
+
+def test_secrets_are_not_in_the_plan_but_come_from_the_environment():
+    plan = planned(LaunchConfig(program=("x",), env=("HF_TOKEN", "PLAIN")))
+    data = plan_to_json(plan)
+    assert data["instances"][0]["user_env"] == {"HF_TOKEN": None, "PLAIN": "p"}
+    assert "hush" not in json.dumps(data)
+    assert not any("hush" in word for word in plan.command)
+    again = plan_from_json(data, ENVIRON)
+    assert dict(again.instances[0].user_env) == {"HF_TOKEN": "hush", "PLAIN": "p"}
+    with pytest.raises(UsageError, match="HF_TOKEN is not kept in a saved plan"):
+        plan_from_json(data, {})
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+_PLAN = plan_to_json(planned(LaunchConfig(num_instances=2, num_replicas=4, program=("x",))))
+
+
+@given(st.data())
+def test_any_damage_to_a_plan_is_refused_in_one_line(data):
+    damaged = json.loads(json.dumps(_PLAN))
+    where = damaged
+    for _ in range(data.draw(st.integers(0, 2))):
+        keys = [k for k, v in (where.items() if isinstance(where, dict) else enumerate(where))
+                if isinstance(v, dict | list) and v]  # fmt: skip
+        if not keys:
+            break
+        where = where[data.draw(st.sampled_from(keys))]
+    key = data.draw(
+        st.sampled_from(sorted(where) if isinstance(where, dict) else list(range(len(where))))
+    )
+    if data.draw(st.booleans()):
+        where[key] = data.draw(_JSON)
+    else:
+        del where[key]
+    # Some damage changes only what is shown; whatever else happens is a refusal.
+    with contextlib.suppress(UsageError):
+        plan_from_json(damaged, ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "part"),
+    [
+        (["program"], ["y"], "program and the command differ"),
+        (["instances", 1, "env", "RANK"], "5", "RANK of instance 1 and the command differ"),
+        (["instances", 0, "cpus"], [3], "cpus and POPRUN_CPUS of instance 0 differ"),
+        (["instances", 0, "user_env"], {"A=B": "x"}, "user_env 'A=B': expected NAME"),
+        (["instances", 0, "user_env"], {"A": "x\0y"}, "user_env A: expected a value without NUL"),
+        (["instances", 0, "threads"], 10**400, "whole numbers below"),
+        (["command"], ["mpirun"], "instances and the command differ"),
+        (["hosts", 0, "name"], "a b", "no blanks"),
+        (["hosts", 0, "name"], "a[1-2]", "one name each"),
+        (["hosts", 0, "name"], "-x", "one name each"),
+        (["hosts", 0, "name"], "a:2", "one name each"),
+        (["local"], "no", "true or false"),
+    ],
+)
+def test_a_plan_that_was_edited_in_one_place_only_is_refused(keys, value, part):
+    edited = json.loads(json.dumps(_PLAN))
+    where = edited
+    for key in keys[:-1]:
+        where = where[key]
+    where[keys[-1]] = value
+    with pytest.raises(UsageError) as caught:
+        plan_from_json(edited, ENVIRON)
+    assert part in str(caught.value)
+
+
+def test_addresses_of_a_plan_are_read_back_as_they_are():
+    config = LaunchConfig(num_instances=4, num_replicas=4, program=("x",))
+    text = "fd00::1 slots=2\nfd00::2 slots=2\n"
+    made = make_plan(
+        config,
+        hosts=parse_host_file(text, source="test"),
+        machines=(None,) * 2,
+        mpi=MPI,
+        environ=ENVIRON,
+        reached=REACHED,
+    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
+    assert [host.name for host in again.topology.hosts] == ["fd00::1", "fd00::2"]
+
+
+def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(reach, "reach", lambda *_, **__: REACHED)
+    file = tmp_path / "hosts"
+    file.write_text("".join(f"fd00::{index} slots=3\n" for index in (1, 2, 3)))
+    config = LaunchConfig(
+        num_instances=6, num_replicas=6, host_file=str(file), allow_fewer_hosts=True,
+        program=("true",),
+    )  # fmt: skip
+    whole = launcher.plan(config, mpi=MPI, environ=dict(os.environ))
+    ended = LaunchResult(
+        exit_code=137,
+        instances=tuple(InstanceResult(index=i, code=-9, was_lost=i in (0, 1)) for i in range(6)),
+    )
+    said: list[str] = []
+    fewer = launcher._without_lost_hosts(whole, ended, dict(os.environ), said.append)
+    assert said == ["going on without fd00::1"]
+    assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("fd00::2", 3), ("fd00::3", 3)]
+    assert fewer.config == whole.config
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, OPEN_MPI_4, MPICH])
+def test_plans_of_every_mpi_are_read_back_whole(kind):
+    hosts = parse_host_list("a,b", source="test")
+    config = LaunchConfig(num_instances=4, num_replicas=4, program=("x", ":", "%:"))
+    made = make_plan(
+        config,
+        hosts=hosts,
+        machines=(None, None),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
+        environ=ENVIRON,
+        reached=REACHED,
+    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(made))), ENVIRON)
+    assert again.command == made.command
+    assert again.network == made.network == "10.1.0.0/16"
+
+
+@given(_JSON)
+def test_any_json_is_no_plan(value):
+    with pytest.raises(UsageError):
+        plan_from_json(value, ENVIRON)
+
+
+def test_planning_is_linear():
+    def seconds(instances, hosts):
+        began = time.perf_counter()
+        planned(
+            LaunchConfig(num_instances=instances, num_replicas=instances, program=("x",)),
+            parse_host_list(f"n[1-{hosts}]", source="test"),
+        )
+        return time.perf_counter() - began
+
+    seconds(64, 4)
+    small = min(seconds(512, 32) for _ in range(3))
+    large = min(seconds(4096, 256) for _ in range(3))
+    assert large < 40 * small  # 8 times the work; quadratic would be 64
+
+
+def test_thousands_of_instances_share_one_part_of_the_command():
+    plan = planned(
+        LaunchConfig(num_instances=4096, num_replicas=8192, program=("x",), env=("A=1",)),
+        parse_host_list("n[1-256]", source="test"),
+    )
+    assert plan.compact
+    assert sum(map(len, plan.command)) < 20_000
+    assert plan.command.count(":") == 0
+    told = plan.told(4095, {})
+    assert told["RANK"] == "4095"
+    assert told["POPDIST_REPLICA_INDEX_OFFSET"] == "8190"
+    assert told["A"] == "1"
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), {}).told(7, {}) == plan.told(
+        7, {}
+    )
+    few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
+    assert not few.compact
+    assert few.told(1, {}) == {"A": "1"}
+    with pytest.raises(UsageError, match="--instance-mpi-local-args"):
+        planned(
+            LaunchConfig(num_instances=4096, num_replicas=4096, instance_mpi_local_args=("1:-x A",))
+        )

@@ -1,0 +1,381 @@
+"""Plans: golden for every stored machine and mode, and the rules on random machines."""
+
+import contextlib
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.machines import machines
+from support.sysfs_trees import TREES, snapshot
+
+from poprun_py.errors import UsageError
+from poprun_py.hardware import Core, Machine, NumaNode
+from poprun_py.placement import MODES, PlacementPolicy, place, place_anyway, placement_warnings
+from poprun_py.placement_view import placement_line
+from poprun_py.sysfs import format_cpu_list
+
+GOLDEN = Path(__file__).parent / "golden" / "placement"
+
+
+def flat(nodes: int, cores: int, smt: int = 1, memory: int = 1 << 30) -> Machine:
+    """A regular machine of one package."""
+    total = nodes * cores
+    return Machine(
+        cores=tuple(
+            Core(tuple(i + t * total for t in range(smt)), 0, i // cores, i // cores, 0)
+            for i in range(total)
+        ),
+        numa_nodes=tuple(
+            NumaNode(
+                n,
+                tuple(n * cores + i + t * total for t in range(smt) for i in range(cores)),
+                memory,
+                tuple(10 if n == m else 20 for m in range(nodes)),
+            )
+            for n in range(nodes)
+        ),
+        allowed_cpus=frozenset(range(total * smt)),
+        allowed_memory_nodes=frozenset(range(nodes)),
+    )
+
+
+def cpus_of(placements) -> list[str]:
+    return [format_cpu_list(placement.cpus) for placement in placements]
+
+
+# --- goldens ------------------------------------------------------------------------------------
+
+
+def described(machine: Machine, num_instances: int, policy: PlacementPolicy) -> list[str]:
+    try:
+        placements = place(machine, num_instances, policy)
+    except UsageError as error:
+        return [f"error: {error}"]
+    return [
+        *(
+            f"{i}: nodes {format_cpu_list(p.numa_nodes) or '-'}; {placement_line(p)}"
+            for i, p in enumerate(placements)
+        ),
+        *(f"warning: {text}" for text in placement_warnings(machine, placements)),
+    ]
+
+
+def plans(machine: Machine) -> str:
+    """Return every plan that the golden file of a machine holds."""
+    nodes = len({core.numa_node for core in machine.usable_cores})
+    cores = len(machine.usable_cores)
+    counts = sorted({1, 2, 3, 4, nodes, nodes + 1, min(cores, 12), min(cores + 1, 13)})
+    lines = []
+    for mode in MODES:
+        for count in counts:
+            lines += [f"== {mode}, {count} instances"]
+            lines += described(machine, count, PlacementPolicy(mode=mode))
+    for policy in (
+        PlacementPolicy(cores_per_instance=1),
+        PlacementPolicy("packnuma", cores_per_instance=2),
+        PlacementPolicy(smt=True),
+        PlacementPolicy(reserve_cores=1),
+        PlacementPolicy(smt=True, reserve_cores=1, cores_per_instance=2),
+    ):
+        lines += [f"== {policy}, 2 instances", *described(machine, 2, policy)]
+    too_many = sum(len(core.cpus) for core in machine.usable_cores) + 1
+    if too_many < 40:
+        lines += [f"== too many, {too_many} instances"]
+        lines += described(machine, too_many, PlacementPolicy())
+        lines += described(machine, too_many, PlacementPolicy(oversubscribe=True))
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_plans_are_the_golden_ones(name, golden):
+    golden(f"placement/{name}.txt", plans(snapshot(name)))
+
+
+def test_every_golden_has_its_machine():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(TREES)
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+
+@st.composite
+def questions(draw) -> tuple[Machine, int, PlacementPolicy]:
+    machine = draw(machines())
+    policy = PlacementPolicy(
+        mode=draw(st.sampled_from(MODES)),
+        cores_per_instance=draw(st.none() | st.integers(1, 4)),
+        reserve_cores=draw(st.integers(0, 2)),
+        smt=draw(st.booleans()),
+        oversubscribe=draw(st.booleans()),
+    )
+    return machine, draw(st.integers(1, 24)), policy
+
+
+@given(questions())
+def test_what_does_not_fit_is_placed_as_if_it_were_allowed_and_says_why(question):
+    machine, count, policy = question
+    placements, refusal = place_anyway(machine, count, policy)
+    assert placements == place(machine, count, replace(policy, oversubscribe=True))
+    with pytest.raises(UsageError) if refusal else contextlib.nullcontext() as caught:
+        place(machine, count, policy)
+    assert caught is None or str(caught.value) == refusal
+
+
+@given(questions())
+def test_whatever_is_asked_is_placed_on_allowed_cpus_or_refused(question):
+    machine, count, policy = question
+    cpus = sum(len(core.cpus) for core in machine.usable_cores)
+    try:
+        placements = place(machine, count, policy)
+    except UsageError:
+        assert not policy.oversubscribe
+        return
+    assert len(placements) == count
+    assert count <= cpus or policy.oversubscribe
+    memory = {n.index for n in machine.numa_nodes} & machine.allowed_memory_nodes
+    for placement in placements:
+        assert machine.allowed_cpus.issuperset(placement.cpus)
+        assert memory.issuperset(placement.memory_nodes)
+        assert placement.threads >= 1
+        assert list(placement.cpus) == sorted(set(placement.cpus))
+        owners = {n.index for n in machine.numa_nodes if set(n.cpus) & set(placement.cpus)}
+        assert not placement.cpus or owners == set(placement.numa_nodes)
+    threads = sum(placement.threads for placement in placements)
+    # The old round robin takes no notice of how large a node is.
+    if count <= cpus and policy.mode != "roundrobin":
+        assert threads <= cpus
+    if machine.quota_cpus is not None:
+        assert threads <= max(count, machine.quota_cpus)
+    fits = count <= len(machine.usable_cores) and policy.mode != "roundrobin"
+    if fits and not policy.smt:
+        assert threads <= len(machine.usable_cores)
+
+
+@given(machines(), st.integers(2, 24), st.sampled_from(("spreadnuma", "spreadcores", "spreadl3")))
+def test_spread_modes_give_every_cpu_to_exactly_one_instance(machine, count, mode):
+    if count > len(machine.usable_cores):
+        count = 2
+    if count > sum(len(core.cpus) for core in machine.usable_cores):
+        return
+    placements = place(machine, count, PlacementPolicy(mode))
+    given_out = sorted(cpu for placement in placements for cpu in placement.cpus)
+    assert all(placement.cpus for placement in placements)
+    assert len(set(given_out)) == len(given_out)
+    nodes = {core.numa_node for core in machine.usable_cores}
+    # More instances than groups may leave a tiny group without an instance: better than giving
+    # one instance far fewer cores than the rest.
+    if mode == "spreadcores" or (mode == "spreadnuma" and count <= len(nodes)):
+        assert given_out == sorted(machine.allowed_cpus)
+
+
+@given(machines(), st.integers(2, 12))
+def test_spreadcores_sizes_and_classes_differ_by_at_most_one(machine, count):
+    if count > len(machine.usable_cores):
+        return
+    placements = place(machine, count, PlacementPolicy("spreadcores"))
+    cores = [
+        [core for core in machine.usable_cores if set(core.cpus) <= set(p.cpus)] for p in placements
+    ]
+    for speed in (0, 1):
+        sizes = [sum(core.efficiency == speed for core in own) for own in cores]
+        assert max(sizes) - min(sizes) <= 1
+    assert max(map(len, cores)) - min(map(len, cores)) <= 1
+
+
+@given(machines(), st.integers(2, 5))
+def test_spreadnuma_gives_whole_contiguous_nodes(machine, count):
+    nodes = sorted({core.numa_node for core in machine.usable_cores})
+    if count > len(nodes):
+        return
+    placements = place(machine, count, PlacementPolicy("spreadnuma"))
+    assert [node for p in placements for node in p.numa_nodes] == nodes
+    sizes = [len(p.numa_nodes) for p in placements]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 12, 16])
+def test_more_instances_than_equal_nodes_follow_the_index_rule(nodes, count):
+    if count <= nodes:
+        return
+    placements = place(flat(nodes, 16), count, PlacementPolicy())
+    assert [p.numa_nodes for p in placements] == [(i * nodes // count,) for i in range(count)]
+
+
+@given(machines(), st.integers(2, 24))
+def test_round_robin_is_instance_modulo_nodes(machine, count):
+    nodes = sorted({core.numa_node for core in machine.usable_cores})
+    placements = place(machine, count, PlacementPolicy("roundrobin", oversubscribe=True))
+    for i, placement in enumerate(placements):
+        assert placement.numa_nodes == (nodes[i % len(nodes)],)
+        node = next(n for n in machine.numa_nodes if n.index == nodes[i % len(nodes)])
+        assert set(placement.cpus) == machine.allowed_cpus.intersection(node.cpus)
+
+
+@given(machines(), st.integers(2, 12))
+def test_packnuma_gives_equal_shares_and_leaves_no_earlier_node_idle(machine, count):
+    if count > len(machine.usable_cores):
+        return
+    placements = place(machine, count, PlacementPolicy("packnuma"))
+    cores = [
+        sum(set(core.cpus) <= set(p.cpus) for core in machine.usable_cores) for p in placements
+    ]
+    assert set(cores) == {len(machine.usable_cores) // count}
+    assert [p.numa_nodes for p in placements] == sorted(p.numa_nodes for p in placements)
+    used = [cpu for p in placements for cpu in p.cpus]
+    assert len(set(used)) == len(used)
+
+
+def test_packnuma_stays_within_nodes_where_it_fits():
+    placements = place(flat(4, 4), 5, PlacementPolicy("packnuma", cores_per_instance=2))
+    assert cpus_of(placements) == ["0-1", "2-3", "4-5", "6-7", "8-9"]
+    across = place(flat(2, 3), 3, PlacementPolicy("packnuma"))
+    assert cpus_of(across) == ["0-1", "2-3", "4-5"]
+
+
+def test_spreadl3_keeps_a_cache_in_one_instance():
+    machine = snapshot("epyc-nps4")
+    for count in (2, 5, 16):
+        placements = place(machine, count, PlacementPolicy("spreadl3"))
+        groups = [
+            {core.l3 for core in machine.cores if set(core.cpus) & set(p.cpus)} for p in placements
+        ]
+        assert all(not (a & b) for a, b in pairwise(groups))
+
+
+def test_no_instance_gets_only_slow_cores():
+    machine = snapshot("hybrid")
+    for count in (2, 3, 8):
+        for placement in place(machine, count, PlacementPolicy()):
+            assert any(cpu < 16 for cpu in placement.cpus)
+
+
+def test_siblings_stay_together_and_threads_count_cores_unless_asked():
+    machine = flat(2, 4, smt=2)
+    plain = place(machine, 4, PlacementPolicy())
+    assert cpus_of(plain) == ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]
+    assert [p.threads for p in plain] == [2, 2, 2, 2]
+    assert [p.threads for p in place(machine, 4, PlacementPolicy(smt=True))] == [4, 4, 4, 4]
+
+
+def test_more_instances_than_cores_get_a_hardware_thread_each():
+    placements = place(flat(1, 4, smt=2), 8, PlacementPolicy())
+    assert cpus_of(placements) == ["0", "4", "1", "5", "2", "6", "3", "7"]
+    assert [p.threads for p in placements] == [1] * 8
+
+
+def test_reserved_cores_stay_in_the_affinity_and_out_of_the_threads():
+    placements = place(flat(2, 4), 2, PlacementPolicy(reserve_cores=1))
+    assert cpus_of(placements) == ["0-3", "4-7"]
+    assert [p.threads for p in placements] == [3, 3]
+
+
+def test_quota_limits_threads_and_not_cpus():
+    placements = place(snapshot("quota-container"), 4, PlacementPolicy())
+    assert [p.threads for p in placements] == [2, 2, 1, 1]
+    assert sum(len(p.cpus) for p in placements) == 64
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_instance_is_not_restricted(mode):
+    (placement,) = place(flat(2, 4), 1, PlacementPolicy(mode))
+    assert (placement.cpus, placement.memory_nodes, placement.threads) == ((), (), 8)
+
+
+def test_disabled_binds_nothing_and_divides_the_threads():
+    placements = place(flat(2, 4), 3, PlacementPolicy("disabled"))
+    assert [(p.cpus, p.memory_nodes, p.numa_nodes) for p in placements] == [((), (), ())] * 3
+    assert [p.threads for p in placements] == [3, 3, 2]
+
+
+def test_memory_without_cpus_belongs_to_the_nearest_node():
+    placements = place(snapshot("memory-only-node"), 2, PlacementPolicy())
+    assert [p.memory_nodes for p in placements] == [(0,), (1, 2)]
+
+
+def test_a_node_without_memory_uses_the_nearest_memory():
+    placements = place(snapshot("node-without-memory"), 4, PlacementPolicy())
+    assert [p.memory_nodes for p in placements] == [(0,), (0,), (2,), (2,)]
+
+
+def test_no_memory_policy_where_there_is_nothing_to_choose():
+    assert [p.memory_nodes for p in place(flat(1, 4), 2, PlacementPolicy())] == [(), ()]
+    assert {p.memory_nodes for p in place(snapshot("cpuset-container"), 2, PlacementPolicy())} == {
+        ()
+    }
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "policy", "message"),
+    [
+        (9, PlacementPolicy(), "9 instances on .* 8 usable CPUs: .* at most 8; .*--oversubscribe"),
+        (2, PlacementPolicy("spreadnum"), "'spreadnum': expected one of .*; did you mean spreadnu"),
+        (0, PlacementPolicy(), "0 instances on a host: expected at least 1"),
+        (3, PlacementPolicy(cores_per_instance=3), "needs 9 cores: the host has 8; .* at most 2"),
+        (3, PlacementPolicy(cores_per_instance=2), None),
+        (5, PlacementPolicy(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
+        (2, PlacementPolicy(reserve_cores=4), "instance 0 has 4 cores, at most 3 can be reserved"),
+        (8, PlacementPolicy(reserve_cores=1), "instance 0 has 1 cores, at most 0 can be reserved"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_numbers(count, policy, message):
+    if message is None:
+        place(flat(2, 4), count, policy)
+        return
+    with pytest.raises(UsageError, match=message) as caught:
+        place(flat(2, 4), count, policy)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_cores_that_one_node_lacks_are_refused_with_a_way_out():
+    machine = snapshot("asymmetric")
+    with pytest.raises(UsageError, match=r"instance 1 only 4 cores.*at most 4.*packnuma"):
+        place(machine, 2, PlacementPolicy(cores_per_instance=6))
+    packed = place(machine, 2, PlacementPolicy("packnuma", cores_per_instance=6))
+    assert [len(p.cpus) for p in packed] == [6, 6]
+
+
+# --- warnings -----------------------------------------------------------------------------------
+
+
+def test_warnings_for_more_threads_than_cpus():
+    machine = flat(1, 2)
+    placements = place(machine, 4, PlacementPolicy(oversubscribe=True))
+    assert placement_warnings(machine, placements) == (
+        "4 instances share 2 CPUs: at most 2 run at any time",
+    )
+    fitting = place(machine, 2, PlacementPolicy())
+    assert placement_warnings(machine, fitting) == ()
+    assert placement_warnings(machine, fitting, user_threads=2) == (
+        "4 compute threads on 2 CPUs: set OMP_NUM_THREADS to at most 1",
+    )
+
+
+def test_warnings_for_a_quota_and_for_uneven_shares():
+    quota = snapshot("quota-container-v1")
+    (warning,) = placement_warnings(quota, place(quota, 2, PlacementPolicy()))
+    assert "2 compute threads under a CPU quota of 0.5 CPUs" in warning
+    uneven = snapshot("asymmetric")
+    (warning,) = placement_warnings(uneven, place(uneven, 2, PlacementPolicy()))
+    assert "from 4 to 12 compute threads" in warning
+
+
+# --- speed --------------------------------------------------------------------------------------
+
+
+def test_planning_a_large_cluster_is_quick():
+    machine = snapshot("epyc-nps4")
+    start = time.perf_counter()
+    for _ in range(256):
+        place(machine, 16, PlacementPolicy())
+    # 4,096 instances; some 0.06 s when quiet.
+    assert time.perf_counter() - start < 0.8

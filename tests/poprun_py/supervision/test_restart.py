@@ -1,0 +1,73 @@
+"""Running a job again: pauses, their end, and hosts that are left out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from poprun_py.job import InstanceResult, LaunchResult
+from poprun_py.restart import backoff_seconds, lost_hosts, pause, pause_within, run_with_restarts
+
+
+def test_job_is_run_again_with_growing_pauses():
+    runs, pauses = [], []
+
+    def run(count):
+        runs.append(count)
+        return LaunchResult(exit_code=count < 3, may_restart=count < 3)
+
+    result = run_with_restarts(run, 5, lambda *_: None, pauses.append)
+    assert (runs, pauses) == ([0, 1, 2, 3], [1.0, 2.0, 4.0])
+    assert (result.exit_code, result.restart_count) == (0, 3)
+
+
+def test_restarts_are_used_up():
+    result = run_with_restarts(
+        lambda _: LaunchResult(exit_code=7, may_restart=True),
+        2,
+        lambda *_: None,
+        lambda _: None,
+    )
+    assert (result.exit_code, result.restart_count) == (7, 2)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
+def test_signal_between_two_runs_ends_the_job(number, code):
+    result = run_with_restarts(
+        lambda _: LaunchResult(exit_code=7, hung=(1,), may_restart=True),
+        2,
+        lambda *_: None,
+        lambda _: number,
+    )
+    assert (result.exit_code, result.hung, result.restart_count) == (code, (), 0)
+    assert result.reason == f"{number.name} received before restart 1"
+
+
+def test_pause_tells_of_the_signal_that_ended_it():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
+    try:
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            signal.pthread_kill(threading.get_ident(), number)
+        assert pause(20) == signal.SIGTERM
+        assert not signal.sigpending() & {signal.SIGTERM, signal.SIGUSR2}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert pause(0.001) == 0
+    assert pause_within(0.001)(1000) == 0
+
+
+def test_pause_has_an_end():
+    assert backoff_seconds(1000) == 60.0
+
+
+def test_host_is_lost_when_all_its_instances_vanished():
+    instances = (
+        InstanceResult(index=0, code=-15),
+        InstanceResult(index=1, code=-9, was_lost=True),
+        InstanceResult(index=2, code=-9, was_lost=True),
+        InstanceResult(index=3),
+    )
+    result = LaunchResult(exit_code=137, instances=instances)
+    assert lost_hosts(result, lambda index: "ab"[index // 2]) == {"b"}

@@ -1,0 +1,186 @@
+"""Heartbeat, stop question and stacks of real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, wait_until
+from support.wrapper_modules import vitals
+
+from popdist_py import environment, heartbeat
+from poprun_py import frames
+from poprun_py.stacks import _temporary_folders
+
+TWO = ("--num-instances", "2", "--num-replicas", "2")
+HOOK = ROOT / "poprun_py" / "python_hook"
+
+
+def test_both_ends_agree_on_the_shared_words():
+    names = ("_STEP", "_POLLS", "_PROPOSED", "_AGREED", "_BEGUN", "_NUM_WORDS")
+    assert [getattr(vitals, n) for n in names] == [getattr(heartbeat, n) for n in names]
+    told = vitals.Vitals().variables(("sh",), {})
+    assert set(told) == {environment.HEARTBEAT, environment.STACKS}
+
+
+def test_step_is_cheap():
+    best = min(timeit.repeat(heartbeat.step, number=20_000, repeat=5)) / 20_000
+    assert best < 1e-6
+
+
+def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
+    shared = vitals.Vitals()
+    assert shared.step() is None
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, popdist_py\n"
+            "from popdist_py import heartbeat\n"
+            "popdist_py.init()\n"
+            "for line in sys.stdin:\n"
+            "    heartbeat.step()\n"
+            "    print(popdist_py.stopRequested(), flush=True)\n",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **shared.variables(("sh",), {})},
+    ) as program:
+
+        def ask():
+            program.stdin.write("\n")
+            program.stdin.flush()
+
+        ask()
+        assert program.stdout.readline() == "False\n"
+        assert (shared.step(), shared.polls()) == (1, 1)
+        assert shared.propose(3) == 1
+        ask()
+        assert program.stdout.readline() == "False\n"
+        ask()  # waits for the agreement
+        wait_until(lambda: shared.polls() == 3)
+        assert shared.propose(4) == 3
+        assert program.stdout.readline() == "False\n"
+        ask()
+        shared.agree(4)
+        assert program.stdout.readline() == "True\n"
+        found = shared.stacks(program.pid)
+        assert "in <module>" in found[0]["text"]
+        program.stdin.close()
+
+
+def test_process_that_does_not_catch_the_signal_lives(tmp_path):
+    with subprocess.Popen(["sleep", "30"]) as program:
+        found = vitals.Vitals().stacks(program.pid)
+        alive = program.poll() is None
+        program.kill()
+    assert alive
+    assert [(process["pid"], process["text"]) for process in found] == [(program.pid, "")]
+
+
+def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
+    shared = vitals.Vitals()
+    monkeypatch.setattr(vitals.processes, "descendants", lambda _: [os.getpid()] * 40)
+    monkeypatch.setattr(vitals.processes, "state", lambda *_: ("S", True))
+    monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * vitals._MAX_TEXT)
+    found = shared.stacks(os.getpid())
+    assert len(json.dumps({"processes": found})) < frames.MAX_PAYLOAD
+    assert found[0]["text"]
+
+
+def test_launcher_with_another_folder_for_temporary_files_is_found():
+    with subprocess.Popen(["sleep", "30"], env={**os.environ, "TMPDIR": "/else/where"}) as job:
+        try:
+            # A program that has just begun has no environment yet.
+            wait_until(lambda: Path("/else/where") in _temporary_folders(job.pid))
+        finally:
+            job.kill()
+
+
+def python_with_hook(code, cwd, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_hook_leaves_no_trace_in_the_program(tmp_path):
+    code = "import os, sys; print(os.environ.get('PYTHONPATH'), 'python_hook' in str(sys.path))"
+    assert python_with_hook(code, tmp_path, PYTHONPATH=str(HOOK)) == "None False\n"
+    both = f"{HOOK}:{tmp_path}"
+    assert python_with_hook(code, tmp_path, PYTHONPATH=both) == f"{tmp_path} False\n"
+
+
+def test_hook_runs_the_users_own_sitecustomize(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    code = "import sitecustomize; print(sitecustomize.__file__)"
+    both = f"{HOOK}:{tmp_path}"
+    assert python_with_hook(code, "/", PYTHONPATH=both) == f"mine\n{tmp_path}/sitecustomize.py\n"
+
+
+@pytest.mark.mpi
+def test_stacks_of_a_running_job(poprun, script, tmp_path):
+    program = script(
+        "import time, os\n"
+        "def rest(): time.sleep(1000)\n"
+        "def work():\n"
+        "    while True: sum(range(1000))\n"
+        "print('ready', flush=True)\n"
+        "work() if os.environ['RANK'] == '1' else rest()\n"
+    )
+    job = poprun(*TWO, "--output-dir", "out", program, start=True)
+    files = [tmp_path / "out" / f"instance-{i}.stdout" for i in range(2)]
+    wait_until(lambda: all(f.exists() and "ready" in f.read_text() for f in files), 20)
+    shown = poprun("--stacks", job.pid)
+    assert shown.returncode == 0, shown.stderr
+    assert "in work" in shown.stdout
+    assert "in rest" in shown.stdout
+    assert "instance 0 (1)" in shown.stdout
+    assert job.poll() is None
+    instance = next(pid for pid in poprun.survivors() if is_program(pid, program))
+    assert "in work" in poprun("--stacks", instance).stdout
+    job.terminate()
+    job.communicate(timeout=20)
+    assert job.returncode == 143
+
+
+def is_program(pid, program):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2] == [str(program).encode()]
+
+
+def test_stacks_of_no_job(poprun):
+    done = poprun("--stacks", os.getpid())
+    assert done.returncode == 3
+    assert "no job of yours" in done.stderr
+
+
+@pytest.mark.mpi
+def test_signals_are_passed_on_once(poprun, script, tmp_path):
+    program = script(
+        "import signal, time\n"
+        "def tell(number, frame): print('got', signal.Signals(number).name, flush=True)\n"
+        "for number in (signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, tell)\n"
+        "print('ready', flush=True)\n"
+        "while True: time.sleep(0.05)\n"
+    )
+    job = poprun("--output-dir", "out", program, start=True)
+    output = tmp_path / "out" / "instance-0.stdout"
+    wait_until(lambda: output.exists() and "ready" in output.read_text(), 20)
+    for number, name in ((10, "SIGUSR1"), (12, "SIGUSR2")):
+        job.send_signal(number)
+        wait_until(lambda name=name: f"got {name}" in output.read_text())
+    job.terminate()
+    job.communicate(timeout=20)
+    assert output.read_text().splitlines() == ["ready", "got SIGUSR1", "got SIGUSR2"]

@@ -1,0 +1,199 @@
+"""The process that loads: its errors reach the program, and it leaves nothing behind."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import wait_until
+from support.loading import ASYNC, FORK, Broken, Stream, numbers
+
+from popdist_py import poptorch
+from popdist_py.poptorch import DataLoader, Options
+from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+
+
+def eventually_ended(processes, seconds=20.0):
+    """Poll until the processes are gone; the time limit makes a test fail rather than hang."""
+    limit = time.monotonic() + seconds
+    while alive := [process for process in processes if process.is_running()]:
+        if time.monotonic() > limit:
+            for process in alive:
+                process.kill()
+            pytest.fail(f"still there: {alive}")
+        time.sleep(0.01)
+
+
+class Killed(Broken):
+    def __getitem__(self, index):
+        if index == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor([index])
+
+
+def test_a_loader_has_one_accessor():
+    loader = DataLoader(Options(), numbers(7), **ASYNC)
+    with pytest.raises(poptorch.Error, match="already uses an AsynchronousDataAccessor"):
+        AsynchronousDataAccessor(loader)
+    loader.terminate()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_first_item_that_fails(workers, capfd):
+    with pytest.raises(poptorch.Error, match="worker thread failed to start") as caught:
+        DataLoader(Options(), Broken(0), num_workers=workers, **ASYNC)
+    assert "this element is broken" in str(caught.value)
+    assert "this element is broken" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("source", [[], numbers(0), Stream(0)])
+def test_an_empty_data_set(source):
+    with pytest.raises(poptorch.Error, match="worker thread failed to start"):
+        AsynchronousDataAccessor(source, **FORK)
+
+
+def test_items_that_are_not_tensors():
+    with pytest.raises(poptorch.Error, match="expected a tensor"):
+        AsynchronousDataAccessor(["text"], **FORK)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Broken, Killed])
+def test_a_later_item_that_fails(workers, kind):
+    loader = DataLoader(Options(), kind(9), num_workers=workers, **ASYNC)
+    seen = []
+    with pytest.raises(AssertionError, match="error occurred in the data fetcher") as caught:
+        seen.extend(batch.item() for batch in loader)
+    assert seen == list(range(len(seen)))
+    if kind is Broken:
+        assert len(seen) == 9
+        assert "this element is broken" in str(caught.value)
+        assert "__getitem__" in str(caught.value), "the traceback of the worker"
+    with pytest.raises(poptorch.Error, match="terminated"):
+        iter(loader)
+
+
+def shared_files():
+    """Return the files in /dev/shm that Python and torch make: jobs of other tests have theirs."""
+    kinds = ("torch_*", "psm_*", "sem.mp-*", "pym-*")
+    return {path for kind in kinds for path in Path("/dev/shm").glob(kind)}
+
+
+def test_nothing_is_left_behind():
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    shared = shared_files()
+    for workers in (0, 2):
+        loader = DataLoader(Options(), numbers(20), num_workers=workers, **ASYNC)
+        next(iter(loader))
+        process = psutil.Process(loader._accessor._process.pid)
+        family = [process, *process.children(recursive=True)]
+        assert len(family) == 1 + workers
+        if workers:
+            del loader
+        else:
+            loader.terminate()
+            del loader
+        eventually_ended(family)
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files + 1
+    wait_until(lambda: shared_files() <= shared)
+
+
+def test_a_temporary_loader_can_be_iterated():
+    total = 0
+    for batch in DataLoader(Options(), numbers(10), **ASYNC):
+        total += batch[0].item()
+    assert total == 45
+
+
+PROGRAM = """
+import os, signal, sys, time, torch
+from popdist_py.poptorch import (
+    AsynchronousDataAccessor, DataLoader, DataLoaderMode, Options, SharingStrategy,
+)
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, index): return torch.tensor([index])
+
+if __name__ == "__main__":
+    loader = DataLoader(
+        Options(), Slow(), mode=DataLoaderMode.Async, num_workers={workers}, batch_size=2
+    )
+    # A forked process holds both ends of its pipe: it cannot tell from that when we are gone.
+    idle = AsynchronousDataAccessor([torch.ones(1)], sharing_strategy=SharingStrategy.Fork)
+    for batch in loader:
+        print("pids", loader._accessor._process.pid, idle._process.pid, flush=True)
+        {ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "ending", "code"),
+    [
+        (0, "break", 0),
+        (2, "sys.exit(7)", 7),
+        (2, "raise RuntimeError('of the program')", 1),
+        (0, "signal.pause()", -signal.SIGINT),
+        (2, "signal.pause()", -signal.SIGINT),
+        (2, "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_processes_end_with_the_program(tmp_path, workers, ending, code):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM).format(workers=workers, ending=ending))
+    root = str(Path(poptorch.__file__).parents[2])
+    started = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+        start_new_session=True,
+    )
+    line = started.stdout.readline()
+    assert line.startswith("pids "), started.stderr.read()
+    family = []
+    for pid in line.split()[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            loader = psutil.Process(int(pid))
+            family += [loader, *loader.children(recursive=True)]
+    if ending == "signal.pause()":
+        os.killpg(started.pid, signal.SIGINT)  # what ^C in a terminal does
+    try:
+        assert started.wait(timeout=20) == code
+        eventually_ended(family)
+        assert "leaked" not in started.stderr.read()
+    finally:
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        started.stdout.close()
+        started.stderr.close()
+
+
+def test_memory_stays_the_same():
+    accessor = AsynchronousDataAccessor(
+        DataLoader(Options(), torch.utils.data.TensorDataset(torch.ones(64, 1000)), batch_size=8),
+        **FORK,
+    )
+
+    def memory():
+        processes = [psutil.Process(), psutil.Process(accessor._process.pid)]
+        return sum(process.memory_info().rss for process in processes)
+
+    for _ in range(20):
+        list(accessor)
+    before = memory()
+    for _ in range(200):
+        list(accessor)
+    assert memory() - before < 2_000_000
+    accessor.terminate()

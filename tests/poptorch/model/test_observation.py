@@ -1,0 +1,64 @@
+"""What a program can see of a compiled model: names, anchors, times, cycles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.models import Mlp, classified, quiet_options
+
+import popdist_py.poptorch as poptorch
+
+
+def test_names():
+    model = Mlp()
+    training = poptorch.trainingModel(model, quiet_options())
+    with pytest.raises(AssertionError, match="must be compiled"):
+        training.getTensorNames()
+    training.compile(*classified(2))
+    names = training.getTensorNames()
+    for name in ("layers.0.weight", "Gradient___layers.0.weight", "UpdatedVar___layers.2.bias"):
+        assert name in names
+    for start in ("input", "loss", "scaledLearningRate", "weightDecayScaleFactor"):
+        assert any(name.startswith(start) for name in names)
+
+
+def test_names_are_those_of_the_optimizers_settings():
+    model = Mlp()
+    optimizer = poptorch.optim.Adam(model.parameters())
+    training = poptorch.trainingModel(model, quiet_options(), optimizer)
+    training.compile(*classified(2))
+    names = training.getTensorNames()
+    assert "learningRate___specific___layers.0.weight" in names
+    assert set(optimizer.state_dict()["ipu_param"]) <= set(names)
+    assert not any("scaledLearningRate" in name for name in names)
+
+
+def test_channels_return_what_they_are_given():
+    channel = poptorch.profiling.Channel("mine")
+    model = Mlp()
+    assert channel.instrument(model, "forward") is model
+    with channel.tracepoint("step"):
+        pass
+
+
+def test_exceptions_are_logged_and_torchvision_imports(tmp_path):
+    """In a fresh interpreter, because both depend on what was imported before."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import popdist_py.poptorch, torchvision\n"
+        "torchvision.models.resnet18\n"
+        "raise RuntimeError('told')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "[poptorch::python] [critical]" in done.stderr
+    assert done.stderr.count("RuntimeError: told") == 1

@@ -1,0 +1,77 @@
+"""Saved models, executables and the cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import Mlp, classified, quiet_options
+
+import popdist_py.poptorch as poptorch
+from popdist_py.poptorch import saving
+
+
+def test_a_saved_model_continues_where_it_was(tmp_path):
+    model = Mlp()
+    options = quiet_options().randomSeed(3)
+    training = poptorch.trainingModel(
+        model, options, poptorch.optim.Adam(model.parameters(), lr=0.1)
+    )
+    training(*classified(4))
+    training.save(tmp_path / "new" / "model.bin")
+    loaded = poptorch.load(tmp_path / "new" / "model.bin")
+    assert loaded.isCompiled()
+    assert loaded.rng_state == training.rng_state
+    for step in range(2):
+        ours, theirs = training(*classified(4, seed=step)), loaded(*classified(4, seed=step))
+        torch.testing.assert_close(ours[1], theirs[1])
+    assert type(training.model).__name__ == "PoptorchMlp"
+
+
+def test_executables_without_the_model(tmp_path, monkeypatch):
+    file = tmp_path / "model.bin"
+    x, _ = classified(3)
+    offline = poptorch.inferenceModel(Mlp(), quiet_options().useOfflineIpuTarget())
+    offline.compileAndExport(file, x, export_model=False)
+    with pytest.raises(AssertionError, match="loadExecutable"):
+        poptorch.load(file)
+    model = Mlp()
+    inference = poptorch.inferenceModel(model, quiet_options())
+    inference.loadExecutable(file)
+    assert inference.isCompiled()
+    torch.testing.assert_close(inference(x), model(x).detach())
+
+
+def test_offline_models_are_loaded_with_a_device(tmp_path):
+    file = tmp_path / "model.bin"
+    x, _ = classified(4)
+    offline = poptorch.inferenceModel(Mlp(), quiet_options().useOfflineIpuTarget())
+    offline.compileAndExport(file, x)
+    seen = []
+    loaded = poptorch.load(file, lambda options: seen.append(options.modelName("loaded")))
+    assert loaded(x).shape == (4, 4)
+    assert loaded.options.model_name == "loaded"
+
+
+def test_where_files_go(tmp_path, caplog):
+    inference = poptorch.inferenceModel(Mlp(), quiet_options())
+    inference(classified(2)[0])
+    inference.save(tmp_path)
+    assert (tmp_path / "model.poptorch").exists()
+    assert "is a folder" in caplog.text
+    with pytest.raises(AssertionError, match="is a file"):
+        inference.save(tmp_path / "model.poptorch" / "deeper")
+
+
+def test_bad_files(tmp_path, monkeypatch):
+    bad = tmp_path / "bad"
+    bad.write_text("not a model")
+    inference = poptorch.inferenceModel(Mlp(), quiet_options())
+    for act in (lambda: poptorch.load(bad), lambda: inference.loadExecutable(bad)):
+        with pytest.raises(poptorch.Error, match="Invalid file"):
+            act()
+    inference(classified(2)[0])
+    monkeypatch.setattr(saving, "__version__", "0.0.0")
+    inference.save(tmp_path / "old")
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match="version mismatch"):
+        poptorch.load(tmp_path / "old")

@@ -1,0 +1,273 @@
+"""Options: names, defaults, types, freezing, copies, and options from text."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from support.models import Mlp, classified
+from torch import nn
+
+import popdist_py as popdist
+import popdist_py.poptorch as poptorch
+from popdist_py.poptorch.options import ConfigFileError
+
+
+def test_defaults():
+    options = poptorch.Options()
+    assert options.replication_factor == 1
+    assert options.device_iterations == 1
+    assert options.output_mode == poptorch.OutputMode.Default
+    assert options.connection_type == poptorch.ConnectionType.Always
+    assert options.Training.gradient_accumulation == 1
+    assert (
+        options.Training.accumulation_and_replication_reduction_type == poptorch.ReductionType.Mean
+    )
+    assert isinstance(options._execution_strategy, poptorch.PipelinedExecution)
+    assert options.defaultOutputMode()
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (0, 1)
+
+
+def test_setters_chain_and_values_are_attributes():
+    options = poptorch.Options().deviceIterations(3).replicationFactor(2)
+    assert options.Training.gradientAccumulation(4) is options.Training
+    options.replication_factor = 5
+    assert options.replication_factor == options("replication_factor") == 5
+    assert options.exists("replication_factor")
+    assert not options.exists("random_seed")
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "text"),
+    [
+        (lambda o: setattr(o, "replication_factor", "two"), AssertionError, "Unexpected type"),
+        (lambda o: setattr(o, "no_such_option", 1), AssertionError, "Invalid option"),
+        (lambda o: o.set(no_such_option=1), AssertionError, "Invalid option"),
+        (lambda o: o.no_such_option, AttributeError, "Invalid attribute"),
+        (lambda o: setattr(o, "_private", 1), AttributeError, "Invalid private attribute"),
+        (lambda o: o.toDict(), AssertionError, "output mode must be picked"),
+        (lambda o: o.outputMode(poptorch.OutputMode.EveryN), AssertionError, "positive"),
+        (lambda o: o.randomSeed(1.5), AssertionError, "integer"),
+        (lambda o: o.setExecutionStrategy(3), AssertionError, "strategy"),
+        (lambda o: o.setAvailableMemoryProportion({"CPU0": 0.1}), AssertionError, "IPU"),
+        (lambda o: o.setAvailableMemoryProportion({0: 0.1}), AssertionError, "Invalid key 0"),
+        (lambda o: o.setAvailableMemoryProportion([0.1]), AssertionError, "dictionary"),
+        (lambda o: o.syncPattern(0), AssertionError, "SyncPattern"),
+        (
+            lambda o: o.inputReplicaGrouping(2, poptorch.CommGroupType.All),
+            ValueError,
+            "not supported",
+        ),
+        (
+            lambda o: o.inputReplicaGrouping(2, poptorch.CommGroupType.Consecutive),
+            ValueError,
+            "group size 2",
+        ),
+        (
+            lambda o: o.Training.accumulationAndReplicationReductionType(
+                poptorch.ReductionType.NoReduction
+            ),
+            ValueError,
+            "Sum or ReductionType.Mean",
+        ),
+        (lambda o: o.Precision.setPartialsType(torch.int8), ValueError, "torch.half"),
+        (lambda o: o.Precision.enableStochasticRounding(1), AssertionError, "bool"),
+        (lambda o: o.TensorLocations.numIOTiles(33), AssertionError, "even"),
+        (lambda o: o.TensorLocations.numIOTiles(16), AssertionError, "32 to 192"),
+        (lambda o: o.TensorLocations.setWeightLocation({}), AssertionError, "Settings"),
+        (lambda o: o.Jit.traceModel(True), ValueError, "traceModel"),
+        (lambda o: o.useOfflineIpuTarget(7), ValueError, "expected one of"),
+        (lambda o: o.logDir(3), AssertionError, r"Unexpected type.*logDir\(3\)"),
+        (lambda o: o.modelName(3), AssertionError, r"Unexpected type.*modelName\(3\)"),
+        (lambda o: o.useIpuId("1"), AssertionError, r"Unexpected type.*useIpuId\('1'\)"),
+        (lambda o: o.useIpuModel(1), AssertionError, r"Unexpected type.*useIpuModel\(1\)"),
+    ],
+)
+def test_wrong_values_are_refused(act, error, text):
+    with pytest.raises(error, match=text):
+        act(poptorch.Options())
+
+
+def test_using_options_freezes_them_with_all_groups():
+    options = poptorch.Options()
+    model = poptorch.inferenceModel(nn.Linear(1, 1), options)
+    settings = poptorch.TensorLocationSettings()
+    for act in (
+        lambda: options.deviceIterations(2),
+        lambda: options.anchorTensor("a", "b"),
+        lambda: options.showCompilationProgressBar(False),
+        lambda: options.Training.gradientAccumulation(2),
+        lambda: options.Precision.enableStochasticRounding(True),
+        lambda: options.Distributed.disable(),
+        lambda: options.TensorLocations.setWeightLocation(settings),
+        lambda: options._Popart.set("a", 1),
+        lambda: setattr(options, "_execution_strategy", poptorch.ShardedExecution()),
+        lambda: model.options.deviceIterations(2),
+    ):
+        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+            act()
+    for duplicate in (options.clone(), copy.deepcopy(options)):
+        duplicate.deviceIterations(2).Training.gradientAccumulation(2)
+        duplicate._Popart.set("a", 1)
+        assert options.device_iterations == 1
+    assert pickle.loads(pickle.dumps(options)).replication_factor == 1
+
+
+def test_wrong_objects_instead_of_options():
+    with pytest.raises(poptorch.Error, match="Invalid type: 'options'"):
+        poptorch.trainingModel(nn.Linear(1, 1), options={})
+
+
+def test_dictionary_and_text():
+    options = poptorch.Options().outputMode(poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(3)
+    values = options.toDict()
+    assert values["gradient_accumulation"] == 3
+    assert values["distributed_process_id"] == 0
+    text = repr(options)
+    assert text.startswith("Options(")
+    assert "replication_factor=1" in text
+    assert "Training=_TrainingOptions(" in text
+
+
+def test_options_from_json():
+    options = poptorch.Options().from_json(
+        '{"Training.gradientAccumulation": 2, "deviceIterations": 4,'
+        ' "outputMode": ["OutputMode.EveryN", 2], "modelName": "a.b"}'
+    )
+    assert options.Training.gradient_accumulation == 2
+    assert (options.output_mode, options.output_return_period) == (poptorch.OutputMode.EveryN, 2)
+    assert options.model_name == "a.b"
+
+
+def test_options_from_a_file(tmp_path):
+    path = tmp_path / "options.conf"
+    path.write_text(
+        "# comment\n\ndeviceIterations(2)\nTraining.gradientAccumulation(3)\n"
+        "outputMode(poptorch.OutputMode.All)\n"
+    )
+    options = poptorch.Options()
+    options.loadFromFile(str(path))
+    assert options.device_iterations == 2
+    assert options.Training.gradient_accumulation == 3
+    path.write_text("# comment\ndeviceIterations(2)\n\nreplicationFactor(\n")
+    with pytest.raises(ConfigFileError, match=r"(?s)at line 2 of options\.conf.*> replicationF"):
+        poptorch.Options().loadFromFile(str(path))
+    path.write_text("Training.gradientAccumulation('a')\n")
+    with pytest.raises(AssertionError, match="Unexpected type"):
+        poptorch.Options().loadFromFile(str(path))
+
+
+def test_options_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", '{"deviceIterations": 7}')
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "false"}')
+    options = poptorch.Options().enableProfiling("reports")
+    assert options.device_iterations == 7
+    assert options._Popart.options["cachePath"] == str(tmp_path)
+    assert options._Popart.options["engineOptions"]["autoReport.all"] == "false"
+    assert (options.Distributed.processId, options.Distributed.numProcesses) == (1, 4)
+    assert options.Distributed.disable().numProcesses == 1
+
+
+def test_unknown_session_options_fail_when_the_model_is_compiled():
+    options = poptorch.Options()
+    options._Popart.set("noSuchOption", 1)
+    with pytest.raises(poptorch.Error, match="noSuchOption"):
+        poptorch.inferenceModel(nn.Linear(1, 1), options)(torch.ones(1, 1))
+
+
+def test_log_levels():
+    for level in ("TRACE", "DEBUG", "INFO", "ERR", "OFF", 3, "WARN"):
+        poptorch.setLogLevel(level)
+    with pytest.raises(ValueError, match="Invalid log level integer"):
+        poptorch.setLogLevel(5)
+    with pytest.raises(ValueError, match=r"Unknown log level.*DEBUG, ERR, INFO, OFF, TRACE, WARN"):
+        poptorch.setLogLevel("LOUD")
+
+
+class TestDistributedOptions:
+    @pytest.fixture
+    def launched(self, monkeypatch):
+        for name, value in {
+            "POPDIST_NUM_TOTAL_REPLICAS": "8",
+            "POPDIST_NUM_LOCAL_REPLICAS": "2",
+            "POPDIST_NUM_IPUS_PER_REPLICA": "1",
+            "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+            "POPDIST_REPLICA_INDEX_OFFSET": "4",
+        }.items():
+            monkeypatch.setenv(name, value)
+
+    def test_everything_comes_from_the_launcher(self, launched):
+        options = poptorch.DistributedOptions()
+        assert isinstance(options, poptorch.Options)
+        assert options.replication_factor == 2
+        assert (options.Distributed.processId, options.Distributed.numProcesses) == (2, 4)
+        poptorch.DistributedOptions(ipus_per_replica=1)
+        with pytest.raises(ValueError, match="ipus_per_replica=2"):
+            poptorch.DistributedOptions(ipus_per_replica=2)
+
+    @pytest.mark.parametrize(
+        ("name", "act"),
+        [
+            ("useIpuId", lambda o: o.useIpuId(1)),
+            ("replicationFactor", lambda o: o.replicationFactor(1)),
+            ("Distributed.disable", lambda o: o.Distributed.disable()),
+            ("Distributed.setEnvVarNames", lambda o: o.Distributed.setEnvVarNames("a", "b")),
+            ("Distributed.configureProcessId", lambda o: o.Distributed.configureProcessId(0, 1)),
+        ],
+    )
+    def test_five_setters_are_blocked(self, launched, name, act):
+        with pytest.raises(
+            RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"
+        ):
+            act(poptorch.DistributedOptions())
+
+    def test_dictionary_of_frozen_options(self, launched):
+        options = poptorch.DistributedOptions()
+        options.outputMode(poptorch.OutputMode.All)
+        options._freeze()
+        assert options.toDict()["replication_factor"] == 2
+        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+            options.deviceIterations(2)
+        assert options.clone().deviceIterations(3).device_iterations == 3
+
+    def test_popdists_own_spelling(self, launched):
+        options = popdist.poptorch.Options(ipus_per_replica=1).deviceIterations(2)
+        assert type(options) is type(options.clone()) is poptorch.DistributedOptions
+        assert (options.replication_factor, options.device_iterations) == (2, 2)
+        with pytest.raises(ValueError, match="ipus_per_replica=2"):
+            popdist.poptorch.Options(ipus_per_replica=2)
+        assert type(popdist.poptorch.Options()) is poptorch.Options
+        assert popdist.popdist_core.getNumInstances() == 4
+
+    @pytest.mark.parametrize(
+        ("make", "warns"), [(poptorch.Options, True), (poptorch.DistributedOptions, False)]
+    )
+    def test_other_replicas_than_the_launchers(self, launched, monkeypatch, caplog, make, warns):
+        monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+        monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", "0")
+        options = make().showCompilationProgressBar(False)
+        poptorch.trainingModel(Mlp(), options).compile(*classified(2))
+        assert ("gave this instance 2 local replicas" in caplog.text) == warns
+
+    def test_replicas_have_as_many_ipus_as_the_launcher_gave(self, launched, monkeypatch):
+        model = poptorch.BeginBlock(nn.Linear(2, 2), ipu_id=1)
+        for given in ("1", "2"):
+            monkeypatch.setenv("POPDIST_NUM_IPUS_PER_REPLICA", given)
+            options = poptorch.DistributedOptions().showCompilationProgressBar(False)
+            inference = poptorch.inferenceModel(model, options.deviceIterations(2))
+            if given == "1":
+                with pytest.raises(poptorch.Error, match="start with --ipus-per-replica 2"):
+                    inference(torch.ones(4, 2))
+            else:
+                assert inference(torch.ones(4, 2)).shape == (4, 2)
+
+    def test_alone_it_is_one_instance_with_replicas_set_by_hand(self):
+        options = poptorch.DistributedOptions().replicationFactor(3)
+        assert options.replication_factor == 3
+        assert (options.Distributed.processId, options.Distributed.numProcesses) == (0, 1)

@@ -1,0 +1,58 @@
+"""Every row of the fault table, through the real mpirun."""
+
+from __future__ import annotations
+
+import pytest
+from support.faults import FAULTS, Fault, fail_at, measure, measure_calmly
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
+def test_fault(fault, tmp_path):
+    seen, wrong = measure_calmly(fault, tmp_path)
+    assert not wrong, f"{seen.stdout}\n{seen.stderr}"
+
+
+def test_report_tells_what_happened(tmp_path):
+    fault = Fault(title="", code=1, env=fail_at(1, 5, "exception"))
+    report = measure(fault, tmp_path / "out").report
+    first = report["first_failure"]
+    assert report["exit_code"] == 1
+    assert (first["index"], first["exit_code"], first["step"]) == (1, 1, 4)
+    assert first["name"] == "instance 1 (replica 1)"
+    assert first["pid"] > 1
+    assert first["host"]
+    assert first["ended_at"].count(":") == 2
+    assert first["traceback"].startswith("Traceback (most recent call last):")
+    assert first["traceback"].endswith("ValueError: the loss is not a number")
+    assert first["stderr"][-1] == "ValueError: the loss is not a number"
+    assert report["collateral"] == [0]
+    assert report["instances"][0]["was_stopped"]
+
+
+def test_job_is_started_again_after_a_failure(tmp_path):
+    env = {**fail_at(1, 5, "kill"), "STEPS": "20"}
+    fault = Fault(title="", code=0, env=env, options=("--max-restarts", "2"), seconds=20)
+    seen = measure(fault, tmp_path / "out")
+    assert seen.code == 0
+    assert seen.report["restart_count"] == 1
+    assert "restart 1 of 2 in 1 s" in seen.stderr
+    assert "failed first: signal SIGKILL" in seen.stderr
+
+
+def test_last_failure_counts_when_restarts_are_used_up(tmp_path):
+    env = {**fail_at(1, 2, "exit"), "PLAIN": "1", "EVERY_RUN": "1"}
+    fault = Fault(title="", code=3, env=env, options=("--max-restarts", "1"), seconds=20)
+    seen = measure(fault, tmp_path / "out")
+    assert (seen.code, seen.report["restart_count"]) == (3, 1)
+
+
+def test_all_instances_stop_at_the_same_step(tmp_path):
+    import signal
+
+    fault = Fault(title="", code=75, env={"POLITE": "1"}, send=(signal.SIGTERM, signal.SIGUSR1))
+    seen = measure(fault, tmp_path / "out")
+    stops = {line.partition(">:")[2] for line in seen.stdout.splitlines() if "stopped" in line}
+    assert seen.code == 75
+    assert len(stops) == 1, seen.stdout

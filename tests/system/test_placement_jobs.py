@@ -1,0 +1,108 @@
+"""Real jobs on this machine: what is planned is what the kernel shows, and a difference is told."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from poprun_py.sysfs import parse_cpu_list
+
+FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
+CPUS = sorted(os.sched_getaffinity(0))
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(len(CPUS) < 2, reason="two instances need two CPUs"),
+]
+seccomp = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter")
+
+SHOW = """
+import json, os
+from pathlib import Path
+status = Path("/proc/self/status").read_text()
+cpus = next(l for l in status.splitlines() if l.startswith("Cpus_allowed_list")).split()[1]
+print(json.dumps([int(os.environ["RANK"]), cpus, os.environ.get("OMP_NUM_THREADS")]))
+"""
+
+
+def seen(stdout: str) -> list[list]:
+    """Return what the instances printed, in their order."""
+    return sorted(json.loads(line.partition(">:")[2]) for line in stdout.splitlines())
+
+
+def test_instances_run_on_disjoint_cpus_of_the_plan(poprun, script, tmp_path):
+    done = poprun(
+        "--num-instances", 2, "--num-replicas", 2, "--strict-binding",
+        "--export-plan", tmp_path / "plan.json", sys.executable, script(SHOW),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    planned = json.loads((tmp_path / "plan.json").read_text())["instances"]
+    found = seen(done.stdout)
+    assert [list(parse_cpu_list(cpus)) for _, cpus, _ in found] == [i["cpus"] for i in planned]
+    assert [threads for _, _, threads in found] == [str(i["threads"]) for i in planned]
+    assert not set(planned[0]["cpus"]) & set(planned[1]["cpus"])
+
+
+def test_threads_that_the_user_set_stay(poprun, script):
+    done = poprun(
+        "--num-instances", 2, "--num-replicas", 2, "--strict-binding", sys.executable, script(SHOW),
+        env={"OMP_NUM_THREADS": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [threads for _, _, threads in seen(done.stdout)] == ["3", "3"]
+
+
+def test_torch_takes_its_threads_from_the_plan(poprun, script):
+    program = script("import torch, os; print([int(os.environ['RANK']), torch.get_num_threads()])")
+    done = poprun("--num-instances", 2, "--num-replicas", 2, sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert [threads for _, threads in seen(done.stdout)] == [len(CPUS) // 2] * 2
+
+
+def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, script):
+    count = len(CPUS) + 1
+    words = ("--num-instances", count, "--num-replicas", count)
+    refused = poprun(*words, sys.executable, script(SHOW))
+    assert refused.returncode == 2
+    assert f"{count} instances on a host with {len(CPUS)} usable CPUs" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = poprun(*words, "--oversubscribe", sys.executable, script(SHOW))
+    assert done.returncode == 0, done.stderr
+    assert len(seen(done.stdout)) == count
+    assert f"{count} instances share {len(CPUS)} CPUs" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["spreadnum", "numa"])
+def test_an_unknown_mode_names_the_nearest(poprun, mode):
+    done = poprun("--process-placement", mode, "true")
+    assert done.returncode == 2
+    assert "spreadnuma" in done.stderr
+
+
+def forbidding_affinity(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, FORBID, "affinity", sys.executable, "-m", "poprun_py", *words],
+        capture_output=True, text=True, check=False, cwd=ROOT, timeout=100,
+    )  # fmt: skip
+
+
+@seccomp
+def test_another_binding_than_planned_is_a_warning(script):
+    words = ("--num-instances", "2", "--num-replicas", "2", sys.executable, str(script(SHOW)))
+    done = forbidding_affinity(*words)
+    assert done.returncode == 0, done.stderr
+    assert len(seen(done.stdout)) == 2
+    assert f"instance 0 runs on CPUs {CPUS[0]}-{CPUS[-1]} instead of {CPUS[0]}" in done.stderr
+
+
+@seccomp
+def test_strict_binding_makes_it_an_error(script):
+    words = ("--num-instances", "2", "--num-replicas", "2", "--strict-binding")
+    done = forbidding_affinity(*words, sys.executable, str(script("import time; time.sleep(40)")))
+    assert done.returncode == 3, done.stderr
+    assert "--strict-binding" in done.stderr
+    assert "Traceback" not in done.stderr
