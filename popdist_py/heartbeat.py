@@ -21,7 +21,7 @@ __all__ = ["RESUME_EXIT_CODE", "begin", "step", "steps", "stopRequested"]
 # sysexits.h EX_TEMPFAIL: the launcher takes it for "stopped at a checkpoint, run me again".
 RESUME_EXIT_CODE = 75
 
-# The words of the shared memory, each of 8 bytes; poprun_py/vitals.py reads and writes the same.
+# The words of the shared memory, each of 8 bytes: poprun_py/instance/vitals.py has the same.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN = range(5)
 _NUM_WORDS = 8
 _WAIT_SECONDS = 0.0005

@@ -6,7 +6,8 @@ fast.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+# As typing's, which the wrapper in front of every program would have to import.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from poprun_py.config import LaunchConfig
@@ -45,7 +46,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

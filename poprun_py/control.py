@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from poprun_py import frames
 from poprun_py.errors import StartError
+from poprun_py.instance import protocol
 from poprun_py.output import OutputStream
 
 __all__ = ["Control", "Listener", "Peer"]
@@ -119,7 +119,7 @@ class Control:
 
     def send(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Send one frame; what does not go out now goes when it can."""
-        peer.unsent += frames.pack(kind, json.dumps(value).encode())
+        peer.unsent += protocol.pack(kind, json.dumps(value).encode())
         self._flush(peer)
 
     def broadcast(self, kind: bytes, value: Any) -> None:
@@ -161,13 +161,13 @@ class Control:
             return
         channel.setblocking(False)
         if channel.family != socket.AF_UNIX:
-            frames.keep_alive(channel)
-        reader = frames.Reader()
+            protocol.keep_alive(channel)
+        reader = protocol.Reader()
         self._selector.register(
             channel, selectors.EVENT_READ, lambda sock, _: self._greet(sock, reader)
         )
 
-    def _greet(self, channel: Any, reader: frames.Reader) -> None:
+    def _greet(self, channel: Any, reader: protocol.Reader) -> None:
         """Take the first frame of a connection; whoever does not know the token is dropped."""
         try:
             data = channel.recv(_CHUNK)
@@ -175,7 +175,7 @@ class Control:
             if not messages and data:
                 return
             kind, payload = messages[0]
-            if kind == frames.INSPECT and channel.family == socket.AF_UNIX:
+            if kind == protocol.INSPECT and channel.family == socket.AF_UNIX:
                 # Only this user reaches the folder that the socket is in.
                 self._selector.unregister(channel)
                 self._listener.inspected(json.loads(payload), lambda text: _reply(channel, text))
@@ -201,7 +201,7 @@ class Control:
 
         index = hello["rank"]
         if (
-            kind != frames.HELLO
+            kind != protocol.HELLO
             or not hmac.compare_digest(str(hello["token"]), self.token)
             or not 0 <= index < self._num_instances
             or index in self.peers
@@ -221,7 +221,7 @@ class Control:
             stderr=stderr,
         )
 
-    def _serve(self, peer: Peer, reader: frames.Reader, events: int) -> None:
+    def _serve(self, peer: Peer, reader: protocol.Reader, events: int) -> None:
         """Move bytes between the launcher and one wrapper."""
         if events & selectors.EVENT_WRITE:
             self._flush(peer)
@@ -295,4 +295,4 @@ def _reply(channel: socket.socket, text: str) -> None:
     """Send the answer to an inspection and close; one that does not read it gets nothing."""
     with contextlib.suppress(OSError), channel:
         channel.settimeout(1.0)
-        channel.sendall(frames.pack(frames.STACKS, text.encode()[: frames.MAX_PAYLOAD]))
+        channel.sendall(protocol.pack(protocol.STACKS, text.encode()[: protocol.MAX_PAYLOAD]))

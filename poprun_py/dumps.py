@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from poprun_py import frames
 from poprun_py.control import Control
+from poprun_py.instance import protocol
 
 __all__ = ["Dumps"]
 
@@ -42,7 +42,7 @@ class Dumps:
         dump = _Dump(waiting=waiting, deadline=time.monotonic() + _ANSWER_SECONDS, done=done)
         self._open.append(dump)
         for index in sorted(waiting):
-            self._control.send(peers[index], frames.DUMP, None)
+            self._control.send(peers[index], protocol.DUMP, None)
         self._finish(lambda d: not d.waiting)
 
     def take(self, index: int, found: Any) -> None:

@@ -52,7 +52,7 @@ __all__ = [
     "place_instances",
 ]
 
-_WRAPPER = str(Path(__file__).with_name("instance.py"))
+_WRAPPER = str(Path(__file__).with_name("instance") / "main.py")
 # What PopRun copies from its own environment, by name.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # The supervisor's own, by name: a value on a command line could be read by everyone on the host.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from poprun_py import processes
 from poprun_py.errors import StartError
+from poprun_py.instance import processes
 from poprun_py.job import describe
 
 __all__ = ["Mpirun"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from poprun_py import binding
 from poprun_py.errors import StartError
+from poprun_py.instance import binding
 from poprun_py.launch_plan import InstancePlan, LaunchPlan
 
 __all__ = ["binding_sentence", "check_binding"]

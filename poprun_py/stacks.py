@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poprun_py import frames
 from poprun_py.errors import StartError
+from poprun_py.instance import protocol
 from poprun_py.job import StackGroup
 
 __all__ = ["RUN_FOLDER_PREFIX", "ask", "group_stacks", "missing_instances", "render_groups"]
@@ -82,12 +82,12 @@ def ask(pid: int) -> str:
         StartError: there is no such job, or its launcher does not answer.
     """
     path = _socket_of(pid)
-    reader = frames.Reader()
+    reader = protocol.Reader()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
             channel.settimeout(_ANSWER_SECONDS)
             channel.connect(str(path))
-            channel.sendall(frames.pack(frames.INSPECT, json.dumps("stacks").encode()))
+            channel.sendall(protocol.pack(protocol.INSPECT, json.dumps("stacks").encode()))
             while data := channel.recv(1 << 16):
                 for _, payload in reader.feed(data):
                     return str(payload.decode())

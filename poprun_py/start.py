@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from poprun_py.alarms import Alarms
 from poprun_py.control import Control
 from poprun_py.errors import StartError
-from poprun_py.frames import LOST_AFTER_SECONDS
+from poprun_py.instance.protocol import LOST_AFTER_SECONDS
 
 __all__ = ["Start"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from poprun_py import frames
 from poprun_py.agreement import Move, StopAgreement
 from poprun_py.alarms import Alarms
 from poprun_py.control import Control
+from poprun_py.instance import protocol
 
 __all__ = ["StopRequest"]
 
@@ -60,7 +60,7 @@ class StopRequest:
         self._agreement = StopAgreement(members)
         self._signal = number
         self._alarms.set("agreement", _ANSWER_SECONDS, lambda: self._advance(Move.NOBODY))
-        self._control.broadcast(frames.PROPOSE, self._agreement.proposal)
+        self._control.broadcast(protocol.PROPOSE, self._agreement.proposal)
 
     def answer(self, index: int, proposal: int, polls: int) -> None:
         """Take an instance's answer to a proposal."""
@@ -81,10 +81,10 @@ class StopRequest:
             self._pass_on(self._signal)
         elif move is Move.PROPOSE:
             self._limit()
-            self._control.broadcast(frames.PROPOSE, self._agreement.proposal)
+            self._control.broadcast(protocol.PROPOSE, self._agreement.proposal)
         else:
             self._log("all instances stop at their next question whether to stop")
-            self._control.broadcast(frames.AGREE, self._agreement.proposal)
+            self._control.broadcast(protocol.AGREE, self._agreement.proposal)
 
     def _limit(self) -> None:
         """Programs do ask: after SIGTERM they have the grace time, else all the time they need."""

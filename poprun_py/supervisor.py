@@ -18,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from poprun_py import frames, outcome, processes, stacks
+from poprun_py import outcome, stacks
 from poprun_py.alarms import Alarms
 from poprun_py.control import Control, Peer
 from poprun_py.display import Display
 from poprun_py.dumps import Dumps
 from poprun_py.errors import StartError
 from poprun_py.hangs import HangWatch
+from poprun_py.instance import processes, protocol
 from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, Job, LaunchResult, StackGroup, describe
 from poprun_py.mpirun import Mpirun
 from poprun_py.output import OutputStream, keep_end
@@ -231,40 +232,40 @@ class _Supervisor:
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
         if self.stop_reason:
-            self.control.send(peer, frames.STOP, 0)
+            self.control.send(peer, protocol.STOP, 0)
         if self.stop_reason or not self.control.is_complete or not self.start.is_as_planned():
             return
         port = str(self.peers[0].port)
         sample = self.watch.sample_seconds if self.watch is not None else None
         for index, each in self.peers.items():
             variables = {"MASTER_PORT": port, **self.job.variables[index]}
-            self.control.send(each, frames.GO, {"variables": variables, "sample_seconds": sample})
+            self.control.send(each, protocol.GO, {"variables": variables, "sample_seconds": sample})
         self.log(f"{len(self.peers)} instances start")
 
     def received(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Do what a frame of an instance asks for."""
-        if kind == frames.STDOUT:
+        if kind == protocol.STDOUT:
             self.display.feed_stdout(peer, payload)
-        elif kind == frames.STDERR:
+        elif kind == protocol.STDERR:
             peer.tail = keep_end(peer.tail, payload)
             self.display.feed_stderr(peer, payload)
         else:
             self._on_message(peer, kind, json.loads(payload))
 
     def _on_message(self, peer: Peer, kind: bytes, value: Any) -> None:
-        if kind == frames.STARTED:
+        if kind == protocol.STARTED:
             peer.started = value
             if self.on_started is not None and all(p.started for p in self.peers.values()):
                 self.on_started({p.index: p.started for p in self.peers.values()})
-        elif kind == frames.BEAT and self.watch is not None:
+        elif kind == protocol.BEAT and self.watch is not None:
             self.watch.beat(peer.index, value, time.monotonic())
-        elif kind == frames.POLLED:
+        elif kind == protocol.POLLED:
             self.stop_request.answer(peer.index, value["proposal"], value["polls"])
-        elif kind == frames.STACKS:
+        elif kind == protocol.STACKS:
             self.dumps.take(peer.index, value["processes"])
-        elif kind == frames.DIED:
+        elif kind == protocol.DIED:
             self._died(peer, value)
-        elif kind == frames.EXIT:
+        elif kind == protocol.EXIT:
             self._left(peer, value)
 
     def lost(self, peer: Peer) -> None:
@@ -339,12 +340,12 @@ class _Supervisor:
         name = signal.Signals(number).name
         if self.ended_by:
             self.log(f"{name} again: killing all instances")
-            self.control.broadcast(frames.STOP, 0)
+            self.control.broadcast(protocol.STOP, 0)
             self._wake_wrappers()
             return
         self.ended_by = number
         if number == signal.SIGINT:
-            self.control.broadcast(frames.SIGNAL, int(number))
+            self.control.broadcast(protocol.SIGNAL, int(number))
             self.stop("SIGINT received")
         elif not self.stop_reason:
             self.stop_request.begin(signal.SIGTERM)
@@ -354,7 +355,7 @@ class _Supervisor:
         if number == signal.SIGTERM:
             self.stop("SIGTERM received")
         else:
-            self.control.broadcast(frames.SIGNAL, int(number))
+            self.control.broadcast(protocol.SIGNAL, int(number))
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -365,7 +366,7 @@ class _Supervisor:
         self.stop_reason = reason
         self.stopped_at = time.monotonic()
         self.log(f"{reason}: stopping the other instances")
-        self.control.broadcast(frames.STOP, self.job.grace_seconds)
+        self.control.broadcast(protocol.STOP, self.job.grace_seconds)
         self._wake_wrappers()
         self.alarms.clear("start")
         if not self.control.is_complete and self.mpirun is not None:
@@ -405,7 +406,7 @@ class _Supervisor:
         if self.control.is_complete and not self._connected():
             if not self.released:
                 self.released = True
-                self.control.broadcast(frames.BYE, None)
+                self.control.broadcast(protocol.BYE, None)
                 # A daemon on a host that is gone never answers mpirun, which waits for it.
                 is_lost = any((p.outcome or {}).get("lost") for p in self.peers.values())
                 self.alarms.set("mpirun", 1.0 if is_lost else _SILENCE_SECONDS, self._kill_mpirun)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from poprun_py import binding
+from poprun_py.instance import binding
 
 FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
 CPUS = sorted(os.sched_getaffinity(0))

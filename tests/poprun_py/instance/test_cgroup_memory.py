@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.faults import Fault, fail_at, measure
-from support.wrapper_modules import vitals
+
+from poprun_py.instance import vitals
 
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 

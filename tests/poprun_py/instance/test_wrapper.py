@@ -12,7 +12,7 @@ import sys
 import pytest
 from conftest import ROOT, wait_until
 
-from poprun_py import frames
+from poprun_py.instance import protocol
 
 
 def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
@@ -27,8 +27,8 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
         channel = listener.accept()[0]
         channel.settimeout(20)
         go = json.dumps({"variables": {}}).encode()
-        channel.sendall(frames.pack(frames.GO, go) + frames.pack(frames.STOP, b"100"))
-        died = next(value for kind, value in messages(channel) if kind == frames.DIED)
+        channel.sendall(protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"100"))
+        died = next(value for kind, value in messages(channel) if kind == protocol.DIED)
         assert died["code"] == -signal.SIGTERM
         channel.close()
         wrapper.wait(20)
@@ -39,7 +39,7 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
 
 
 def messages(channel):
-    reader = frames.Reader()
+    reader = protocol.Reader()
     while data := channel.recv(1 << 16):
         for kind, payload in reader.feed(data):
             yield kind, json.loads(payload)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
-from support.wrapper_modules import vitals
 
 from popdist_py import environment, heartbeat
-from poprun_py import frames
+from poprun_py.instance import protocol, vitals
 from poprun_py.stacks import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
-HOOK = ROOT / "poprun_py" / "python_hook"
+HOOK = ROOT / "poprun_py" / "instance" / "python_hook"
 
 
 def test_both_ends_agree_on_the_shared_words():
@@ -91,7 +90,7 @@ def test_stacks_of_many_processes_fit_into_a_frame(monkeypatch):
     monkeypatch.setattr(vitals.processes, "state", lambda *_: ("S", True))
     monkeypatch.setattr(shared, "_ask", lambda *_: "\u00e4" * vitals._MAX_TEXT)
     found = shared.stacks(os.getpid())
-    assert len(json.dumps({"processes": found})) < frames.MAX_PAYLOAD
+    assert len(json.dumps({"processes": found})) < protocol.MAX_PAYLOAD
     assert found[0]["text"]
 
 

@@ -5,8 +5,8 @@ Runs in the wrapper in front of every program: standard library only, and cheap 
 
 import os
 
-import frames
-from lean import socket
+from poprun_py.instance import protocol
+from poprun_py.instance.fast_stdlib import socket
 
 _CONNECT_SECONDS = 20
 _OPEN_MPI_NAMES = (
@@ -28,7 +28,7 @@ def connect(address):
 
         host, _, port = where.rpartition(":")
         channel = create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
-        frames.keep_alive(channel)
+        protocol.keep_alive(channel)
         channel.settimeout(None)
     return channel
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-import processes
+from poprun_py.instance import processes
 
 try:
     import _signal as signal  # without signal's enums, which take longer than all the rest

@@ -15,12 +15,8 @@ import select
 import sys
 import time
 
-import binding
-import frames
-import processes
-import surroundings
-import vitals
-from lean import dumps, loads, signal, socket
+from poprun_py.instance import binding, launcher_link, processes, protocol, vitals
+from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
 
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
@@ -38,14 +34,14 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 def main(argv):
     """Run the program after ``--`` and return the code to end with."""
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
-    surroundings.set_mpi_names()
-    surroundings.drop_empty()
+    launcher_link.set_mpi_names()
+    launcher_link.drop_empty()
     address = os.environ.get("POPRUN_CONTROL")
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
         _replace(program, 2)
-    return Wrapper(surroundings.connect(address), program).run()
+    return Wrapper(launcher_link.connect(address), program).run()
 
 
 def _unshield(word):
@@ -76,7 +72,7 @@ class Wrapper:
         self.channel = channel
         self.connected = True
         self.program = program
-        self.reader = frames.Reader()
+        self.reader = protocol.Reader()
         self.early = []  # frames that came together with the one that starts the program
         self.unsent = bytearray()
         self.pid = 0
@@ -103,15 +99,15 @@ class Wrapper:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        surroundings.set_mpi_names()
-        surroundings.drop_empty()
+        launcher_link.set_mpi_names()
+        launcher_link.drop_empty()
         self.sample_seconds = start.get("sample_seconds")
         os.environ.update(self.vitals.variables(self.program, os.environ))
         self.memory = vitals.memory_state()
         wake = self._install_signals()
         self._start()
         self._send(
-            frames.STARTED,
+            protocol.STARTED,
             {"pid": self.pid, "bound": self.bound, "found": binding.read_back(self.pid)},
         )
         for kind, payload in self.early:
@@ -131,10 +127,10 @@ class Wrapper:
 
     def _queue(self, kind, payload):
         if self.connected:
-            self.unsent += frames.pack(kind, payload)
+            self.unsent += protocol.pack(kind, payload)
 
     def _hello(self):
-        rank = surroundings.rank()
+        rank = launcher_link.rank()
         hello = {
             "token": os.environ.pop("POPRUN_TOKEN", ""),
             "rank": rank,
@@ -143,8 +139,8 @@ class Wrapper:
             "time_ns": time.time_ns(),
         }
         if rank == 0:
-            hello["port"] = surroundings.free_port()
-        self.channel.sendall(frames.pack(frames.HELLO, dumps(hello).encode()))
+            hello["port"] = launcher_link.free_port()
+        self.channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
 
     def _wait_for_go(self):
         """Block until the launcher has heard from every instance and lets the program start."""
@@ -154,26 +150,26 @@ class Wrapper:
                 sys.exit(1)
             messages = self.reader.feed(data)
             for number, (kind, payload) in enumerate(messages, start=1):
-                if kind == frames.GO:
+                if kind == protocol.GO:
                     self.early = messages[number:]
                     return loads(payload)
-                if kind in (frames.STOP, frames.BYE):
+                if kind in (protocol.STOP, protocol.BYE):
                     sys.exit(1)
 
     def _handle(self, kind, payload):
-        if kind == frames.SIGNAL:
+        if kind == protocol.SIGNAL:
             self._signal_program(loads(payload))
-        elif kind == frames.PROPOSE:
+        elif kind == protocol.PROPOSE:
             proposal = loads(payload)
             polls = self.vitals.propose(proposal)
-            self._send(frames.POLLED, {"proposal": proposal, "polls": polls})
-        elif kind == frames.AGREE:
+            self._send(protocol.POLLED, {"proposal": proposal, "polls": polls})
+        elif kind == protocol.AGREE:
             self.vitals.agree(loads(payload))
-        elif kind == frames.DUMP:
-            self._send(frames.STACKS, {"processes": self.vitals.stacks(self.pid)})
-        elif kind == frames.STOP:
+        elif kind == protocol.DUMP:
+            self._send(protocol.STACKS, {"processes": self.vitals.stacks(self.pid)})
+        elif kind == protocol.STOP:
             self._stop(loads(payload))
-        elif kind == frames.BYE:
+        elif kind == protocol.BYE:
             self.released = True
 
     # --- the program ----------------------------------------------------------------------
@@ -195,7 +191,7 @@ class Wrapper:
             os.close(descriptor)
         self.exec_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
-        self.pipes = {out_read: frames.STDOUT, err_read: frames.STDERR}
+        self.pipes = {out_read: protocol.STDOUT, err_read: protocol.STDERR}
         for descriptor in self.pipes:
             os.set_blocking(descriptor, False)
 
@@ -206,7 +202,7 @@ class Wrapper:
         for number in (*_SIGNALS, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         processes.die_with_parent(parent)
-        surroundings.take_stdin()
+        launcher_link.take_stdin()
         os.dup2(out, 1)
         os.dup2(err, 2)
         self.channel.close()
@@ -273,7 +269,7 @@ class Wrapper:
             "stopped": self.stopping,
             "exec_error": self.exec_error,
         }
-        self._send(frames.DIED, self.outcome)
+        self._send(protocol.DIED, self.outcome)
         # A clean end may take its time with what it started.
         self._kill_after(_LEFTOVER_SECONDS if status == 0 else _LEFTOVER_SECONDS / 10)
 
@@ -288,7 +284,7 @@ class Wrapper:
         step = self.vitals.step()
         if step != self.known_step:
             self.known_step = step
-            self._send(frames.BEAT, step)
+            self._send(protocol.BEAT, step)
 
     def _collect_leftovers(self):
         """Kill what is left of the program's tree once its time is over."""
@@ -311,7 +307,7 @@ class Wrapper:
             self._collect_leftovers()
             self._sample()
             if self._tree_is_empty() and not reported:
-                self._send(frames.EXIT, self.outcome)
+                self._send(protocol.EXIT, self.outcome)
                 reported = True
             if reported and not self.unsent and self.released:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
@@ -387,5 +383,5 @@ class Wrapper:
         self.connected = False
         self.released = True
         self.unsent.clear()
-        surroundings.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
+        launcher_link.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
         self._stop(_ORPHAN_GRACE_SECONDS)
