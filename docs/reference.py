@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from poprun_py.config import GROUPS, LaunchConfig, options
-from poprun_py.options import FLAG, Option, option_name
+from poprun_py.config.launch_config import GROUPS, LaunchConfig, options
+from poprun_py.config.option_kinds import FLAG, Option, option_name
 
 INDEX = """# Options of poprun-py
 

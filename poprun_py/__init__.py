@@ -10,7 +10,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from poprun_py.config import LaunchConfig
+    from poprun_py.config.launch_config import LaunchConfig
     from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launch_plan import LaunchPlan
     from poprun_py.launcher import launch, plan
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LaunchConfig": "config",
+    "LaunchConfig": "config.launch_config",
     "LaunchError": "errors",
     "StartError": "errors",
     "TimeLimitError": "errors",

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from poprun_py.command_line import parse
-from poprun_py.config import LaunchConfig, options
+from poprun_py.config.command_line import parse
+from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
-from poprun_py.options import option_name
 
 if TYPE_CHECKING:
     from poprun_py.launch_plan import LaunchPlan
@@ -47,7 +47,7 @@ _READ_BACK = ("tree", "cores")
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
     if "_POPRUN_PY_COMPLETE" in os.environ:
-        from poprun_py.command_line import COMMAND
+        from poprun_py.config.command_line import COMMAND
 
         COMMAND.main(prog_name="poprun-py")
     _open_closed_descriptors()
@@ -144,7 +144,7 @@ def _complain(text: str) -> None:
 
 def _run(values: dict[str, Any]) -> int:
     if values.pop("help", False):
-        from poprun_py.command_line import help_text
+        from poprun_py.config.command_line import help_text
 
         _print(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
         return 0
@@ -185,7 +185,7 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     path = values.get("import_config")
     if path is None:
         return LaunchConfig(**values)
-    from poprun_py.config_file import parse_config
+    from poprun_py.config.files import parse_config
     from poprun_py.launcher import read_text_file
 
     imported = parse_config(read_text_file(path, "--import-config"), path)
@@ -201,7 +201,7 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
 
 
 def _export_config(config: LaunchConfig) -> None:
-    from poprun_py.config_file import dump_config
+    from poprun_py.config.files import dump_config
 
     assert config.export_config is not None
     path = Path(config.export_config)

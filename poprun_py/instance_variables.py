@@ -21,10 +21,10 @@ from popdist_py.environment import (
     STACKS,
     InstanceEnvironment,
 )
-from poprun_py.config import LaunchConfig
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.mpi import split_args
-from poprun_py.options import is_word
 from poprun_py.placement import Placement
 from poprun_py.topology import Instance, Topology, device_id
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.config import LaunchConfig
+from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
 from poprun_py.hosts import DEFAULT_HOST_FILES, Host

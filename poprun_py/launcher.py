@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from popdist_py.environment import RESTART_COUNT
-from poprun_py.config import LaunchConfig
+from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware import Machine, load_machines, read_machine
 from poprun_py.hosts import Host, resolve_hosts, slurm_tasks

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.hardware import Machine
 from poprun_py.hosts import Host, are_host_names
 from poprun_py.instance_variables import check_variable, user_threads
 from poprun_py.launch_plan import InstancePlan, LaunchPlan, place_instances
 from poprun_py.mpi import shield
-from poprun_py.options import is_word
 from poprun_py.placement import Placement
 from poprun_py.topology import Instance, make_topology
 
@@ -29,7 +29,7 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KE
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
     """Return ``plan`` as JSON values; values of variables whose name says secret are null."""
-    from poprun_py.config_file import config_to_dict
+    from poprun_py.config.files import config_to_dict
 
     topology = plan.topology
     return {
@@ -115,7 +115,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
 
 def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchPlan:
     program = _texts(data["program"], "program")
-    from poprun_py.config_file import config_from_dict
+    from poprun_py.config.files import config_from_dict
 
     config = replace(config_from_dict(data["options"], "launch plan: options"), program=program)
     local = data["local"]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.command_line import COMMAND, help_text, parse
-from poprun_py.config import LaunchConfig, options
+from poprun_py.config.command_line import COMMAND, help_text, parse
+from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.option_kinds import FLAG, option_name
 from poprun_py.errors import UsageError
-from poprun_py.options import FLAG, option_name
 
 
 @pytest.mark.parametrize(

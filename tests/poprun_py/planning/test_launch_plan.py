@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py import launcher, reach
-from poprun_py.config import LaunchConfig
-from poprun_py.config_file import dump_config, parse_config
+from poprun_py.config.files import dump_config, parse_config
+from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hosts import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.job import InstanceResult, LaunchResult

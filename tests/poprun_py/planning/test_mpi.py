@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py.config import LaunchConfig
+from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts import LOCALHOST, parse_host_list
 from poprun_py.launch_plan import make_plan

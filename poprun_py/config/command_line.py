@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from poprun_py.config import GROUPS, LaunchConfig, options
+from poprun_py.config.launch_config import GROUPS, LaunchConfig, options
+from poprun_py.config.option_kinds import FLAG, TEXT, Kind, Option, choice, option_name
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options import FLAG, TEXT, Kind, Option, choice, option_name
 
 __all__ = ["COMMAND", "help_text", "parse"]
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
 from typing import Any
 
-from poprun_py.errors import UsageError
-from poprun_py.options import (
+from poprun_py.config.option_kinds import (
     FLAG,
     PATH,
     SECONDS,
@@ -25,6 +24,7 @@ from poprun_py.options import (
     option_name,
     whole,
 )
+from poprun_py.errors import UsageError
 
 __all__ = ["GROUPS", "LaunchConfig", "options"]
 

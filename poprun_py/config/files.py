@@ -9,9 +9,9 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from poprun_py.config import LaunchConfig, options
+from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.option_kinds import FLAG, YES_NO, Option, option_name
 from poprun_py.errors import UsageError, nearest
-from poprun_py.options import FLAG, YES_NO, Option, option_name
 
 __all__ = ["config_from_dict", "config_to_dict", "dump_config", "parse_config"]
 

@@ -1,0 +1,5 @@
+"""What a launch may be asked for: every option once, and the ways in which it is written.
+
+Here live LaunchConfig, the kinds of option, the command line's grammar, and files of options.
+Nothing here looks at hosts or machines, or starts anything. May call: errors.
+"""
