@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from poprun_py.hardware import Core, Machine, NumaNode
-from poprun_py.sysfs import format_cpu_list
+from poprun_py.hardware.reader import Core, Machine, NumaNode
+from poprun_py.hardware.sysfs import format_cpu_list
 
 __all__ = ["hardware_table", "memory_size"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hardware import Machine
+from poprun_py.hardware.reader import Machine
 from poprun_py.hosts import DEFAULT_HOST_FILES, Host
 from poprun_py.instance_variables import (
     THREAD_VARIABLES,

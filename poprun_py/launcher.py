@@ -18,7 +18,7 @@ from typing import Any
 from popdist_py.environment import RESTART_COUNT
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
-from poprun_py.hardware import Machine, load_machines, read_machine
+from poprun_py.hardware.reader import Machine, load_machines, read_machine
 from poprun_py.hosts import Host, resolve_hosts, slurm_tasks
 from poprun_py.instance_variables import mpi_environment
 from poprun_py.launch_plan import LaunchPlan, make_plan

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from poprun_py.errors import UsageError, nearest
-from poprun_py.hardware import Core, Machine, NumaNode
-from poprun_py.sysfs import format_cpu_list
+from poprun_py.hardware.reader import Core, Machine, NumaNode
+from poprun_py.hardware.sysfs import format_cpu_list
 
 __all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "placement_warnings"]
 

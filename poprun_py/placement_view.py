@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from poprun_py.hardware import Core, Machine
+from poprun_py.hardware.reader import Core, Machine
+from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.placement import Placement
-from poprun_py.sysfs import format_cpu_list
 
 __all__ = ["placement_line", "placement_picture"]
 

@@ -144,7 +144,7 @@ def machine(root: str) -> Any:
     """Return the hardware as our own reader describes it; None where it cannot be read."""
     sys.path.insert(0, root)
     try:
-        from poprun_py.hardware import read_machine
+        from poprun_py.hardware.reader import read_machine
 
         return read_machine().to_json()
     except Exception:  # whatever is wrong there shows in the other values

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from poprun_py import preflight, probe
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
+from poprun_py.hardware.machine import HardwareError, Machine
 from poprun_py.hosts import Host
-from poprun_py.machine import HardwareError, Machine
 from poprun_py.network import Interface, Network, choose_network, parse_subnet
 from poprun_py.remote import Shell, shell_of
 from poprun_py.sync import environment_folder, folder_to_sync, sync_folder

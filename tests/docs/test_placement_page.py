@@ -6,7 +6,7 @@ import re
 from conftest import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
-from poprun_py.hardware import Machine
+from poprun_py.hardware.reader import Machine
 from poprun_py.hardware_view import hardware_table
 from poprun_py.placement import MODES, PlacementPolicy, place
 from poprun_py.placement_view import placement_picture

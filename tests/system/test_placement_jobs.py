@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from poprun_py.sysfs import parse_cpu_list
+from poprun_py.hardware.sysfs import parse_cpu_list
 
 FORBID = ROOT / "tests" / "support" / "forbid_binding.py"
 CPUS = sorted(os.sched_getaffinity(0))

@@ -13,10 +13,10 @@ from support.machines import machines
 from support.sysfs_trees import TREES, snapshot
 
 from poprun_py.errors import UsageError
-from poprun_py.hardware import Core, Machine, NumaNode
+from poprun_py.hardware.reader import Core, Machine, NumaNode
+from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.placement import MODES, PlacementPolicy, place, place_anyway, placement_warnings
 from poprun_py.placement_view import placement_line
-from poprun_py.sysfs import format_cpu_list
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 

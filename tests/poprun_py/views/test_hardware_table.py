@@ -3,8 +3,8 @@
 import pytest
 from support.sysfs_trees import TREES, snapshot
 
+from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.hardware_view import hardware_table
-from poprun_py.sysfs import format_cpu_list
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.sysfs import format_cpu_list, parse_cpu_list
+from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list
 
 __all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
 

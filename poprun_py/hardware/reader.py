@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from poprun_py.machine import Core, HardwareError, Machine, NumaNode, load_machines
-from poprun_py.sysfs import ControlGroups, KernelFiles, format_cpu_list, whole_number
+from poprun_py.hardware.machine import Core, HardwareError, Machine, NumaNode, load_machines
+from poprun_py.hardware.sysfs import ControlGroups, KernelFiles, format_cpu_list, whole_number
 
 __all__ = ["Core", "HardwareError", "Machine", "NumaNode", "load_machines", "read_machine"]
 
