@@ -29,7 +29,7 @@ from poprun_py.placement import Placement
 from poprun_py.topology import Instance, Topology, device_id
 
 if TYPE_CHECKING:
-    from poprun_py.reach import Reach
+    from poprun_py.hosts.survey import Reach
 
 __all__ = [
     "THREAD_VARIABLES",

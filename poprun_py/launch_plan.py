@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
-from poprun_py.hosts import DEFAULT_HOST_FILES, Host
+from poprun_py.hosts.host_list import DEFAULT_HOST_FILES, Host
 from poprun_py.instance_variables import (
     THREAD_VARIABLES,
     Pairs,
@@ -43,7 +43,7 @@ from poprun_py.placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.topology import Instance, Topology, make_topology
 
 if TYPE_CHECKING:
-    from poprun_py.reach import Reach
+    from poprun_py.hosts.survey import Reach
 
 __all__ = [
     "InstancePlan",

@@ -19,7 +19,7 @@ from popdist_py.environment import RESTART_COUNT
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware.reader import Machine, load_machines, read_machine
-from poprun_py.hosts import Host, resolve_hosts, slurm_tasks
+from poprun_py.hosts.host_list import Host, resolve_hosts, slurm_tasks
 from poprun_py.instance_variables import mpi_environment
 from poprun_py.launch_plan import LaunchPlan, make_plan
 from poprun_py.mpi import Mpi
@@ -90,7 +90,7 @@ def plan(
     reached = None
     if not all(host.is_local for host in hosts):
         used = hosts[: config.num_instances]
-        from poprun_py.reach import reach
+        from poprun_py.hosts.survey import reach
 
         reached = reach(config, used, mpirun=mpi.path, environ=environ, contact=contact_hosts)
     return make_plan(
@@ -140,7 +140,7 @@ def _own_names(with_addresses: bool) -> frozenset[str]:
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:
-        from poprun_py.probe import networks
+        from poprun_py.hosts.host_probe import networks
 
         addresses = [address for _, address, *_ in networks()]
     return frozenset({name, name.partition(".")[0], *addresses})
@@ -292,7 +292,7 @@ def _supervise(
 
 def _listen_address(others: list[Host], network: str) -> str:
     """Return this machine's address that the other hosts reach."""
-    from poprun_py.reach import listen_address
+    from poprun_py.hosts.survey import listen_address
 
     return listen_address(others, network)
 
@@ -309,7 +309,7 @@ def _explain_failure(planned: LaunchPlan, environ: Mapping[str, str]) -> None:
         StartError: the reason, if a host shows one.
     """
     hosts, mpirun = planned.topology.hosts, planned.command[0]
-    from poprun_py.reach import diagnose
+    from poprun_py.hosts.survey import diagnose
 
     diagnose(planned.config, hosts, mpirun=mpirun, environ=environ)
 
@@ -367,7 +367,7 @@ def ask_machines(config: LaunchConfig, hosts: tuple[Host, ...]) -> Mapping[str, 
     if described or all(host.is_local for host in hosts):
         return {}
     mpirun = find_mpi(config.mpi, os.environ).path
-    from poprun_py.reach import reach
+    from poprun_py.hosts.survey import reach
 
     return reach(config, hosts, mpirun=mpirun, environ=os.environ, contact=True).machines
 
@@ -384,7 +384,7 @@ def check(
     config = replace(config, program=resolve_program(config.program))
     hosts = hosts_of(config, environ)
     mpirun = find_mpi(config.mpi, environ).path
-    from poprun_py.reach import check_hosts
+    from poprun_py.hosts.survey import check_hosts
 
     return check_hosts(config, hosts, mpirun=mpirun, environ=environ, mark=mark)
 

@@ -13,7 +13,7 @@ from typing import Any
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
-from poprun_py.hosts import Host, are_host_names
+from poprun_py.hosts.host_list import Host, are_host_names
 from poprun_py.instance_variables import check_variable, user_threads
 from poprun_py.launch_plan import InstancePlan, LaunchPlan, place_instances
 from poprun_py.mpi import shield

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hosts import Host
+from poprun_py.hosts.host_list import Host
 
 __all__ = ["Instance", "Topology", "device_id", "make_topology"]
 

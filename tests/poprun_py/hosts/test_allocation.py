@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poprun_py.errors import UsageError
-from poprun_py.hosts import (
+from poprun_py.hosts.host_list import (
     LOCALHOST,
     parse_host_list,
     parse_tasks_per_node,

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from poprun_py import preflight, probe
 from poprun_py.errors import StartError
-from poprun_py.hosts import Host
-from poprun_py.preflight import Answer, ask, cells, check_table, question, require
-from poprun_py.remote import Problem, Shell
+from poprun_py.hosts import host_probe, preflight
+from poprun_py.hosts.host_list import Host
+from poprun_py.hosts.preflight import Answer, ask, cells, check_table, question, require
+from poprun_py.hosts.remote_shell import Problem, Shell
 
 ASKED = {**question((sys.executable, "train.py"), "/mpi/bin/mpirun"), "packages": ["mpi4py"]}
 GOOD = {
@@ -113,7 +113,7 @@ def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
     host = Host(name="elsewhere")
     answers = ask((host,), here_by_another_name, asked)
     assert answers["elsewhere"].problem is None
-    ours = probe.report(asked)
+    ours = host_probe.report(asked)
     assert [
         c.name for c in cells(answers["elsewhere"], ours, asked) if c.problem and c.is_vital
     ] == []
@@ -158,7 +158,7 @@ def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_n
     [
         ("echo 'Identity file k not accessible: No such file or directory' >&2\n"
          "echo 'Permission denied (publickey)' >&2; exit 255", "file with a key"),
-        (f"echo '{probe.MARK}{{\"time\": 1.'", "a damaged answer"),
+        (f"echo '{host_probe.MARK}{{\"time\": 1.'", "a damaged answer"),
         ("exit 127", "does not run there"),
     ],
 )  # fmt: skip

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py import launcher, reach
+from poprun_py import launcher
 from poprun_py.config.files import dump_config, parse_config
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hosts import LOCALHOST, parse_host_file, parse_host_list
+from poprun_py.hosts import survey
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_list
+from poprun_py.hosts.remote_shell import Shell
+from poprun_py.hosts.survey import Reach
 from poprun_py.job import InstanceResult, LaunchResult
 from poprun_py.launch_plan import make_plan
 from poprun_py.mpi import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.plan_file import plan_from_json, plan_to_json
-from poprun_py.reach import Reach
-from poprun_py.remote import Shell
 
 REACHED = Reach(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
@@ -186,7 +187,7 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
 def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(reach, "reach", lambda *_, **__: REACHED)
+    monkeypatch.setattr(survey, "reach", lambda *_, **__: REACHED)
     file = tmp_path / "hosts"
     file.write_text("".join(f"fd00::{index} slots=3\n" for index in (1, 2, 3)))
     config = LaunchConfig(

@@ -9,7 +9,7 @@ import pytest
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hosts import LOCALHOST, parse_host_list
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.launch_plan import make_plan
 from poprun_py.mpi import (
     MPICH,

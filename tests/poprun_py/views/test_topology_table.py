@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.hosts import LOCALHOST, parse_host_list
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.render import topology_table
 from poprun_py.topology import make_topology
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.hosts import Host, parse_host_list
+from poprun_py.hosts.host_list import Host, parse_host_list
 
 __all__ = [
     "CONNECT_SECONDS",

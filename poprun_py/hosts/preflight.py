@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from poprun_py import probe
 from poprun_py.errors import StartError
-from poprun_py.hosts import Host, compress
-from poprun_py.network import Interface
-from poprun_py.remote import Problem, Shell, explain, read_back, scratch_file
+from poprun_py.hosts import host_probe
+from poprun_py.hosts.host_list import Host, compress
+from poprun_py.hosts.network_choice import Interface
+from poprun_py.hosts.remote_shell import Problem, Shell, explain, read_back, scratch_file
 
 __all__ = ["Answer", "Cell", "ask", "cached", "cells", "check_table", "question", "require"]
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = ("mpi4py", "torch", "numpy")
 # One host that hangs must not hold the launch for longer than a user waits for a message.
 _ANSWER_SECONDS = 10.0
@@ -70,7 +70,7 @@ class Cell:
 def question(
     program: Sequence[str], mpirun: str, call_back: tuple[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return what every host is asked; the keys are described in probe.py."""
+    """Return what every host is asked; the keys are described in host_probe.py."""
     script = program[1] if len(program) > 1 and program[0] == sys.executable else ""
     named = script or (program[0] if program and "/" in program[0] else "")
     return {
@@ -104,13 +104,13 @@ def ask(
 
 
 def _answer_here(host: Host, asked: Mapping[str, Any]) -> Answer:
-    return Answer(host=host, report=probe.report({**asked, "call_back": None}))
+    return Answer(host=host, report=host_probe.report({**asked, "call_back": None}))
 
 
 def _ask_batch(
     hosts: Sequence[Host], shell: Shell, asked: Mapping[str, Any], limit_seconds: float
 ) -> dict[str, Answer]:
-    source = Path(probe.__file__).read_text(encoding="utf-8")
+    source = Path(host_probe.__file__).read_text(encoding="utf-8")
     text = f"{source}\nmain(json.loads({json.dumps(json.dumps(asked))}))\n".encode()
     with contextlib.ExitStack() as stack:
         started = []
@@ -169,13 +169,17 @@ def _collect(asked: _Asked, process: subprocess.Popen[bytes], deadline: float) -
     ended = time.time()
     out, err = read_back(asked.out), read_back(asked.err)
     line = next(
-        (text for text in out.decode(errors="replace").splitlines() if text.startswith(probe.MARK)),
+        (
+            text
+            for text in out.decode(errors="replace").splitlines()
+            if text.startswith(host_probe.MARK)
+        ),
         "",
     )
     if not line:
         return Answer(host=host, problem=_no_report(host.name, process.returncode, err))
     try:
-        report = json.loads(line.removeprefix(probe.MARK))
+        report = json.loads(line.removeprefix(host_probe.MARK))
     except ValueError:
         return Answer(host=host, problem=explain(host.name, "a damaged answer", sys.executable))
     off = max(0.0, report["time"] - ended, asked.begun - report["time"])

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hosts import Host
-from poprun_py.remote import Shell, explain, read_back, scratch_file
+from poprun_py.hosts.host_list import Host
+from poprun_py.hosts.remote_shell import Shell, explain, read_back, scratch_file
 
 __all__ = ["environment_folder", "folder_to_sync", "sync_command", "sync_folder"]
 

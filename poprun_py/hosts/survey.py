@@ -11,14 +11,14 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from poprun_py import preflight, probe
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hardware.machine import HardwareError, Machine
-from poprun_py.hosts import Host
-from poprun_py.network import Interface, Network, choose_network, parse_subnet
-from poprun_py.remote import Shell, shell_of
-from poprun_py.sync import environment_folder, folder_to_sync, sync_folder
+from poprun_py.hosts import host_probe, preflight
+from poprun_py.hosts.folder_sync import environment_folder, folder_to_sync, sync_folder
+from poprun_py.hosts.host_list import Host
+from poprun_py.hosts.network_choice import Interface, Network, choose_network, parse_subnet
+from poprun_py.hosts.remote_shell import Shell, shell_of
 
 __all__ = ["Reach", "check_hosts", "diagnose", "listen_address", "own_interfaces", "reach"]
 
@@ -86,7 +86,7 @@ def _look(
     asked = preflight.question(config.program, mpirun)
     answers = preflight.ask(hosts, shell, asked)
     if not config.no_check:
-        preflight.require(answers, probe.report(asked), asked)
+        preflight.require(answers, host_probe.report(asked), asked)
     return answers
 
 
@@ -124,7 +124,7 @@ def check_hosts(
                 call_back = (address, server.getsockname()[1])
         asked = preflight.question(config.program, mpirun, call_back)
         answers = preflight.ask(hosts, shell, asked)
-    ours = probe.report({**asked, "call_back": None})
+    ours = host_probe.report({**asked, "call_back": None})
     table, is_well = preflight.check_table(answers, ours, asked, mark=mark)
     if not others or any(answer.report is None for answer in answers.values()):
         return table, is_well
@@ -172,7 +172,7 @@ def _hostnames(hosts: Sequence[Host], answers: Mapping[str, preflight.Answer]) -
 
 def own_interfaces() -> tuple[Interface, ...]:
     """Return this machine's IPv4 addresses."""
-    return tuple(Interface(*entry) for entry in probe.networks())
+    return tuple(Interface(*entry) for entry in host_probe.networks())
 
 
 def _network(
