@@ -77,8 +77,8 @@ def planning() -> dict[str, float]:
     """Return the seconds of planning 512 instances on 32 hosts and 4,096 on 256."""
     from poprun_py.config.launch_config import LaunchConfig
     from poprun_py.hosts.host_list import parse_host_list
-    from poprun_py.launch_plan import make_plan
-    from poprun_py.mpi import OPEN_MPI_5, Mpi
+    from poprun_py.planning.launch_plan import make_plan
+    from poprun_py.planning.mpi_dialects import OPEN_MPI_5, Mpi
 
     taken = {}
     for instances, hosts in ((512, 32), (4096, 256)):

@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from poprun_py.config.launch_config import LaunchConfig
     from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
-    from poprun_py.launch_plan import LaunchPlan
     from poprun_py.launcher import launch, plan
+    from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervisor import InstanceResult, LaunchResult
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _HOMES = {
     "StartError": "errors",
     "TimeLimitError": "errors",
     "UsageError": "errors",
-    "LaunchPlan": "launch_plan",
+    "LaunchPlan": "planning.launch_plan",
     "InstanceResult": "supervisor",
     "LaunchResult": "supervisor",
     "launch": "launcher",

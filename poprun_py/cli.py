@@ -26,7 +26,7 @@ from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 
 if TYPE_CHECKING:
-    from poprun_py.launch_plan import LaunchPlan
+    from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervisor import LaunchResult
 
 __all__ = ["main", "run"]
@@ -307,7 +307,7 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
     import json
 
     from poprun_py.launcher import read_text_file
-    from poprun_py.plan_file import plan_from_json
+    from poprun_py.planning.plan_file import plan_from_json
 
     assert config.from_plan is not None
     if config.program:
@@ -359,7 +359,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
 def _export_plan(path: str, planned: LaunchPlan) -> None:
     import json
 
-    from poprun_py.plan_file import plan_to_json
+    from poprun_py.planning.plan_file import plan_to_json
 
     text = json.dumps(plan_to_json(planned), indent=2)
     if path == "-":

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.mpi import split_args
+from poprun_py.planning.mpi_dialects import split_args
 
 __all__ = ["RunFolder", "adopt_output_filename"]
 

@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from poprun_py import LaunchConfig, UsageError, launch, plan
 from poprun_py.launcher import plan_warnings
-from poprun_py.plan_file import plan_from_json, plan_to_json
+from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 
 pytestmark = pytest.mark.mpi
 
@@ -145,8 +145,8 @@ def test_user_arguments_of_mpi_win(poprun):
 def test_compact_command_gives_every_instance_its_wire(script, tmp_path):
     program = script(
         "import sys\n"
-        "import poprun_py.mpi\n"
-        "poprun_py.mpi._MAX_BYTES = 2000\n"
+        "import poprun_py.planning.mpi_dialects\n"
+        "poprun_py.planning.mpi_dialects._MAX_BYTES = 2000\n"
         "from poprun_py.cli import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )

@@ -10,15 +10,15 @@ import pytest
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
-from poprun_py.launch_plan import make_plan
-from poprun_py.mpi import (
+from poprun_py.planning.launch_plan import make_plan
+from poprun_py.planning.mpi_dialects import (
     MPICH,
     OPEN_MPI_4,
     OPEN_MPI_5,
     Mpi,
     split_args,
 )
-from poprun_py.which_mpi import _wheel_version, find_mpi, recognise
+from poprun_py.planning.mpi_install import _wheel_version, find_mpi, recognise
 
 CASES = {
     "one_host": {},
@@ -66,7 +66,7 @@ def command(kind, **settings):
 @pytest.mark.parametrize("kind", KINDS)
 def test_command(kind, case, golden):
     words = command(KINDS[kind], **CASES[case])
-    from poprun_py import launch_plan
+    from poprun_py.planning import launch_plan
 
     named = {sys.executable: "PYTHON", launch_plan._WRAPPER: "WRAPPER"}
     golden(f"command_{kind}_{case}.txt", "".join(f"{named.get(w, w)}\n" for w in words))

@@ -15,8 +15,14 @@ from support.sysfs_trees import TREES, snapshot
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.placement import MODES, PlacementPolicy, place, place_anyway, placement_warnings
 from poprun_py.placement_view import placement_line
+from poprun_py.planning.placement import (
+    MODES,
+    PlacementPolicy,
+    place,
+    place_anyway,
+    placement_warnings,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 

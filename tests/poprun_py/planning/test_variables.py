@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poprun_py import UsageError
-from poprun_py.instance_variables import user_variables
+from poprun_py.planning.variables import user_variables
 
 
 def test_a_file_of_variables_reads_as_in_a_shell():

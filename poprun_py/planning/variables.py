@@ -24,9 +24,9 @@ from popdist_py.environment import (
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
-from poprun_py.mpi import split_args
-from poprun_py.placement import Placement
-from poprun_py.topology import Instance, Topology, device_id
+from poprun_py.planning.mpi_dialects import split_args
+from poprun_py.planning.placement import Placement
+from poprun_py.planning.topology import Instance, Topology, device_id
 
 if TYPE_CHECKING:
     from poprun_py.hosts.survey import Reach

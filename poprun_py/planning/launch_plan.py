@@ -16,7 +16,19 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import DEFAULT_HOST_FILES, Host
-from poprun_py.instance_variables import (
+from poprun_py.planning.mpi_dialects import (
+    Context,
+    Mpi,
+    MpiRequest,
+    collapsed,
+    is_too_long,
+    make_command,
+    shield,
+    split_args,
+)
+from poprun_py.planning.placement import Placement, PlacementPolicy, place_anyway
+from poprun_py.planning.topology import Instance, Topology, make_topology
+from poprun_py.planning.variables import (
     THREAD_VARIABLES,
     Pairs,
     common_variables,
@@ -29,18 +41,6 @@ from poprun_py.instance_variables import (
     user_variables,
     wire_variables,
 )
-from poprun_py.mpi import (
-    Context,
-    Mpi,
-    MpiRequest,
-    collapsed,
-    is_too_long,
-    make_command,
-    shield,
-    split_args,
-)
-from poprun_py.placement import Placement, PlacementPolicy, place_anyway
-from poprun_py.topology import Instance, Topology, make_topology
 
 if TYPE_CHECKING:
     from poprun_py.hosts.survey import Reach
@@ -52,7 +52,7 @@ __all__ = [
     "place_instances",
 ]
 
-_WRAPPER = str(Path(__file__).with_name("instance") / "main.py")
+_WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
 # What PopRun copies from its own environment, by name.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # The supervisor's own, by name: a value on a command line could be read by everyone on the host.

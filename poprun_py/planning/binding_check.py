@@ -10,7 +10,7 @@ from typing import Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import binding
-from poprun_py.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 
 __all__ = ["binding_sentence", "check_binding"]
 

@@ -14,11 +14,11 @@ from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host, are_host_names
-from poprun_py.instance_variables import check_variable, user_threads
-from poprun_py.launch_plan import InstancePlan, LaunchPlan, place_instances
-from poprun_py.mpi import shield
-from poprun_py.placement import Placement
-from poprun_py.topology import Instance, make_topology
+from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, place_instances
+from poprun_py.planning.mpi_dialects import shield
+from poprun_py.planning.placement import Placement
+from poprun_py.planning.topology import Instance, make_topology
+from poprun_py.planning.variables import check_variable, user_threads
 
 __all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json"]
 
