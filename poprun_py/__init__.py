@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launcher import launch, plan
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.supervisor import InstanceResult, LaunchResult
+    from poprun_py.supervision.job import InstanceResult, LaunchResult
 
 __version__ = "0.1.0"
 
@@ -39,8 +39,8 @@ _HOMES = {
     "TimeLimitError": "errors",
     "UsageError": "errors",
     "LaunchPlan": "planning.launch_plan",
-    "InstanceResult": "supervisor",
-    "LaunchResult": "supervisor",
+    "InstanceResult": "supervision.job",
+    "LaunchResult": "supervision.job",
     "launch": "launcher",
     "plan": "launcher",
 }

@@ -27,7 +27,7 @@ from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 
 if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
-    from poprun_py.supervisor import LaunchResult
+    from poprun_py.supervision.supervisor import LaunchResult
 
 __all__ = ["main", "run"]
 
@@ -228,7 +228,7 @@ def _launch(config: LaunchConfig) -> int:
     from poprun_py import launcher
 
     if config.stacks is not None:
-        from poprun_py.stacks import ask
+        from poprun_py.supervision.stacks import ask
 
         _print(ask(config.stacks).removesuffix("\n"))
         return 0

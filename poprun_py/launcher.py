@@ -28,9 +28,9 @@ from poprun_py.planning.placement import placement_warnings
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program, standard_input
 from poprun_py.planning.variables import mpi_environment
-from poprun_py.restart import lost_hosts, pause_within, run_with_restarts
 from poprun_py.run_folder import RunFolder, adopt_output_filename
-from poprun_py.supervisor import Job, LaunchResult, supervise
+from poprun_py.supervision.restart import lost_hosts, pause_within, run_with_restarts
+from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 
 __all__ = [
     "ask_machines",

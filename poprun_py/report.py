@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
-from poprun_py.stacks import render_groups
+from poprun_py.supervision.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
+from poprun_py.supervision.stacks import render_groups
 
 __all__ = ["diagnosis", "report_json", "report_text", "stderr_excerpt", "traceback_of"]
 

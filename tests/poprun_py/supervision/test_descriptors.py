@@ -15,8 +15,8 @@ from conftest import ROOT
 
 from poprun_py.cli import run
 from poprun_py.errors import StartError
-from poprun_py.job import Job
-from poprun_py.supervisor import supervise
+from poprun_py.supervision.job import Job
+from poprun_py.supervision.supervisor import supervise
 
 # Wrappers that connect, say nothing and are not let go.
 CROWD = """
@@ -29,8 +29,8 @@ time.sleep(20)
 LIMITED = """
 import os, resource, sys, time
 from poprun_py.errors import StartError
-from poprun_py.job import Job
-from poprun_py.supervisor import supervise
+from poprun_py.supervision.job import Job
+from poprun_py.supervision.supervisor import supervise
 
 NOFILE = resource.RLIMIT_NOFILE
 resource.setrlimit(NOFILE, (int(sys.argv[1]), int(sys.argv[2])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.hangs import HangWatch
+from poprun_py.supervision.hang_detection import HangWatch
 
 
 def test_hang_with_a_fixed_limit():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.control import Peer
 from poprun_py.errors import StartError
-from poprun_py.job import Job
-from poprun_py.outcome import Ending, judge
 from poprun_py.output import make_stream
+from poprun_py.supervision.control_channel import Peer
+from poprun_py.supervision.job import Job
+from poprun_py.supervision.outcome import Ending, judge
 
 
 def peer(index, code, at, offset=0, stopped=False):

@@ -7,8 +7,14 @@ import threading
 
 import pytest
 
-from poprun_py.job import InstanceResult, LaunchResult
-from poprun_py.restart import backoff_seconds, lost_hosts, pause, pause_within, run_with_restarts
+from poprun_py.supervision.job import InstanceResult, LaunchResult
+from poprun_py.supervision.restart import (
+    backoff_seconds,
+    lost_hosts,
+    pause,
+    pause_within,
+    run_with_restarts,
+)
 
 
 def test_job_is_run_again_with_growing_pauses():

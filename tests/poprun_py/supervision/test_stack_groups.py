@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.stacks import group_stacks, missing_instances, render_groups
+from poprun_py.supervision.stacks import group_stacks, missing_instances, render_groups
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 1 in wait

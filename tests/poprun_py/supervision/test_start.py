@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py.alarms import Alarms
 from poprun_py.errors import StartError
-from poprun_py.start import Start
+from poprun_py.supervision.alarms import Alarms
+from poprun_py.supervision.startup import Start
 
 
 def start(planned, found, explain=None):

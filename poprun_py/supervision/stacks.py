@@ -15,7 +15,7 @@ from typing import Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
-from poprun_py.job import StackGroup
+from poprun_py.supervision.job import StackGroup
 
 __all__ = ["RUN_FOLDER_PREFIX", "ask", "group_stacks", "missing_instances", "render_groups"]
 
@@ -23,7 +23,7 @@ RUN_FOLDER_PREFIX = "poprun-"
 _ANSWER_SECONDS = 10.0
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
-_WAITING_FILE = re.compile(r"popdist_py/collectives/|/torch/distributed/|/mpi4py/")
+_WAITING_FILE = re.compile(r"popdist_py/collective|/torch/distributed/|/mpi4py/")
 _WAITING_LINE = re.compile(
     r"\b((barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
     r"synchronize|stopRequested)\w*|wait(all|any|some)?)\(",  # but not waitpid

@@ -17,7 +17,7 @@ from typing import Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import processes
-from poprun_py.job import describe
+from poprun_py.supervision.job import describe
 
 __all__ = ["Mpirun"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from poprun_py.control import Peer
-from poprun_py.job import Job
 from poprun_py.output import OutputStream, Screen, Sink, make_stream
 from poprun_py.run_folder import RunFolder
+from poprun_py.supervision.control_channel import Peer
+from poprun_py.supervision.job import Job
 
 __all__ = ["Display"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from poprun_py.alarms import Alarms
-from poprun_py.control import Control
 from poprun_py.errors import StartError
 from poprun_py.instance.protocol import LOST_AFTER_SECONDS
+from poprun_py.supervision.alarms import Alarms
+from poprun_py.supervision.control_channel import Control
 
 __all__ = ["Start"]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from poprun_py.job import RESUME_EXIT_CODE, LaunchResult
+from poprun_py.supervision.job import RESUME_EXIT_CODE, LaunchResult
 
 __all__ = ["backoff_seconds", "lost_hosts", "pause", "pause_within", "run_with_restarts"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from poprun_py.agreement import Move, StopAgreement
-from poprun_py.alarms import Alarms
-from poprun_py.control import Control
 from poprun_py.instance import protocol
+from poprun_py.supervision.alarms import Alarms
+from poprun_py.supervision.control_channel import Control
+from poprun_py.supervision.stop_agreement import Move, StopAgreement
 
 __all__ = ["StopRequest"]
 

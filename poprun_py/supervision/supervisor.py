@@ -18,19 +18,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from poprun_py import outcome, stacks
-from poprun_py.alarms import Alarms
-from poprun_py.control import Control, Peer
-from poprun_py.display import Display
-from poprun_py.dumps import Dumps
 from poprun_py.errors import StartError
-from poprun_py.hangs import HangWatch
 from poprun_py.instance import processes, protocol
-from poprun_py.job import RESUME_EXIT_CODE, InstanceResult, Job, LaunchResult, StackGroup, describe
-from poprun_py.mpirun import Mpirun
 from poprun_py.output import OutputStream, keep_end
-from poprun_py.start import Start
-from poprun_py.stop_request import StopRequest
+from poprun_py.supervision import outcome, stacks
+from poprun_py.supervision.alarms import Alarms
+from poprun_py.supervision.control_channel import Control, Peer
+from poprun_py.supervision.hang_detection import HangWatch
+from poprun_py.supervision.instance_output import Display
+from poprun_py.supervision.job import (
+    RESUME_EXIT_CODE,
+    InstanceResult,
+    Job,
+    LaunchResult,
+    StackGroup,
+    describe,
+)
+from poprun_py.supervision.mpirun import Mpirun
+from poprun_py.supervision.stack_requests import Dumps
+from poprun_py.supervision.startup import Start
+from poprun_py.supervision.stop_request import StopRequest
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 

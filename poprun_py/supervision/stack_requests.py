@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from poprun_py.control import Control
 from poprun_py.instance import protocol
+from poprun_py.supervision.control_channel import Control
 
 __all__ = ["Dumps"]
 

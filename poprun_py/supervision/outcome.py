@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from poprun_py.control import Peer
 from poprun_py.errors import StartError
-from poprun_py.job import (
+from poprun_py.supervision.control_channel import Peer
+from poprun_py.supervision.job import (
     HANG_EXIT_CODE,
     RESUME_EXIT_CODE,
     InstanceResult,
