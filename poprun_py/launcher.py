@@ -20,6 +20,7 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hardware.reader import Machine, load_machines, read_machine
 from poprun_py.hosts.host_list import Host, resolve_hosts, slurm_tasks
+from poprun_py.output.run_folder import RunFolder, adopt_output_filename
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_dialects import Mpi
@@ -28,7 +29,6 @@ from poprun_py.planning.placement import placement_warnings
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program, standard_input
 from poprun_py.planning.variables import mpi_environment
-from poprun_py.run_folder import RunFolder, adopt_output_filename
 from poprun_py.supervision.restart import lost_hosts, pause_within, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
-from poprun_py.output import OutputStream
+from poprun_py.output.screen import OutputStream
 
 __all__ = ["Control", "Listener", "Peer"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from poprun_py.output import OutputStream, Screen, Sink, make_stream
-from poprun_py.run_folder import RunFolder
+from poprun_py.output.run_folder import RunFolder
+from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
 

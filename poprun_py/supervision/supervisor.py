@@ -20,7 +20,7 @@ from typing import Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import processes, protocol
-from poprun_py.output import OutputStream, keep_end
+from poprun_py.output.screen import OutputStream, keep_end
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.alarms import Alarms
 from poprun_py.supervision.control_channel import Control, Peer

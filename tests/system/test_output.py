@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, wait_until
 
 from poprun_py.errors import UsageError
-from poprun_py.run_folder import RunFolder
+from poprun_py.output.run_folder import RunFolder
 
 pytestmark = pytest.mark.mpi
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.output import make_stream
+from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
 from poprun_py.supervision.outcome import Ending, judge
