@@ -262,7 +262,7 @@ def _launch(config: LaunchConfig) -> int:
         result = cast("LaunchResult", error.result)
     log(1, f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
     if result.exit_code != 0:
-        from poprun_py.report import report_text
+        from poprun_py.views.report import report_text
 
         _print_error(report_text(result, launcher.instance_label(planned)).removesuffix("\n"))
     return result.exit_code
@@ -344,16 +344,16 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
 
 def _topology(form: str, planned: LaunchPlan) -> str:
     """Return the topology in one of its forms."""
-    from poprun_py import render
+    from poprun_py.views import topology_text
 
     if form == "tree":
-        return render.topology_tree(planned, colour=_wants_colour())
+        return topology_text.topology_tree(planned, colour=_wants_colour())
     if form == "cores":
-        return render.core_pictures(planned)
+        return topology_text.core_pictures(planned)
     if form == "json":
-        return render.topology_json(planned)
+        return topology_text.topology_json(planned)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return render.topology_table(planned.topology, max_width=columns)
+    return topology_text.topology_table(planned.topology, max_width=columns)
 
 
 def _export_plan(path: str, planned: LaunchPlan) -> None:
@@ -372,7 +372,7 @@ def _print_hardware(config: LaunchConfig) -> None:
     import json
 
     from poprun_py import launcher
-    from poprun_py.hardware_view import hardware_table
+    from poprun_py.views.hardware_table import hardware_table
 
     hosts = launcher.hosts_of(config, os.environ)
     machines = launcher.machines_of(config, hosts, launcher.ask_machines(config, hosts))

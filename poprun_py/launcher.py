@@ -197,7 +197,7 @@ def launch(
 
     def on_failure(result: LaunchResult, restart: int, seconds: float) -> None:
         nonlocal latest
-        from poprun_py.report import report_text
+        from poprun_py.views.report import report_text
 
         warn(report_text(result, label).removeprefix("poprun-py: ").rstrip("\n"))
         if config.allow_fewer_hosts:
@@ -217,7 +217,7 @@ def launch(
 def _save_report(folder: RunFolder, result: LaunchResult, label: Callable[[int], str]) -> None:
     """Write the report into the run folder, if there is one."""
     if folder.path is not None:
-        from poprun_py.report import report_json
+        from poprun_py.views.report import report_json
 
         folder.save_report(json.dumps(report_json(result, label), indent=2) + "\n")
 

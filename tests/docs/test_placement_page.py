@@ -7,9 +7,9 @@ from conftest import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.hardware.reader import Machine
-from poprun_py.hardware_view import hardware_table
-from poprun_py.placement_view import placement_picture
 from poprun_py.planning.placement import MODES, PlacementPolicy, place
+from poprun_py.views.hardware_table import hardware_table
+from poprun_py.views.placement_picture import placement_picture
 
 PAGE = ROOT / "docs" / "placement.md"
 EXAMPLE = SNAPSHOTS / "example.json"

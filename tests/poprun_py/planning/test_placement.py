@@ -15,7 +15,6 @@ from support.sysfs_trees import TREES, snapshot
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.placement_view import placement_line
 from poprun_py.planning.placement import (
     MODES,
     PlacementPolicy,
@@ -23,6 +22,7 @@ from poprun_py.planning.placement import (
     place_anyway,
     placement_warnings,
 )
+from poprun_py.views.placement_picture import placement_line
 
 GOLDEN = Path(__file__).parent / "golden" / "placement"
 

@@ -4,7 +4,7 @@ import pytest
 from support.sysfs_trees import TREES, snapshot
 
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.hardware_view import hardware_table
+from poprun_py.views.hardware_table import hardware_table
 
 
 @pytest.mark.parametrize("name", TREES)

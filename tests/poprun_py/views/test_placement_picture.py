@@ -2,8 +2,8 @@
 
 from support.sysfs_trees import snapshot
 
-from poprun_py.placement_view import placement_picture
 from poprun_py.planning.placement import PlacementPolicy, place
+from poprun_py.views.placement_picture import placement_picture
 
 
 def test_picture_shows_owners_idle_forbidden_and_slow_cores():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.report import diagnosis, report_json, report_text, stderr_excerpt, traceback_of
 from poprun_py.supervision.job import InstanceResult, LaunchResult, describe
+from poprun_py.views.report import diagnosis, report_json, report_text, stderr_excerpt, traceback_of
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>

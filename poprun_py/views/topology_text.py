@@ -14,10 +14,10 @@ import click
 
 from poprun_py.hardware.reader import Machine
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.placement_view import placement_picture
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.planning.topology import Topology
+from poprun_py.views.placement_picture import placement_picture
 
 __all__ = ["core_pictures", "topology_json", "topology_table", "topology_tree"]
 
