@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from popdist_py.collectives import Communicator
-from popdist_py.collectives.host import window_for
 from popdist_py.collectives.mpi import MpiCommunicator
-from popdist_py.collectives.rendezvous import is_supported
 from popdist_py.collectives.shared import SharedCommunicator
 from popdist_py.collectives.solo import SoloCommunicator
-from popdist_py.collectives.window import Window, WindowError
+from popdist_py.collectives.within_host.host_group import window_for
+from popdist_py.collectives.within_host.rendezvous import is_supported
+from popdist_py.collectives.within_host.shared_window import Window, WindowError
 from popdist_py.environment import CollectiveSettings
 
 __all__ = ["join", "join_group"]

@@ -15,13 +15,13 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.buffers import Buffers
 from popdist_py.collectives.connecting import connect
 from popdist_py.collectives.exchange import Exchange
-from popdist_py.collectives.host import Host, Plan
 from popdist_py.collectives.link import Lane, Link
 from popdist_py.collectives.signature import Signature, mismatch
-from popdist_py.collectives.window import Window
+from popdist_py.collectives.within_host.host_group import Host, Plan
+from popdist_py.collectives.within_host.shared_buffers import Buffers
+from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:

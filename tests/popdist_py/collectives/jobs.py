@@ -28,8 +28,8 @@ def join():
     from mpi4py import MPI
 
     from popdist_py.collectives import connecting
-    from popdist_py.collectives.host import window_for
     from popdist_py.collectives.shared import SharedCommunicator
+    from popdist_py.collectives.within_host.host_group import window_for
 
     if WITHOUT_SOCKETS in os.environ:
         connecting._listen = lambda _: None

@@ -14,10 +14,10 @@ import numpy as np
 
 from popdist_py.collectives import crossover
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.reading import PeerMemory
-from popdist_py.collectives.rendezvous import Peer, Rendezvous
 from popdist_py.collectives.signature import Signature, mismatch
-from popdist_py.collectives.window import Window
+from popdist_py.collectives.within_host.peer_memory import PeerMemory
+from popdist_py.collectives.within_host.rendezvous import Peer, Rendezvous
+from popdist_py.collectives.within_host.shared_window import Window
 
 if TYPE_CHECKING:
     from mpi4py import MPI

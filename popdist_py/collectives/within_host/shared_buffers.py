@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.window import Window
+from popdist_py.collectives.within_host.shared_window import Window
 
 __all__ = ["Buffers", "Found"]
 
