@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from popdist_py import heartbeat
 from popdist_py.collectives import Communicator
-from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.environment import (
     CollectiveSettings,
     InstanceEnvironment,
@@ -88,7 +88,7 @@ def _join(instance: InstanceEnvironment) -> Communicator:
         import mpi4py
 
         mpi4py.rc.finalize = False
-    from popdist_py.collectives.joining import join
+    from popdist_py.collectives.communicators.choose_communicator import join
     from popdist_py.errors import WireError
 
     joined = join(CollectiveSettings.from_environ(os.environ))
@@ -178,7 +178,7 @@ def _group(instances: tuple[int, ...]) -> Communicator:
     if len(instances) == _communicator.num_instances:
         return _communicator
     if instances not in _known_groups:
-        from popdist_py.collectives.joining import join_group
+        from popdist_py.collectives.communicators.choose_communicator import join_group
 
         settings = CollectiveSettings.from_environ(os.environ)
         _known_groups[instances] = join_group(instances, settings)

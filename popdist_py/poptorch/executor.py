@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from popdist_py import context, heartbeat
 from popdist_py.collectives import Communicator
-from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.poptorch import devices, enums, hooks, host_sync, optim, saving
 from popdist_py.poptorch.boundary import Boundary, forbid_backward
 from popdist_py.poptorch.compilation import Compiled, Compiler, Executable

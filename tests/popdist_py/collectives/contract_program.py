@@ -15,7 +15,7 @@ import torch
 from jobs import join
 
 import popdist_py
-from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.communicators.solo import SoloCommunicator
 
 SIZES = [0, 1, 5, 1000, 40_000, 700_001]
 FUNCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}

@@ -28,7 +28,7 @@ def join():
     from mpi4py import MPI
 
     from popdist_py.collectives import connecting
-    from popdist_py.collectives.shared import SharedCommunicator
+    from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
     from popdist_py.collectives.within_host.host_group import window_for
 
     if WITHOUT_SOCKETS in os.environ:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from popdist_py.collectives.arithmetic import BFLOAT16, Reduction
-from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.collectives.tree import combine, nodes_of
 
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from popdist_py.collectives import Communicator
-from popdist_py.collectives.mpi import MpiCommunicator
-from popdist_py.collectives.shared import SharedCommunicator
-from popdist_py.collectives.solo import SoloCommunicator
+from popdist_py.collectives.communicators.mpi_only import MpiCommunicator
+from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.collectives.within_host.host_group import window_for
 from popdist_py.collectives.within_host.rendezvous import is_supported
 from popdist_py.collectives.within_host.shared_window import Window, WindowError
