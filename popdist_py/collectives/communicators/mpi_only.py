@@ -13,7 +13,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.link import Link
+from popdist_py.collectives.between_hosts.polled_mpi import Link
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.tree import Adder, combine, nodes_of
 

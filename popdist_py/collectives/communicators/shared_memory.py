@@ -15,9 +15,9 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
+from popdist_py.collectives.between_hosts.polled_mpi import Lane, Link
+from popdist_py.collectives.between_hosts.tcp_connect import connect
 from popdist_py.collectives.communicators.sliced_all_reduce import Exchange
-from popdist_py.collectives.connecting import connect
-from popdist_py.collectives.link import Lane, Link
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.within_host.host_group import Host, Plan
 from popdist_py.collectives.within_host.shared_buffers import Buffers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.link import Link
+from popdist_py.collectives.between_hosts.polled_mpi import Link
 from popdist_py.collectives.tree import Adder, combine, nodes_of
 from popdist_py.collectives.within_host.host_group import Host, Plan
 

@@ -27,12 +27,12 @@ def join():
         return context.communicator()
     from mpi4py import MPI
 
-    from popdist_py.collectives import connecting
+    from popdist_py.collectives.between_hosts import tcp_connect
     from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
     from popdist_py.collectives.within_host.host_group import window_for
 
     if WITHOUT_SOCKETS in os.environ:
-        connecting._listen = lambda _: None
+        tcp_connect._listen = lambda _: None
 
     world = MPI.COMM_WORLD
     host = world.rank * hosts // world.size

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popdist_py.collectives import connecting
 from popdist_py.collectives.arithmetic import FUNCTIONS
-from popdist_py.collectives.wire import Wire, WireLostError
+from popdist_py.collectives.between_hosts import tcp_connect
+from popdist_py.collectives.between_hosts.tcp import Wire, WireLostError
 
 LIMIT = 30
 
@@ -177,7 +177,7 @@ def connect(count):
     shared = ([None] * count, threading.Barrier(count))
     with ThreadPoolExecutor(count) as pool:
         ranks = [
-            pool.submit(connecting.connect, _Comm(r, count, shared), None) for r in range(count)
+            pool.submit(tcp_connect.connect, _Comm(r, count, shared), None) for r in range(count)
         ]
         return [rank.result(LIMIT) for rank in ranks]
 
@@ -238,5 +238,5 @@ def _is_closed(connection):
 
 
 def test_hosts_that_do_not_reach_one_another_use_mpi(monkeypatch):
-    monkeypatch.setattr(connecting, "_own_address", lambda *_: None)
+    monkeypatch.setattr(tcp_connect, "_own_address", lambda *_: None)
     assert connect(2) == [None, None]

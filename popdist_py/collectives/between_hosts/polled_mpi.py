@@ -14,8 +14,8 @@ import numpy as np
 from mpi4py import MPI
 
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
+from popdist_py.collectives.between_hosts.tcp import Piece, Wire, WireLostError
 from popdist_py.collectives.tree import Node
-from popdist_py.collectives.wire import Piece, Wire, WireLostError
 from popdist_py.collectives.within_host.rendezvous import last_words_seconds
 from popdist_py.errors import InstanceLostError
 

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from popdist_py.collectives.wire import Wire
+from popdist_py.collectives.between_hosts.tcp import Wire
 
 if TYPE_CHECKING:
     from mpi4py import MPI
