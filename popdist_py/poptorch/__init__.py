@@ -25,7 +25,6 @@ from popdist_py.poptorch.annotations import (
 from popdist_py.poptorch.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.dataloader import DataLoader
 from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
-from popdist_py.poptorch.distributed_options import DistributedOptions
 from popdist_py.poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -70,7 +69,8 @@ from popdist_py.poptorch.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from popdist_py.poptorch.options import Options, TensorLocationSettings
+from popdist_py.poptorch.options.launcher_options import DistributedOptions
+from popdist_py.poptorch.options.options import Options, TensorLocationSettings
 from popdist_py.poptorch.saving import load
 from popdist_py.poptorch.strategies import (
     ParallelPhasedExecution,

@@ -15,17 +15,18 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch import session_options, strategies
+from popdist_py.poptorch import strategies
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.batching import Batching
 from popdist_py.poptorch.boundary import Boundary
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_state import DeviceState
-from popdist_py.poptorch.distributed_options import DistributedOptions
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.gradients import FlatBuffers
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options import session
+from popdist_py.poptorch.options.launcher_options import DistributedOptions
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
 from popdist_py.poptorch.program import Program
 from popdist_py.poptorch.random_streams import RandomStreams
@@ -117,7 +118,7 @@ class Compiler:
         Raises:
             Error, AssertionError: the model, its options and its arguments do not fit.
         """
-        session_options.check(self.options._Popart.options)
+        session.check(self.options._Popart.options)
         batching = self.batching
         batching.check()
         sizes = [_micro_batch(batching, tensor) for tensor in call.leaves]

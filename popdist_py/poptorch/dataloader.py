@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, default_collate
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.samplers import (
     BatchDataset,
     GroupedBatchSampler,

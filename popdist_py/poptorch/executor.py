@@ -19,7 +19,6 @@ from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.poptorch import devices, enums, hooks, host_sync, optim, saving
 from popdist_py.poptorch.boundary import Boundary, forbid_backward
 from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
-from popdist_py.poptorch.distributed_options import DistributedOptions
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.grouping import join_groups, make_groupable, split_groups
 from popdist_py.poptorch.logger import logger
@@ -30,7 +29,8 @@ from popdist_py.poptorch.optimizer_rules import (
     check_optimizer,
     mean_strategy,
 )
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.launcher_options import DistributedOptions
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.progress import progress_bar
 from popdist_py.poptorch.structure import Call, check_call, check_same
 from popdist_py.poptorch.weight_sync import Party, fetch_stale

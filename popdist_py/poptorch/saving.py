@@ -20,7 +20,7 @@ from popdist_py.poptorch import enums
 from popdist_py.poptorch.compilation import Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.structure import Call
 
 if TYPE_CHECKING:

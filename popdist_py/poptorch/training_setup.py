@@ -20,7 +20,7 @@ from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.gradients import Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.malloc import keep_freed_memory
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.program import Training
 from popdist_py.poptorch.shared_weights import SharedOptimizer, can_share
 from popdist_py.poptorch.trace import Trace

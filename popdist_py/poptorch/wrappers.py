@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from popdist_py.poptorch import optim
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.executor import PoplarExecutor
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.options import Options
 
 __all__ = ["inferenceModel", "trainingModel"]
 

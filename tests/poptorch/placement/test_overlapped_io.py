@@ -10,7 +10,7 @@ from popdist_py.poptorch.enums import (
     OverlapMode,
 )
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.strategies import PipelinedExecution, ShardedExecution, record_placement
 
 LOOP = OverlapMode.OverlapAccumulationLoop

@@ -13,7 +13,7 @@ import torch
 
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.option_store import OptionStore
+from popdist_py.poptorch.options.store import OptionStore
 
 __all__ = [
     "TensorLocationSettings",

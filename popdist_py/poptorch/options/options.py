@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import config_file, enums, strategies
+from popdist_py.poptorch import enums, strategies
 from popdist_py.poptorch.errors import ConfigFileError
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.option_groups import (
+from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.groups import (
     TensorLocationSettings,
     _DistributedOptions,
     _EmulatorOptions,
@@ -27,7 +28,7 @@ from popdist_py.poptorch.option_groups import (
     _TensorLocationOptions,
     _TrainingOptions,
 )
-from popdist_py.poptorch.option_store import OptionStore
+from popdist_py.poptorch.options.store import OptionStore
 
 __all__ = [
     "ConfigFileError",
@@ -65,7 +66,7 @@ class Options(OptionStore):
     def __new__(cls, *_: Any, **arguments: Any) -> Options:
         """Make the object, DistributedOptions where PopDist's argument asks for them."""
         if cls is Options and "ipus_per_replica" in arguments:
-            from popdist_py.poptorch.distributed_options import DistributedOptions
+            from popdist_py.poptorch.options.launcher_options import DistributedOptions
 
             return super().__new__(DistributedOptions)
         return super().__new__(cls)
@@ -318,7 +319,7 @@ class Options(OptionStore):
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
             wanted["autoReport.directory"] = str(profile_dir)
-        self._Popart.update("engineOptions", config_file.engine_options(wanted))
+        self._Popart.update("engineOptions", from_text.engine_options(wanted))
         return self
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
@@ -360,12 +361,12 @@ class Options(OptionStore):
         Raises:
             ConfigFileError: a line is not a call that Python understands.
         """
-        config_file.apply_lines(self, Path(filepath))
+        from_text.apply_lines(self, Path(filepath))
         return self
 
     def from_json(self, string: str) -> Options:
         """Apply ``{"Training.gradientAccumulation": 2, ...}``: dotted setters and arguments."""
-        config_file.apply_json(self, string)
+        from_text.apply_json(self, string)
         return self
 
     def clone(self) -> Options:

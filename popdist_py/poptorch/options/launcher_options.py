@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from popdist_py import context, names
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.option_groups import _DistributedOptions
-from popdist_py.poptorch.options import Options
+from popdist_py.poptorch.options.groups import _DistributedOptions
+from popdist_py.poptorch.options.options import Options
 
 __all__ = ["DistributedOptions"]
 
