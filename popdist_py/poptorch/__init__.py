@@ -22,7 +22,7 @@ from popdist_py.poptorch.annotations import (
     NameScope,
     removeBlocks,
 )
-from popdist_py.poptorch.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.dataloader import DataLoader
 from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from popdist_py.poptorch.enums import (

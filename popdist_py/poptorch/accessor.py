@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import custom_types, loader_process
+from popdist_py.poptorch import loader_process
+from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.dataloader import DataLoader
 from popdist_py.poptorch.enums import DataLoaderMode, SharingStrategy
 from popdist_py.poptorch.errors import Error

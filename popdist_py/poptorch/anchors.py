@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.batching import Batching, Collector, Values
+from popdist_py.poptorch.calls.batching import Batching, Collector, Values
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["Anchors", "tensor_names"]

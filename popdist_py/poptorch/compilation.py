@@ -17,8 +17,9 @@ from torch import nn
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch import strategies
 from popdist_py.poptorch.anchors import Anchors
-from popdist_py.poptorch.batching import Batching
-from popdist_py.poptorch.boundary import Boundary
+from popdist_py.poptorch.calls.batching import Batching
+from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.calls.transfer import Boundary
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.errors import Error
@@ -32,7 +33,6 @@ from popdist_py.poptorch.program import Program
 from popdist_py.poptorch.random_streams import RandomStreams
 from popdist_py.poptorch.replica_choice import choose_replicas
 from popdist_py.poptorch.replicas import Model
-from popdist_py.poptorch.structure import Call
 from popdist_py.poptorch.threads import OneThread
 from popdist_py.poptorch.trace import Trace, trace
 from popdist_py.poptorch.training_setup import TrainingSetup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from popdist_py.poptorch.batching import Batching
+from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["Counters"]
 

@@ -17,7 +17,8 @@ from popdist_py import context, heartbeat
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.poptorch import devices, enums, hooks, host_sync, optim, saving
-from popdist_py.poptorch.boundary import Boundary, forbid_backward
+from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
+from popdist_py.poptorch.calls.transfer import Boundary, forbid_backward
 from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.grouping import join_groups, make_groupable, split_groups
@@ -32,7 +33,6 @@ from popdist_py.poptorch.optimizer_rules import (
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.progress import progress_bar
-from popdist_py.poptorch.structure import Call, check_call, check_same
 from popdist_py.poptorch.weight_sync import Party, fetch_stale
 
 __all__ = ["PoplarExecutor"]

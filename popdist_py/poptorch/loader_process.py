@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import custom_types
+from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.loader_channel import (
     Channel,
     EndOfEpoch,

@@ -16,7 +16,7 @@ import torch
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.accumulators import HalfAccumulators
 from popdist_py.poptorch.anchors import Anchors
-from popdist_py.poptorch.batching import Batching, Collector
+from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.device_state import DeviceState

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from popdist_py.poptorch import tracing
-from popdist_py.poptorch.batching import joined
+from popdist_py.poptorch.calls.batching import joined
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.graph_replicas import GraphReplicas
 from popdist_py.poptorch.logger import logger

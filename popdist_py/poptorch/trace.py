@@ -16,9 +16,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch import tracing
+from popdist_py.poptorch.calls.nested_values import Tree, check_outputs, flatten
 from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.losses import LossRecorder
-from popdist_py.poptorch.structure import Tree, check_outputs, flatten
 
 __all__ = ["Trace", "trace"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.custom_types import parser_of
+from popdist_py.poptorch.calls.custom_types import parser_of
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["Call", "Tree", "check_call", "check_outputs", "check_same", "flatten"]
