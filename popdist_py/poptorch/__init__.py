@@ -14,14 +14,6 @@ from popdist_py.poptorch import (
     torchvision_shim,
 )
 from popdist_py.poptorch.accessor import AsynchronousDataAccessor
-from popdist_py.poptorch.annotations import (
-    Attribute,
-    BeginBlock,
-    Block,
-    BlockFunction,
-    NameScope,
-    removeBlocks,
-)
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.dataloader import DataLoader
 from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
@@ -71,8 +63,15 @@ from popdist_py.poptorch.ops import (
 )
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options, TensorLocationSettings
-from popdist_py.poptorch.saving import load
-from popdist_py.poptorch.strategies import (
+from popdist_py.poptorch.placement.annotations import (
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    NameScope,
+    removeBlocks,
+)
+from popdist_py.poptorch.placement.strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -80,6 +79,7 @@ from popdist_py.poptorch.strategies import (
     ShardedExecution,
     Stage,
 )
+from popdist_py.poptorch.saving import load
 from popdist_py.poptorch.tensor_ids import getIpuTensorId
 from popdist_py.poptorch.tracing import is_running as isRunningOnIpu
 from popdist_py.poptorch.wrappers import inferenceModel, trainingModel

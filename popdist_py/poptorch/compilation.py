@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch import strategies
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
@@ -28,6 +27,7 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement import strategies
 from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
 from popdist_py.poptorch.program import Program
 from popdist_py.poptorch.random_streams import RandomStreams

@@ -13,7 +13,7 @@ import torch
 
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement import on_host
+from popdist_py.poptorch.placement.recorder import on_host
 
 __all__ = ["custom_op", "registerCustomOp"]
 

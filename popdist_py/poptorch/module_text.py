@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from popdist_py.poptorch.annotations import _BlockHook
+from popdist_py.poptorch.placement.annotations import _BlockHook
 
 __all__ = ["module_repr", "print_module"]
 

@@ -17,8 +17,11 @@ from popdist_py.poptorch.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.multi_conv import MultiConv
-from popdist_py.poptorch.overlap import set_overlap_for_input, set_overlap_for_output
-from popdist_py.poptorch.placement import on_host
+from popdist_py.poptorch.placement.overlapped_io import (
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
+from popdist_py.poptorch.placement.recorder import on_host
 from popdist_py.poptorch.point_clouds import fps, nearest
 from popdist_py.poptorch.printing import ipu_print_tensor
 

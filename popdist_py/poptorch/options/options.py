@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import enums, strategies
+from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import ConfigFileError
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
@@ -29,6 +29,7 @@ from popdist_py.poptorch.options.groups import (
     _TrainingOptions,
 )
 from popdist_py.poptorch.options.store import OptionStore
+from popdist_py.poptorch.placement import strategies
 
 __all__ = [
     "ConfigFileError",

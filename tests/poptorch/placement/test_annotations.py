@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from popdist_py.poptorch.annotations import (
+from popdist_py.poptorch.enums import AutoStage
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.placement.annotations import (
     Attribute,
     BeginBlock,
     Block,
@@ -15,9 +17,7 @@ from popdist_py.poptorch.annotations import (
     NameScope,
     removeBlocks,
 )
-from popdist_py.poptorch.enums import AutoStage
-from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.strategies import PipelinedExecution, record_placement
+from popdist_py.poptorch.placement.strategies import PipelinedExecution, record_placement
 
 torch.set_num_threads(1)
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from popdist_py.poptorch.annotations import BeginBlock, Block
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.strategies import (
+from popdist_py.poptorch.placement.annotations import BeginBlock, Block
+from popdist_py.poptorch.placement.strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,

@@ -20,9 +20,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.operation_names import OperationNames
-from popdist_py.poptorch.operator_limits import check_limits, check_value_is_not_needed
-from popdist_py.poptorch.overlap import checked_overlap
+from popdist_py.poptorch.placement.operation_names import OperationNames
+from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
+from popdist_py.poptorch.placement.overlapped_io import checked_overlap
 
 __all__ = ["BlockPlace", "Placement", "Strategy", "current_recorder", "on_host", "record_placement"]
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from popdist_py.poptorch.enums import AutoStage, Liveness
-from popdist_py.poptorch.placement import BlockPlace, Placement, record_placement
+from popdist_py.poptorch.placement.recorder import BlockPlace, Placement, record_placement
 
 __all__ = [
     "ParallelPhasedExecution",

@@ -196,7 +196,9 @@ def _index(tensors: list[torch.Tensor], wanted: torch.Tensor) -> int | None:
 
 
 def _check_options(mark: _Mark, options: Any, training: bool) -> None:
-    from popdist_py.poptorch.strategies import PipelinedExecution  # placement imports this module
+    from popdist_py.poptorch.placement.strategies import (
+        PipelinedExecution,  # placement imports this module
+    )
 
     if isinstance(options._execution_strategy or PipelinedExecution(), PipelinedExecution):
         raise Error(

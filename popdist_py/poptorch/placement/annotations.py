@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.placement import current_recorder
+from popdist_py.poptorch.placement.recorder import current_recorder
 
 __all__ = [
     "Attribute",
