@@ -13,9 +13,9 @@ from popdist_py.poptorch import (
     testing,
     torchvision_shim,
 )
-from popdist_py.poptorch.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
-from popdist_py.poptorch.dataloader import DataLoader
+from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.dataloader import DataLoader
 from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from popdist_py.poptorch.enums import (
     AutoStage,

@@ -8,8 +8,8 @@ from support.loading import ASYNC, FORK, Broken, Stream, flat, numbers, print_no
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, DataLoaderMode, Options, SharingStrategy
-from popdist_py.poptorch.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
+from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
 @pytest.mark.parametrize("strategy", list(SharingStrategy))

@@ -18,7 +18,7 @@ from support.loading import ASYNC, FORK, Broken, Stream, numbers
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options
-from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
 def eventually_ended(processes, seconds=20.0):

@@ -5,7 +5,7 @@ import torch
 from support.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers, print_nothing, read
 
 from popdist_py.poptorch import DataLoader, DataLoaderMode, Options
-from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import loader_process
 from popdist_py.poptorch.calls import custom_types
-from popdist_py.poptorch.dataloader import DataLoader
-from popdist_py.poptorch.enums import DataLoaderMode, SharingStrategy
-from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.loader_channel import (
+from popdist_py.poptorch.data import loader_process
+from popdist_py.poptorch.data.dataloader import DataLoader
+from popdist_py.poptorch.data.loader_process import Job, LoaderArguments
+from popdist_py.poptorch.data.memory_pickle import Parcel
+from popdist_py.poptorch.data.messages import (
     Channel,
     EndOfEpoch,
     Failure,
@@ -31,9 +31,9 @@ from popdist_py.poptorch.loader_channel import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.loader_process import Job, LoaderArguments
-from popdist_py.poptorch.parcel import Parcel
-from popdist_py.poptorch.shared_slots import Slot, read
+from popdist_py.poptorch.data.slots import Slot, read
+from popdist_py.poptorch.enums import DataLoaderMode, SharingStrategy
+from popdist_py.poptorch.errors import Error
 
 __all__ = ["AsynchronousDataAccessor"]
 

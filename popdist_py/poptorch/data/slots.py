@@ -21,7 +21,7 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from popdist_py.poptorch.calls.custom_types import parser_of
-from popdist_py.poptorch.parcel import aligned, anonymous_file
+from popdist_py.poptorch.data.memory_pickle import aligned, anonymous_file
 
 __all__ = ["Leaf", "Slot", "SlotWriter", "map_tensors", "read", "tensors_of"]
 

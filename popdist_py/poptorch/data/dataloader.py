@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from popdist_py.poptorch.enums import DataLoaderMode
-from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.samplers import (
+from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     GroupedBatchSampler,
     ShardSampler,
     concatenate,
     sampler_length,
 )
+from popdist_py.poptorch.enums import DataLoaderMode
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options.options import Options
 from popdist_py.sharding import shard
 
 __all__ = ["DataLoader"]
@@ -140,7 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if batching.combined is not None and not drop_last and batch_sampler is None:
             self._warn_of_short_batch(batching.combined)
         if mode != DataLoaderMode.Sync:
-            from popdist_py.poptorch.accessor import AsynchronousDataAccessor
+            from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
             rebatched_size = batching.combined if batching.rebatched else None
             self._accessor = AsynchronousDataAccessor(

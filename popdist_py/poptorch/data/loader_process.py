@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch.calls import custom_types
-from popdist_py.poptorch.loader_channel import (
+from popdist_py.poptorch.data.messages import (
     Channel,
     EndOfEpoch,
     Failure,
@@ -34,7 +34,7 @@ from popdist_py.poptorch.loader_channel import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.shared_slots import Slot, SlotWriter, map_tensors, tensors_of
+from popdist_py.poptorch.data.slots import Slot, SlotWriter, map_tensors, tensors_of
 
 __all__ = ["Job", "LoaderArguments", "run"]
 
