@@ -16,12 +16,11 @@ from torch.nn.utils.parametrize import is_parametrized
 from popdist_py import context, heartbeat
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
-from popdist_py.poptorch import devices, enums, hooks, host_sync, optim, saving
+from popdist_py.poptorch import devices, enums, hooks, optim, saving
 from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
 from popdist_py.poptorch.calls.transfer import Boundary, forbid_backward
 from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.grouping import join_groups, make_groupable, split_groups
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.observation import Observable
 from popdist_py.poptorch.optimizer_rules import (
@@ -33,7 +32,9 @@ from popdist_py.poptorch.optimizer_rules import (
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.progress import progress_bar
-from popdist_py.poptorch.weight_sync import Party, fetch_stale
+from popdist_py.poptorch.weights import watched_module
+from popdist_py.poptorch.weights.freshness import Party, fetch_stale
+from popdist_py.poptorch.weights.replica_grouping import join_groups, make_groupable, split_groups
 
 __all__ = ["PoplarExecutor"]
 
@@ -111,12 +112,12 @@ class PoplarExecutor(Observable):
         return module_repr(self._user_model)
 
     def _wrap_user_model(self) -> None:
-        if host_sync.is_wrapped(self._user_model):
+        if watched_module.is_wrapped(self._user_model):
             raise RuntimeError(
                 f"{type(self._user_model).__name__} has already been wrapped in a "
                 "poptorch.trainingModel: call destroy() on that wrapper first"
             )
-        self._unwatch = host_sync.watch(
+        self._unwatch = watched_module.watch(
             self._user_model, self.copyWeightsToHostIfNeeded, self.destroy
         )
 

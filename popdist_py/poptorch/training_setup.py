@@ -16,7 +16,6 @@ from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.accumulators import HalfAccumulators, keep_half_state
 from popdist_py.poptorch.device_optimizer import DeviceOptimizer, parameter_groups
-from popdist_py.poptorch.device_state import DeviceState
 from popdist_py.poptorch.gradients import Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.malloc import keep_freed_memory
@@ -24,6 +23,7 @@ from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.program import Training
 from popdist_py.poptorch.shared_weights import SharedOptimizer, can_share
 from popdist_py.poptorch.trace import Trace
+from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["TrainingSetup"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.grouping import Grouping, grouping_of
+from popdist_py.poptorch.weights.replica_grouping import Grouping, grouping_of
 
 __all__ = ["DeviceState", "Precision"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from popdist_py.poptorch.grouping import GroupableParameter
+from popdist_py.poptorch.weights.replica_grouping import GroupableParameter
 
 __all__ = ["is_wrapped", "watch"]
 
