@@ -21,7 +21,6 @@ from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Boundary
 from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.gradients import FlatBuffers
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
@@ -35,6 +34,7 @@ from popdist_py.poptorch.replicas import Model
 from popdist_py.poptorch.threads import OneThread
 from popdist_py.poptorch.trace import Trace, trace
 from popdist_py.poptorch.training_setup import TrainingSetup
+from popdist_py.poptorch.update.gradients import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["Compiled", "Compiler", "Executable"]

@@ -23,15 +23,15 @@ from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.observation import Observable
-from popdist_py.poptorch.optimizer_rules import (
+from popdist_py.poptorch.options.launcher_options import DistributedOptions
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.progress import progress_bar
+from popdist_py.poptorch.update.optimizer_rules import (
     Layout,
     OptimizerRules,
     check_optimizer,
     mean_strategy,
 )
-from popdist_py.poptorch.options.launcher_options import DistributedOptions
-from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.progress import progress_bar
 from popdist_py.poptorch.weights import watched_module
 from popdist_py.poptorch.weights.freshness import Party, fetch_stale
 from popdist_py.poptorch.weights.replica_grouping import join_groups, make_groupable, split_groups

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch import tracing
-from popdist_py.poptorch.accumulators import HalfAccumulators
 from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.counters import Counters
-from popdist_py.poptorch.device_optimizer import DeviceOptimizer
-from popdist_py.poptorch.gradients import Gradients
 from popdist_py.poptorch.graph_replicas import GraphReplicas
-from popdist_py.poptorch.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.random_streams import RandomStreams, host_stream_kept
 from popdist_py.poptorch.replicas import Outputs, Replicas
+from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
+from popdist_py.poptorch.update.gradients import Gradients
+from popdist_py.poptorch.update.half_accumulators import HalfAccumulators
+from popdist_py.poptorch.update.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["Program", "Training"]

@@ -14,10 +14,10 @@ import torch
 
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import flatten
-from popdist_py.poptorch.gradients import Gradients
 from popdist_py.poptorch.losses import LossRecorder
 from popdist_py.poptorch.random_streams import RandomStreams
 from popdist_py.poptorch.trace import Trace
+from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["FusedReplicas", "LoopReplicas", "Model", "Outputs", "Replicas"]

@@ -17,7 +17,7 @@ from torch import nn
 
 import popdist_py
 from popdist_py import poptorch
-from popdist_py.poptorch import gradient_overlap
+from popdist_py.poptorch.update import gradient_buckets
 
 MICRO_BATCH, ACCUMULATION = 3, 2
 in_backward = []
@@ -73,14 +73,14 @@ def train(kind, replicas, steps, deterministic):
 
 
 def count_reductions_in_backward():
-    reduce_next = gradient_overlap.Buckets._reduce_next
+    reduce_next = gradient_buckets.Buckets._reduce_next
 
     def counted(self):
         in_backward.append(self._is_open)
         reduce_next(self)
 
-    gradient_overlap.Buckets._reduce_next = counted
-    gradient_overlap._BUCKET_BYTES = 10_000
+    gradient_buckets.Buckets._reduce_next = counted
+    gradient_buckets._BUCKET_BYTES = 10_000
 
 
 def main():

@@ -11,7 +11,7 @@ from torch import nn
 
 import popdist_py
 from popdist_py import poptorch
-from popdist_py.poptorch.shared_weights import SharedOptimizer
+from popdist_py.poptorch.update.shared_optimizer import SharedOptimizer
 
 popdist_py.init()
 ME, COUNT = popdist_py.getInstanceIndex(), popdist_py.getNumInstances()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from popdist_py.poptorch.gradient_overlap import Trial
+from popdist_py.poptorch.update.gradient_buckets import Trial
 
 
 def test_trial_takes_what_measured_faster(monkeypatch):
     seconds = {False: 0.003, True: 0.001}
     clock = [0.0]
-    monkeypatch.setattr("popdist_py.poptorch.gradient_overlap.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(
+        "popdist_py.poptorch.update.gradient_buckets.time.perf_counter", lambda: clock[0]
+    )
     trial = Trial(lambda number: number)
     chosen = []
     for _ in range(14):
@@ -23,7 +25,9 @@ def test_trial_takes_what_measured_faster(monkeypatch):
 def test_trial_of_long_steps_ends_early(monkeypatch):
     seconds = iter([9.0, 9.0, 1.0, 0.9, 1.0, 1.5])
     clock = [0.0]
-    monkeypatch.setattr("popdist_py.poptorch.gradient_overlap.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(
+        "popdist_py.poptorch.update.gradient_buckets.time.perf_counter", lambda: clock[0]
+    )
     trial = Trial(lambda number: number)
     for step_seconds in seconds:
         trial.begin()

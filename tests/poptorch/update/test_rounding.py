@@ -8,7 +8,7 @@ from support.models import quiet_options
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.rounding import stochastic_half
+from popdist_py.poptorch.update.rounding import stochastic_half
 
 
 @pytest.mark.parametrize("value", [1.0 + 2**-12, -3.3, 1e-6, 5e-5, 0.0, 1.0])

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from popdist_py.poptorch import optim
-from popdist_py.poptorch.rounding import stochastic_half
-from popdist_py.poptorch.tf_rmsprop import TensorFlowRMSprop
+from popdist_py.poptorch.update.rounding import stochastic_half
+from popdist_py.poptorch.update.tf_rmsprop import TensorFlowRMSprop
 
 __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
 

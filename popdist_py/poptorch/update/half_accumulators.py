@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.device_optimizer import kind_of
-from popdist_py.poptorch.gradients import Gradients
+from popdist_py.poptorch.update.device_optimizer import kind_of
+from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["HalfAccumulators", "keep_half_state"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 
 from popdist_py.poptorch import enums, optim
-from popdist_py.poptorch.device_optimizer import is_kept, kind_of
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.update.device_optimizer import is_kept, kind_of
 
 __all__ = ["Layout", "OptimizerRules", "check_optimizer", "mean_strategy"]
 

@@ -18,8 +18,8 @@ import torch
 
 from popdist_py.collectives import Communicator, HostMemory
 from popdist_py.collectives.signature import Signature
-from popdist_py.poptorch.device_optimizer import DeviceOptimizer, is_kept, kind_of
-from popdist_py.poptorch.gradients import FlatBuffers, element_counts
+from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, is_kept, kind_of
+from popdist_py.poptorch.update.gradients import FlatBuffers, element_counts
 
 __all__ = ["SharedOptimizer", "can_share"]
 

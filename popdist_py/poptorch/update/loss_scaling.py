@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch.device_optimizer import DeviceOptimizer
-from popdist_py.poptorch.gradients import Gradients
+from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
+from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
 

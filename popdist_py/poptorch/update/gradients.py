@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch.gradient_overlap import Buckets, Trial
+from popdist_py.poptorch.update.gradient_buckets import Buckets, Trial
 
 __all__ = ["FlatBuffers", "Gradients", "SharedGradients", "TreeGradients", "element_counts"]
 
