@@ -35,10 +35,10 @@ from popdist_py.poptorch.enums import (
     VariableRetrievalMode,
 )
 from popdist_py.poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
+from popdist_py.poptorch.execution.losses import identity_loss
 from popdist_py.poptorch.executor import PoplarExecutor
 from popdist_py.poptorch.hooks import registerPostCompileHook, registerPreCompileHook
 from popdist_py.poptorch.logger import install_excepthook, logger, setLogLevel
-from popdist_py.poptorch.losses import identity_loss
 from popdist_py.poptorch.module_text import module_repr
 from popdist_py.poptorch.module_text import print_module as print
 from popdist_py.poptorch.ops import (

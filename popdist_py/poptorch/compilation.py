@@ -15,24 +15,24 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Boundary
-from popdist_py.poptorch.counters import Counters
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.execution.anchors import Anchors
+from popdist_py.poptorch.execution.device_loop import Program
+from popdist_py.poptorch.execution.modes import FloatingPointTraps, MixedPrecision
+from popdist_py.poptorch.execution.random_streams import RandomStreams
+from popdist_py.poptorch.execution.replicas import Model
+from popdist_py.poptorch.execution.threads import OneThread
+from popdist_py.poptorch.execution.timings import Counters
+from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement import strategies
-from popdist_py.poptorch.precision import FloatingPointTraps, MixedPrecision
-from popdist_py.poptorch.program import Program
-from popdist_py.poptorch.random_streams import RandomStreams
 from popdist_py.poptorch.replica_choice import choose_replicas
-from popdist_py.poptorch.replicas import Model
-from popdist_py.poptorch.threads import OneThread
-from popdist_py.poptorch.trace import Trace, trace
 from popdist_py.poptorch.training_setup import TrainingSetup
 from popdist_py.poptorch.update.gradients import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState

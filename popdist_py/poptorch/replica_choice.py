@@ -14,10 +14,16 @@ import torch
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.calls.batching import joined
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.random_streams import host_stream_kept
+from popdist_py.poptorch.execution.replicas import (
+    FusedReplicas,
+    LoopReplicas,
+    Model,
+    Outputs,
+    Replicas,
+)
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.random_streams import host_stream_kept
-from popdist_py.poptorch.replicas import FusedReplicas, LoopReplicas, Model, Outputs, Replicas
 
 __all__ = ["choose_replicas"]
 

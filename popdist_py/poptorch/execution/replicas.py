@@ -14,9 +14,9 @@ import torch
 
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import flatten
-from popdist_py.poptorch.losses import LossRecorder
-from popdist_py.poptorch.random_streams import RandomStreams
-from popdist_py.poptorch.trace import Trace
+from popdist_py.poptorch.execution.losses import LossRecorder
+from popdist_py.poptorch.execution.random_streams import RandomStreams
+from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from popdist_py.poptorch.folding import folded_batches
-from popdist_py.poptorch.graph_code import function_of
-from popdist_py.poptorch.replicas import LoopReplicas, Model, Outputs
+from popdist_py.poptorch.execution.batch_folding import folded_batches
+from popdist_py.poptorch.execution.graph_code import function_of
+from popdist_py.poptorch.execution.replicas import LoopReplicas, Model, Outputs
 
 __all__ = ["GraphReplicas"]
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch import tracing
 from popdist_py.poptorch.calls.nested_values import Tree, check_outputs, flatten
-from popdist_py.poptorch.losses import LossRecorder
+from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["Trace", "trace"]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch import tracing
-from popdist_py.poptorch.anchors import Anchors
 from popdist_py.poptorch.calls.batching import Batching, Collector
-from popdist_py.poptorch.counters import Counters
-from popdist_py.poptorch.graph_replicas import GraphReplicas
-from popdist_py.poptorch.random_streams import RandomStreams, host_stream_kept
-from popdist_py.poptorch.replicas import Outputs, Replicas
+from popdist_py.poptorch.execution.anchors import Anchors
+from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.random_streams import RandomStreams, host_stream_kept
+from popdist_py.poptorch.execution.replicas import Outputs, Replicas
+from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.update.half_accumulators import HalfAccumulators
