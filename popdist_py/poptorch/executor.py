@@ -19,7 +19,7 @@ from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.poptorch import devices, enums, hooks, optim, saving
 from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
 from popdist_py.poptorch.calls.transfer import Boundary, forbid_backward
-from popdist_py.poptorch.compilation import Compiled, Compiler, Executable
+from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.observation import Observable

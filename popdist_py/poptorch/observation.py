@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation import Compiled
+from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import tensor_names
 from popdist_py.poptorch.logger import logger

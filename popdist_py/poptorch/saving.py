@@ -18,7 +18,7 @@ from torch import nn
 from popdist_py import __version__
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation import Compiler, Executable
+from popdist_py.poptorch.compilation.compiler import Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options

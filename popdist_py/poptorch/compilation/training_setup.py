@@ -14,9 +14,9 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums
+from popdist_py.poptorch.compilation.allocator import keep_freed_memory
 from popdist_py.poptorch.execution.device_loop import Training
 from popdist_py.poptorch.execution.trace import Trace
-from popdist_py.poptorch.malloc import keep_freed_memory
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.update.gradients import Gradients, SharedGradients, TreeGradients

@@ -18,6 +18,8 @@ from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Boundary
+from popdist_py.poptorch.compilation.backend_choice import choose_replicas
+from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import Anchors
 from popdist_py.poptorch.execution.device_loop import Program
@@ -32,8 +34,6 @@ from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement import strategies
-from popdist_py.poptorch.replica_choice import choose_replicas
-from popdist_py.poptorch.training_setup import TrainingSetup
 from popdist_py.poptorch.update.gradients import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState
 
