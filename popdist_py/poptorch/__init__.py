@@ -16,7 +16,6 @@ from popdist_py.poptorch import (
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.dataloader import DataLoader
-from popdist_py.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from popdist_py.poptorch.enums import (
     AutoStage,
     CommGroupType,
@@ -36,11 +35,14 @@ from popdist_py.poptorch.enums import (
 )
 from popdist_py.poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
 from popdist_py.poptorch.execution.losses import identity_loss
-from popdist_py.poptorch.executor import PoplarExecutor
-from popdist_py.poptorch.hooks import registerPostCompileHook, registerPreCompileHook
 from popdist_py.poptorch.logger import install_excepthook, logger, setLogLevel
-from popdist_py.poptorch.module_text import module_repr
-from popdist_py.poptorch.module_text import print_module as print
+from popdist_py.poptorch.model.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from popdist_py.poptorch.model.devices import ipuHardwareIsAvailable, ipuHardwareVersion
+from popdist_py.poptorch.model.executor import PoplarExecutor
+from popdist_py.poptorch.model.module_text import module_repr
+from popdist_py.poptorch.model.module_text import print_module as print
+from popdist_py.poptorch.model.saved_model import load
+from popdist_py.poptorch.model.wrap import inferenceModel, trainingModel
 from popdist_py.poptorch.ops import (
     CPU,
     MultiConv,
@@ -79,10 +81,8 @@ from popdist_py.poptorch.placement.strategies import (
     ShardedExecution,
     Stage,
 )
-from popdist_py.poptorch.saving import load
 from popdist_py.poptorch.tensor_ids import getIpuTensorId
 from popdist_py.poptorch.tracing import is_running as isRunningOnIpu
-from popdist_py.poptorch.wrappers import inferenceModel, trainingModel
 
 __all__ = [
     "CPU",

@@ -18,7 +18,7 @@ import torch
 from popdist_py import context
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.executor import PoplarExecutor
+from popdist_py.poptorch.model.executor import PoplarExecutor
 
 __all__ = ["TrainingCheckpoints"]
 

@@ -7,7 +7,7 @@ import torch
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import saving
+from popdist_py.poptorch.model import saved_model
 
 
 def test_a_saved_model_continues_where_it_was(tmp_path):
@@ -70,7 +70,7 @@ def test_bad_files(tmp_path, monkeypatch):
         with pytest.raises(poptorch.Error, match="Invalid file"):
             act()
     inference(classified(2)[0])
-    monkeypatch.setattr(saving, "__version__", "0.0.0")
+    monkeypatch.setattr(saved_model, "__version__", "0.0.0")
     inference.save(tmp_path / "old")
     monkeypatch.undo()
     with pytest.raises(AssertionError, match="version mismatch"):

@@ -24,7 +24,7 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 
 if TYPE_CHECKING:
-    from popdist_py.poptorch.executor import PoplarExecutor
+    from popdist_py.poptorch.model.executor import PoplarExecutor
 
 __all__ = ["Cache", "SavedModel", "load", "read", "save"]
 
@@ -104,7 +104,7 @@ def load(
         Error: it is no such file.
         AssertionError: another version wrote it, or it was saved without the model.
     """
-    from popdist_py.poptorch.executor import PoplarExecutor
+    from popdist_py.poptorch.model.executor import PoplarExecutor
 
     saved = read(Path(filename))
     assert saved.model is not None, (

@@ -16,16 +16,17 @@ from torch.nn.utils.parametrize import is_parametrized
 from popdist_py import context, heartbeat
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
-from popdist_py.poptorch import devices, enums, hooks, optim, saving
+from popdist_py.poptorch import enums, optim
 from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
 from popdist_py.poptorch.calls.transfer import Boundary, forbid_backward
 from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.observation import Observable
+from popdist_py.poptorch.model import compile_hooks, devices, saved_model
+from popdist_py.poptorch.model.inspection import Observable
+from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.progress import progress_bar
 from popdist_py.poptorch.update.optimizer_rules import (
     Layout,
     OptimizerRules,
@@ -107,7 +108,7 @@ class PoplarExecutor(Observable):
         return value
 
     def __repr__(self) -> str:
-        from popdist_py.poptorch.module_text import module_repr
+        from popdist_py.poptorch.model.module_text import module_repr
 
         return module_repr(self._user_model)
 
@@ -160,7 +161,7 @@ class PoplarExecutor(Observable):
         if self._call.has_dictionary:
             self._boundary.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
-        hooks.before_compile()
+        compile_hooks.before_compile()
         if self._unwatch is None and self._training:
             self._wrap_user_model()
         if self._options.connection_type == enums.ConnectionType.Always:
@@ -168,7 +169,7 @@ class PoplarExecutor(Observable):
         self._update_from_host_parties()
         with progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
-            cache = saving.Cache.of(compiler, self._call)
+            cache = saved_model.Cache.of(compiler, self._call)
             with cache.locked():
                 compiled = compiler.compile(self._call, known or cache.load(), advance)
                 cache.store(compiled.executable)
@@ -182,7 +183,7 @@ class PoplarExecutor(Observable):
         if self._training:
             self._layout = Layout.of(self._optimizer)
         self._connect_optimizer()
-        hooks.after_compile()
+        compile_hooks.after_compile()
         self._compilation_seconds = time.perf_counter() - start
         if self._options.connection_type != enums.ConnectionType.Never:
             self._acquire()
@@ -511,7 +512,7 @@ class PoplarExecutor(Observable):
             AssertionError: the parent is a file.
         """
         self._require_compiled()
-        saving.save(self, Path(filename), export_model=export_model, rng_state=save_rng_state)
+        saved_model.save(self, Path(filename), export_model=export_model, rng_state=save_rng_state)
 
     def compileAndExport(
         self, filename: str | Path, *args: Any, export_model: bool = True, **kwargs: Any
@@ -526,7 +527,7 @@ class PoplarExecutor(Observable):
         Raises:
             Error: the file is none that save() wrote.
         """
-        saved = saving.read(Path(filename))
+        saved = saved_model.read(Path(filename))
         args, kwargs = saved.call.example()
         self._compile(args, kwargs, saved.executable)
         if saved.rng_state is not None:

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from popdist_py.poptorch import optim
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.executor import PoplarExecutor
+from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["inferenceModel", "trainingModel"]
