@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from popdist_py import __version__
-from popdist_py.poptorch import (
-    enums,
-    ops,
-    optim,
-    options,
-    poptorch_core,
-    profiling,
-    testing,
-    torchvision_shim,
-)
+from popdist_py.poptorch import enums, ops, optim, options, poptorch_core, profiling, testing
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.dataloader import DataLoader
@@ -43,6 +34,8 @@ from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.module_text import print_module as print
 from popdist_py.poptorch.model.saved_model import load
 from popdist_py.poptorch.model.wrap import inferenceModel, trainingModel
+from popdist_py.poptorch.operators import torchvision_shim
+from popdist_py.poptorch.operators.tensor_ids import getIpuTensorId
 from popdist_py.poptorch.ops import (
     CPU,
     MultiConv,
@@ -81,7 +74,6 @@ from popdist_py.poptorch.placement.strategies import (
     ShardedExecution,
     Stage,
 )
-from popdist_py.poptorch.tensor_ids import getIpuTensorId
 from popdist_py.poptorch.tracing import is_running as isRunningOnIpu
 
 __all__ = [

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch import tracing
-from popdist_py.poptorch.ctc_decoder import ctc_beam_search_decoder
-from popdist_py.poptorch.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.multi_conv import MultiConv
+from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
+from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
+from popdist_py.poptorch.operators.multi_conv import MultiConv
+from popdist_py.poptorch.operators.point_clouds import fps, nearest
+from popdist_py.poptorch.operators.printing import ipu_print_tensor
 from popdist_py.poptorch.placement.overlapped_io import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
 from popdist_py.poptorch.placement.recorder import on_host
-from popdist_py.poptorch.point_clouds import fps, nearest
-from popdist_py.poptorch.printing import ipu_print_tensor
 
 __all__ = [
     "CPU",
