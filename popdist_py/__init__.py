@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from popdist_py.collectives.api import (
+    from popdist_py.collective_calls import (
         all_gather,
         all_reduce,
         barrier,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from popdist_py.collectives import crossover
+from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
@@ -111,14 +111,14 @@ class Host:
         """
         if self.size <= 2:
             return _PAIR_BYTES
-        known = crossover.recall(self.size, cores) if self.position == 0 else None
+        known = size_thresholds.recall(self.size, cores) if self.position == 0 else None
         limit: int | None = self.local.bcast(known, root=0)
         if limit is None:
-            mine = crossover.measure(lambda: self.rendezvous.wait_for_all("init"))
+            mine = size_thresholds.measure(lambda: self.rendezvous.wait_for_all("init"))
             meeting, per_byte = np.max(self.local.allgather(mine), axis=0).tolist()
             limit = int(meeting / per_byte / (self.size - 2))
             if self.position == 0:
-                crossover.remember(self.size, cores, limit)
+                size_thresholds.remember(self.size, cores, limit)
         return min(limit, CHUNK_BYTES)
 
     def next_turn(self) -> int:

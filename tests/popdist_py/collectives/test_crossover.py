@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from popdist_py.collectives import crossover
+from popdist_py.collectives import size_thresholds
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +16,13 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_what_was_measured_is_recalled_for_jobs_of_the_same_kind(cache):
-    crossover.remember(3, 2, 1234)
-    crossover.remember(4, 2, 99)
-    assert [crossover.recall(3, 2), crossover.recall(4, 2), crossover.recall(3, 8)] == [
+    size_thresholds.remember(3, 2, 1234)
+    size_thresholds.remember(4, 2, 99)
+    assert [
+        size_thresholds.recall(3, 2),
+        size_thresholds.recall(4, 2),
+        size_thresholds.recall(3, 8),
+    ] == [
         1234,
         99,
         None,
@@ -30,15 +34,15 @@ def test_what_was_measured_is_recalled_for_jobs_of_the_same_kind(cache):
 def test_a_broken_file_is_measured_anew_and_replaced(cache, text):
     cache.parent.mkdir()
     cache.write_text(text)
-    assert crossover.recall(3, 2) is None
-    crossover.remember(3, 2, 7)
-    assert crossover.recall(3, 2) == 7
+    assert size_thresholds.recall(3, 2) is None
+    size_thresholds.remember(3, 2, 7)
+    assert size_thresholds.recall(3, 2) == 7
 
 
 def test_measuring_takes_at_most_20_ms_and_counts_meetings():
     def measured():
         start = time.perf_counter()
-        meeting, per_byte = crossover.measure(lambda: time.sleep(1e-4))
+        meeting, per_byte = size_thresholds.measure(lambda: time.sleep(1e-4))
         return time.perf_counter() - start, meeting, per_byte
 
     # Other work on this machine only makes a number larger.
