@@ -58,6 +58,7 @@ from popdist_py.poptorch.ops import (
 )
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options, TensorLocationSettings
+from popdist_py.poptorch.phase import is_running as isRunningOnIpu
 from popdist_py.poptorch.placement.annotations import (
     Attribute,
     BeginBlock,
@@ -74,7 +75,6 @@ from popdist_py.poptorch.placement.strategies import (
     ShardedExecution,
     Stage,
 )
-from popdist_py.poptorch.tracing import is_running as isRunningOnIpu
 
 __all__ = [
     "CPU",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 
 torch.set_num_threads(1)
 
@@ -73,4 +73,4 @@ def assert_equal_weights(ours, theirs, **tolerance):
 
 def inside(training=False, tracing_forward=False):
     """Be inside the forward of a wrapped model."""
-    return tracing.entered(tracing.Phase(training=training, tracing=tracing_forward))
+    return phase.entered(phase.Phase(training=training, tracing=tracing_forward))

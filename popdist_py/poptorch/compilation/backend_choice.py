@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 from popdist_py.poptorch.calls.batching import joined
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
@@ -230,7 +230,7 @@ class _Trial:
         stack.enter_context(torch.set_grad_enabled(model.training))
         stack.enter_context(host_stream_kept(model.trace.is_random))
         stack.enter_context(model.state.shown())
-        stack.enter_context(tracing.entered(tracing.Phase(training=model.training, tracing=False)))
+        stack.enter_context(phase.entered(phase.Phase(training=model.training, tracing=False)))
         for mode in self._modes:
             stack.enter_context(mode())
 

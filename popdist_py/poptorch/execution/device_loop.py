@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.execution.anchors import Anchors
 from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
@@ -108,7 +108,7 @@ class Program:
         self._is_random = is_random
         self._modes = modes
         self._is_graph = isinstance(replicas, GraphReplicas) and not (is_random or modes)
-        self._phase = tracing.Phase(training=training is not None, tracing=False)
+        self._phase = phase.Phase(training=training is not None, tracing=False)
 
     def run(self, inputs: Sequence[torch.Tensor], num_outputs: int) -> list[torch.Tensor]:
         """Run one call and return its ``num_outputs`` result tensors."""
@@ -136,7 +136,7 @@ class Program:
         stack.enter_context(torch.set_grad_enabled(self.training is not None))
         stack.enter_context(host_stream_kept(self._is_random))
         stack.enter_context(self._state.shown())
-        stack.enter_context(tracing.entered(self._phase))
+        stack.enter_context(phase.entered(self._phase))
         for mode in self._modes:
             stack.enter_context(mode())
         return stack

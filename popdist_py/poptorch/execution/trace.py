@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 from popdist_py.poptorch.calls.nested_values import Tree, check_outputs, flatten
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.weights.device_state import DeviceState
@@ -73,7 +73,7 @@ def trace(
     attributes = state.snapshot()
     weights = {name: parameter.detach().clone() for name, parameter in state.parameters.items()}
     weight_versions = {name: parameter._version for name, parameter in state.parameters.items()}
-    tracing.take_python_required()
+    phase.take_python_required()
     made = _Made()
     try:
         with made:
@@ -114,7 +114,7 @@ def trace(
         modified_parameters=changed_weights,
         changed_inputs=tuple(index for index, copy in enumerate(copies) if copy._version != 0),
         is_random=is_random,
-        needs_python=tracing.take_python_required() or bool(changed_weights),
+        needs_python=phase.take_python_required() or bool(changed_weights),
     )
     unknown = [weakref.ref(leaf) for leaf in leaves if _place(leaf) not in known | made.storages]
     # Some of torch's transformations show nothing of what they make, but nobody else holds that.
@@ -165,7 +165,7 @@ def _run(
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(state.shown())
-        stack.enter_context(tracing.entered(tracing.Phase(training=training, tracing=True)))
+        stack.enter_context(phase.entered(phase.Phase(training=training, tracing=True)))
         if training:
             stack.enter_context(recorder)
         stack.enter_context(around())

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["ipu_print_tensor"]
@@ -72,8 +72,8 @@ def ipu_print_tensor(
     if float_format not in _FORMATS:
         raise Error(f"Invalid float_format {float_format!r}: expected one of {', '.join(_FORMATS)}")
     result = tensor.view_as(tensor)
-    tracing.require_python()
-    if not tracing.is_running() or tracing.is_tracing():
+    phase.require_python()
+    if not phase.is_running() or phase.is_tracing():
         return result
     style = _Style(
         summarise_threshold=summarise_threshold,

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from popdist_py.poptorch import tracing
+from popdist_py.poptorch import phase
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.operation_names import OperationNames
 from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
@@ -217,7 +217,7 @@ def current_recorder() -> _Recorder | None:
 @contextmanager
 def on_host() -> Iterator[None]:
     """Mark the enclosed code as Python that has to run on the host, each time the model runs."""
-    tracing.require_python()
+    phase.require_python()
     recorder = _current.recorder
     with recorder.on_host() if recorder else nullcontext():
         yield
