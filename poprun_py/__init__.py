@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from poprun_py.launcher import launch, plan
     from poprun_py.supervisor import InstanceResult, LaunchResult
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "InstanceResult",
