@@ -34,7 +34,8 @@ from popdist_py.poptorch.loader_channel import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.shared_slots import Slot, SlotWriter, map_tensors, tensors_of
+from popdist_py.poptorch.shared_slots import Slot, SlotWriter
+from popdist_py.poptorch.structure import map_tensors, tensors_of
 
 __all__ = ["Job", "LoaderArguments", "run"]
 
@@ -203,7 +204,9 @@ def _iterate(items: Any) -> Iterator[Any]:
 
 
 def _num_rows(item: Any) -> int:
-    return next(tensors_of(item)).shape[0]
+    tensors = tensors_of(item)
+    assert tensors, f"the data set returned a {type(item).__name__} without tensors"
+    return tensors[0].shape[0]
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -433,6 +433,11 @@ def test_async_without_dropping_rebatches():
     loader.terminate()
 
 
+def test_items_without_tensors_cannot_be_rebatched():
+    with pytest.raises(poptorch.Error, match="a int without tensors"):
+        AsynchronousDataAccessor([1, 2, 3], rebatched_size=2, **FORK)
+
+
 def test_an_accessor_rebatches_on_its_own():
     def sync(drop_last):
         return DataLoader(Options(), numbers(11), batch_size=2, drop_last=drop_last)
