@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         registerDefaultBackend,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "RESUME_EXIT_CODE",

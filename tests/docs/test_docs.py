@@ -66,10 +66,11 @@ def test_option_pages_are_what_the_declarations_make():
 
 
 def test_changelog_speaks_of_this_version():
+    import popdist_py
     import poprun_py
 
     newest = re.search(r"^## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
-    assert newest[1] == poprun_py.__version__
+    assert newest[1] == poprun_py.__version__ == popdist_py.__version__
 
 
 def test_make_alone_lists_the_targets():

@@ -176,12 +176,13 @@ class Compiler:
         recorded: list[strategies.Placement] = []
 
         @contextmanager
-        def around() -> Iterator[None]:
+        def around(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
             with strategies.record_placement(
                 strategy,
                 self.model,
                 self.training,
                 self.options,
+                inputs=leaves,
                 module_scopes=self.options._module_namescope_enabled,
             ) as placement:
                 recorded.append(placement)
@@ -342,6 +343,7 @@ class Compiler:
                 self.options._execution_strategy,
                 self.model,
                 self.training,
+                inputs=leaves,
                 watch=anchors.see,
                 module_scopes=self.options._module_namescope_enabled,
             ):

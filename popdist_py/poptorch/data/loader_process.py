@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch.calls import custom_types
+from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
 from popdist_py.poptorch.data.messages import (
     Channel,
     EndOfEpoch,
@@ -34,7 +35,7 @@ from popdist_py.poptorch.data.messages import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.data.slots import Slot, SlotWriter, map_tensors, tensors_of
+from popdist_py.poptorch.data.slots import Slot, SlotWriter
 
 __all__ = ["Job", "LoaderArguments", "run"]
 
@@ -203,7 +204,9 @@ def _iterate(items: Any) -> Iterator[Any]:
 
 
 def _num_rows(item: Any) -> int:
-    return next(tensors_of(item)).shape[0]
+    tensors = tensors_of(item)
+    assert tensors, f"the data set returned a {type(item).__name__} without tensors"
+    return tensors[0].shape[0]
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

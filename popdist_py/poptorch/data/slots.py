@@ -11,7 +11,7 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from multiprocessing import reduction
@@ -21,9 +21,10 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from popdist_py.poptorch.calls.custom_types import parser_of
+from popdist_py.poptorch.calls.nested_values import map_tensors
 from popdist_py.poptorch.data.memory_pickle import aligned, anonymous_file
 
-__all__ = ["Leaf", "Slot", "SlotWriter", "map_tensors", "read", "tensors_of"]
+__all__ = ["Leaf", "Slot", "SlotWriter", "read"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,32 +172,6 @@ class SlotWriter:
             "dict of tensors, or a type with a parser (poptorch.registerCustomArgParser)"
         )
         return [self.put(value) for value in item]
-
-
-def tensors_of(item: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of an item in order."""
-    parser = parser_of(item)
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif parser is not None:
-        yield from parser.yieldTensors(item)
-    else:
-        for value in item.values() if isinstance(item, dict) else item:
-            yield from tensors_of(value)
-
-
-def map_tensors(function: Callable[..., torch.Tensor], *items: Any) -> Any:
-    """Return an item whose tensors are ``function`` of the tensors in the same place of items."""
-    first = items[0]
-    if isinstance(first, torch.Tensor):
-        return function(*items)
-    parser = parser_of(first)
-    if parser is not None:
-        columns = zip(*map(parser.yieldTensors, items), strict=True)
-        return parser.reconstruct(first, (function(*column) for column in columns))
-    if isinstance(first, dict):
-        return {key: map_tensors(function, *(item[key] for item in items)) for key in first}
-    return [map_tensors(function, *column) for column in zip(*items, strict=True)]
 
 
 def read(slot: Slot, description: Any) -> Any:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["FloatingPointTraps", "MixedPrecision"]
@@ -81,7 +81,7 @@ class MixedPrecision(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _PRODUCTS:
             return func(*args, **kwargs)
-        found = [t for t in tree_leaves((args, kwargs)) if _is_half_or_float(t)]
+        found = [t for t in tensors_of((args, kwargs)) if _is_half_or_float(t)]
         if not any(t.dtype == torch.float16 for t in found):
             return func(*args, **kwargs)
         self.met_half = True
@@ -110,6 +110,7 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    # A walk of its own: it runs with every product, and structure.map_tensors() takes double.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -140,10 +141,10 @@ class FloatingPointTraps(TorchDispatchMode):
         name = func.__name__.split(".")[0]
         if name in _UNCHECKED:
             return result
-        if name in _COMPARISONS and any(_has_nan(t) for t in tree_leaves(args)):
+        if name in _COMPARISONS and any(_has_nan(t) for t in tensors_of(args)):
             raise Error(f"Floating point exception: {name} compares with NaN")
-        if any(_is_bad(t) for t in tree_leaves(result)) and not any(
-            _has_nan(t) for t in tree_leaves(args)
+        if any(_is_bad(t) for t in tensors_of(result)) and not any(
+            _has_nan(t) for t in tensors_of(args)
         ):
             _check_new(name, args, result)
         return result
@@ -151,9 +152,9 @@ class FloatingPointTraps(TorchDispatchMode):
 
 def _check_new(name: str, args: Sequence[Any], result: Any) -> None:
     """Raise unless infinities only passed through."""
-    if any(_has_nan(t) for t in tree_leaves(result)):
+    if any(_has_nan(t) for t in tensors_of(result)):
         raise Error(f"Floating point exception: invalid operation in {name}")
-    if not any(_is_bad(t) for t in tree_leaves(args)):
+    if not any(_is_bad(t) for t in tensors_of(args)):
         raise Error(f"Floating point exception: division by zero or overflow in {name}")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from popdist_py.poptorch.calls.nested_values import map_tensors
 
 __all__ = ["RandomStreams"]
 
@@ -93,32 +94,25 @@ class _PerReplica(TorchFunctionMode):
         results = []
         for replica, generator in enumerate(self._generators):
             torch.default_generator.set_state(generator.get_state())
-            own_args, own_kwargs = _of_replica((args, kwargs), replica, level)
+            slice_of = partial(_of_replica, replica=replica, level=level)
+            own_args, own_kwargs = map_tensors(slice_of, (args, kwargs))
             with temporarily_pop_interpreter_stack():
                 results.append(func(*own_args, **own_kwargs))
             generator.set_state(torch.default_generator.get_state())
-        return tree_map(partial(_stacked, level), *results)
+        return map_tensors(partial(_stacked, level), *results)
 
 
-def _stacked(level: int, *values: Any) -> Any:
+def _stacked(level: int, *values: torch.Tensor) -> torch.Tensor:
     """Return the values of all replicas as one batched tensor."""
-    if not isinstance(values[0], torch.Tensor):
-        return values[0]
     return torch._C._functorch._add_batch_dim(torch.stack(values), 0, level)
 
 
-def _of_replica(value: Any, replica: int, level: int) -> Any:
-    """Return ``value`` with the batched tensors in it replaced by one replica's slice."""
+def _of_replica(tensor: torch.Tensor, replica: int, level: int) -> torch.Tensor:
+    """Return one replica's slice of a batched tensor, any other one as it is."""
     functorch = torch._C._functorch
-    if isinstance(value, torch.Tensor):
-        if not functorch.is_batchedtensor(value) or functorch.maybe_get_level(value) != level:
-            return value
-        return functorch.get_unwrapped(value).select(functorch.maybe_get_bdim(value), replica)
-    if isinstance(value, tuple | list):
-        return type(value)(_of_replica(item, replica, level) for item in value)
-    if isinstance(value, dict):
-        return {key: _of_replica(item, replica, level) for key, item in value.items()}
-    return value
+    if not functorch.is_batchedtensor(tensor) or functorch.maybe_get_level(tensor) != level:
+        return tensor
+    return functorch.get_unwrapped(tensor).select(functorch.maybe_get_bdim(tensor), replica)
 
 
 def _random_functions() -> frozenset[Callable[..., Any]]:

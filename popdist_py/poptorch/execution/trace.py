@@ -58,9 +58,11 @@ def trace(
     state: DeviceState,
     *,
     training: bool,
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    around: Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]] = nullcontext,
 ) -> Trace:
     """Run ``forward`` on one micro-batch, inside the context that ``around`` makes, and report.
+
+    ``around`` is told the tensors that the forward gets.
 
     Raises:
         Error: a training model without loss, or with several independent ones; an unsupported type
@@ -158,7 +160,7 @@ def _run(
     state: DeviceState,
     *,
     training: bool,
-    around: Callable[[], AbstractContextManager[Any]],
+    around: Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]],
 ) -> tuple[Any, torch.Tensor | None]:
     """Return what the forward returns, and the loss of a training model."""
     recorder = LossRecorder()
@@ -168,8 +170,9 @@ def _run(
         stack.enter_context(phase.entered(phase.Phase(training=training, tracing=True)))
         if training:
             stack.enter_context(recorder)
-        stack.enter_context(around())
-        result = forward([tensor.detach() for tensor in inputs])
+        leaves = [tensor.detach() for tensor in inputs]
+        stack.enter_context(around(leaves))
+        result = forward(leaves)
     return result, recorder.final() if training else None
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import inspect
-import pickle
+import io
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from popdist_py.poptorch.compilation.compiler import Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.annotations import is_block
 
 if TYPE_CHECKING:
     from popdist_py.poptorch.model.executor import PoplarExecutor
@@ -34,10 +36,8 @@ _DEFAULT_NAME: Final = "model.poptorch"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedModel:
-    """The content of a saved file."""
+    """What is saved of a compiled model; :func:`save` says how it lies in the file."""
 
-    magic: str
-    version: str
     options: Options
     call: Call
     executable: Executable
@@ -48,7 +48,11 @@ class SavedModel:
 
 
 def save(executor: PoplarExecutor, path: Path, *, export_model: bool, rng_state: bool) -> None:
-    """Write the compiled model of ``executor``."""
+    """Write the compiled model of ``executor``.
+
+    The file holds what names the user's classes and, beside it as bytes, what names this package's:
+    so its version can be read where this package has another layout.
+    """
     if path.is_dir():
         path = path / _DEFAULT_NAME
         logger.warning("The target is a folder: the model is saved as %s", path)
@@ -57,17 +61,24 @@ def save(executor: PoplarExecutor, path: Path, *, export_model: bool, rng_state:
     compiled = executor._require_compiled()
     executor.copyWeightsToHostIfNeeded()
     executor._fetch_optimizer_state()
-    content = SavedModel(
-        magic=_MAGIC,
-        version=__version__,
-        options=executor.options,
-        call=executor._template,
-        executable=compiled.executable,
-        training=executor._training,
-        model=executor.model if export_model else None,
-        optimizer=executor._optimizer if export_model else None,
-        rng_state=executor.rng_state if rng_state else None,
+    own = io.BytesIO()
+    torch.save(
+        {
+            "options": executor.options,
+            "call": executor._template,
+            "executable": compiled.executable,
+            "training": executor._training,
+            "rng_state": executor.rng_state if rng_state else None,
+        },
+        own,
     )
+    content = {
+        "magic": _MAGIC,
+        "version": __version__,
+        "model": executor.model if export_model else None,
+        "optimizer": executor._optimizer if export_model else None,
+        "own": own.getvalue(),
+    }
     torch.save(content, path)
 
 
@@ -75,20 +86,35 @@ def read(path: Path) -> SavedModel:
     """Return the content of a saved file.
 
     Raises:
-        Error: it is no such file.
+        Error: it is no such file, or it names modules or classes that are not there.
         AssertionError: another version of this package wrote it.
     """
-    try:
-        content = torch.load(path, weights_only=False)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise Error(f"Invalid file {path}: {error}") from error
-    if not isinstance(content, SavedModel) or content.magic != _MAGIC:
-        raise Error(f"Invalid file {path}: save() of a PopTorch model did not write it")
-    assert content.version == __version__, (
-        f"{path}: version mismatch: version {content.version} saved it, this is {__version__}; "
+    content = _unpickled(path, path)
+    if not isinstance(content, dict) or content.get("magic") != _MAGIC:
+        raise Error(
+            f"Invalid file {path}: save() of a PopTorch model of version {__version__} did not "
+            "write it; compile and save the model again"
+        )
+    assert content["version"] == __version__, (
+        f"{path}: version mismatch: version {content['version']} saved it, this is {__version__}; "
         "compile and save the model again"
     )
-    return content
+    own = _unpickled(path, io.BytesIO(content["own"]))
+    return SavedModel(model=content["model"], optimizer=content["optimizer"], **own)
+
+
+def _unpickled(path: Path, source: Path | io.BytesIO) -> Any:
+    """Return what ``source``, the file ``path`` or a part of it, holds."""
+    try:
+        return torch.load(source, weights_only=False)
+    except OSError as error:
+        raise Error(f"Invalid file {path}: {error}") from error
+    except Exception as error:  # bytes that nobody knows can make unpickling raise anything
+        raise Error(
+            f"Invalid file {path}: it cannot be read ({type(error).__name__}: {error}). It is "
+            "damaged, names a module or class that is not there, or another version saved it: "
+            "compile and save the model again"
+        ) from error
 
 
 def load(
@@ -162,12 +188,22 @@ class Cache:
             yield
 
     def load(self) -> Executable | None:
-        """Return the executable that was compiled before; None if there is none."""
+        """Return the executable that was compiled before; None if there is none that can be read.
+
+        A file that cannot be read is emptied, so that :meth:`store` fills it again.
+        """
         if self._path is None or not self._is_filled():
             return None
-        content = torch.load(self._path, weights_only=False)
-        logger.info("Executable loaded from the cache: %s", self._path)
-        return content if isinstance(content, Executable) else None
+        try:
+            content = torch.load(self._path, weights_only=False)
+        except Exception as error:  # bytes that nobody knows can make unpickling raise anything
+            logger.info("Compiling again: %s cannot be read: %s", self._path, error)
+            content = None
+        if isinstance(content, Executable):
+            logger.info("Executable loaded from the cache: %s", self._path)
+            return content
+        os.truncate(self._path, 0)
+        return None
 
     def store(self, executable: Executable) -> None:
         """Keep an executable."""
@@ -181,18 +217,35 @@ class Cache:
 
 
 def _key(compiler: Compiler, call: Call) -> str:
-    """Return a name that differs for every model, options and kind of arguments."""
+    """Return a name that differs for every model, options, kind of arguments and version."""
     model = compiler.user_model
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     ]
-    modes = [(name, module.training) for name, module in model.named_modules()]
+    modes = [
+        # The text a layer adds when it is printed: the probability of a dropout, for example.
+        (name, type(module), module.training, module.extra_repr(), _blocks(module))
+        for name, module in model.named_modules()
+    ]
     sources = sorted({_source(type(module)) for module in model.modules()})
     arguments = (call.positional, call.keywords, [(t.shape, t.dtype) for t in call.leaves])
-    options = repr(compiler.options).replace(repr(compiler.options._Popart), "")
-    text = repr((shapes, modes, sources, arguments, options, type(compiler.optimizer)))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    parts = (
+        __version__,
+        torch.__version__,
+        shapes,
+        modes,
+        sources,
+        arguments,
+        compiler.options._description(),
+        type(compiler.optimizer),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _blocks(module: nn.Module) -> list[str]:
+    """Return the block that BeginBlock() made of a module, if it did."""
+    return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]
 
 
 def _source(kind: type) -> str:

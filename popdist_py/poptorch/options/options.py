@@ -46,6 +46,7 @@ __all__ = [
 
 _UNLIMITED: Final = 2**64 - 1
 _OFFLINE_VERSIONS: Final = (1, 2, 21)
+_CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
 class Options(OptionStore):
@@ -388,6 +389,19 @@ class Options(OptionStore):
             values.update(group.toDict())
         values.update(self._Popart.options)
         return values
+
+    def _description(self) -> tuple[Any, ...]:
+        """Return all that compiling depends on: equal for options that compile alike.
+
+        Where executables are cached and what is shown or logged are left out.
+        """
+        session = {key: value for key, value in self._Popart.options.items() if key not in _CACHING}
+        return (
+            *super()._description(),
+            sorted(session.items()),
+            self._execution_strategy._description(),
+            self._module_namescope_enabled,
+        )
 
     def _mark_frozen(self, frozen: bool) -> None:
         super()._mark_frozen(frozen)

@@ -143,6 +143,15 @@ class OptionStore:
         """Return the values of this object, without those of its groups."""
         return dict(self._values)
 
+    def _description(self) -> tuple[Any, ...]:
+        """Return all values, those of the groups included: equal for options that are set alike."""
+        groups = [
+            (name, value._description())
+            for name, value in self.__dict__.items()
+            if isinstance(value, OptionStore)
+        ]
+        return (type(self).__name__, sorted(self._values.items()), sorted(groups))
+
     def __repr__(self) -> str:
         values = [f"{name}={value!r}" for name, value in self._values.items()]
         groups = [

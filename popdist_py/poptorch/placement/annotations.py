@@ -22,6 +22,7 @@ __all__ = [
     "Block",
     "BlockFunction",
     "NameScope",
+    "is_block",
     "removeBlocks",
 ]
 
@@ -174,7 +175,12 @@ def removeBlocks(module: torch.nn.Module) -> None:
 
 
 def _block_hooks(module: torch.nn.Module) -> list[int]:
-    return [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _BlockHook)]
+    return [key for key, hook in module._forward_pre_hooks.items() if is_block(hook)]
+
+
+def is_block(hook: object) -> bool:
+    """Tell whether a forward pre-hook is one of :func:`BeginBlock`."""
+    return isinstance(hook, _BlockHook)
 
 
 class NameScope(_Context):

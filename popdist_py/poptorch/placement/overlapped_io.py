@@ -6,15 +6,15 @@ A mark returns the value it is given; on hardware the transfer then runs beside 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from popdist_py.poptorch.calls.nested_values import flatten, tensors_of
 from popdist_py.poptorch.enums import OutputMode, OverlapMode
 from popdist_py.poptorch.errors import Error
 
@@ -86,9 +86,7 @@ def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
         f"{function}: mode is a poptorch.OverlapMode, got {mode!r}"
     )
 
-    def mark(value: Any) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor):
-            raise Error(f"{function}: expected only tensors, got {type(value).__name__}")
+    def mark(value: torch.Tensor) -> torch.Tensor:
         record = _current.record
         if record is None:
             return value
@@ -98,7 +96,11 @@ def _marked(function: str, values: Any, mode: OverlapMode) -> Any:
         record.marks.append(_Mark(function, value, result, mode))
         return result
 
-    return tree_map(mark, values)
+    leaves: list[torch.Tensor] = []
+    tree = flatten(values, leaves)
+    for constant in tree.constants():
+        raise Error(f"{function}: expected only tensors, got {type(constant).__name__}")
+    return tree.rebuild(map(mark, leaves))
 
 
 class _Uses(TorchFunctionMode):
@@ -110,19 +112,23 @@ class _Uses(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        operation = any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result))
-        if operation and not self._record.paused and func is not torch.Tensor.view_as:
-            self._record.uses += map(id, _tensors((args, kwargs)))
+        operation = not self._record.paused and func is not torch.Tensor.view_as
+        if operation and tensors_of(result):
+            self._record.uses += map(id, tensors_of((args, kwargs)))
         return result
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
 @contextmanager
-def checked_overlap(module: Any, options: Any, training: bool) -> Iterator[None]:
+def checked_overlap(
+    module: Any, options: Any, training: bool, inputs: Sequence[torch.Tensor]
+) -> Iterator[None]:
     """Check the marks that the enclosed forward of ``module`` sets.
+
+    Args:
+        module: the user's module; another callable is not checked.
+        options: the model's options.
+        training: whether a backward pass follows.
+        inputs: the tensors of the forward's arguments.
 
     Raises:
         Error: a rule of overlapped I/O is broken.
@@ -130,26 +136,19 @@ def checked_overlap(module: Any, options: Any, training: bool) -> Iterator[None]
     if not isinstance(module, torch.nn.Module):
         yield
         return
-    record = _Record()
-
-    def before(_: Any, args: Any, kwargs: Any) -> None:
-        record.inputs = _tensors((args, kwargs))
+    record = _Record(inputs=list(inputs))
 
     def after(_: Any, __: Any, outputs: Any) -> None:
-        record.outputs = _tensors(outputs)
+        record.outputs = tensors_of(outputs)
 
-    hooks = [
-        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        module.register_forward_hook(after),
-    ]
+    hook = module.register_forward_hook(after)
     previous, _current.record = _current.record, record
     try:
         with _Uses(record):
             yield
     finally:
         _current.record = previous
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
     _check(record, options, training)
 
 

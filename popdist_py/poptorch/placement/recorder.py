@@ -7,7 +7,7 @@ block goes; what comes out is a Placement. No numbers are computed here, and non
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from popdist_py.poptorch import phase
+from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.operation_names import OperationNames
 from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
@@ -81,7 +81,13 @@ class _Recorder(TorchFunctionMode):
     """Follows the blocks and operations of one forward."""
 
     def __init__(
-        self, strategy: Strategy, module: Any, watch: Watch, *, module_scopes: bool
+        self,
+        strategy: Strategy,
+        module: Any,
+        inputs: Sequence[torch.Tensor],
+        watch: Watch,
+        *,
+        module_scopes: bool,
     ) -> None:
         super().__init__()
         self._place = strategy._placer()
@@ -94,8 +100,9 @@ class _Recorder(TorchFunctionMode):
         self.operations: list[tuple[str, int]] = []
         self.ipu_of_parameter: dict[str, int] = {}
         # Tensors on the device, and whether their values depend on inputs or parameters rather
-        # than on buffers alone; None before these are known.
-        self._on_device: WeakIdKeyDictionary | None = None
+        # than on buffers alone. Of a module only: of another callable, all are.
+        self._on_device = WeakIdKeyDictionary()
+        self._mark(inputs, depends=True)
         self._on_host = 0  # how many host functions are being run
         self._names: dict[int, str] = {}
 
@@ -119,17 +126,14 @@ class _Recorder(TorchFunctionMode):
 
     # What the forward does:
 
-    def begin_forward(self, inputs: Any) -> None:
-        """Take note of the values on the device (those of a functional call included)."""
+    def begin_forward(self) -> None:
+        """Take note of the state on the device (that of a functional call included)."""
         if self._module is None:
             return
-        if self._on_device is None:
-            self._on_device = WeakIdKeyDictionary()
         for name, parameter in self._module.named_parameters():
             self._names[id(parameter)] = name
             self._on_device[parameter] = True
-        self._mark(list(self._module.buffers()), depends=False)
-        self._mark(inputs, depends=True)
+        self._mark(self._module.buffers(), depends=False)
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -146,28 +150,27 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" or name in _NO_OPERATIONS:
             return func(*args, **(kwargs or {}))
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        inputs = tensors_of((args, kwargs))
         if not self._on_host:
             check_value_is_not_needed(name, args, self._only_device_knows)
             if any(map(self._only_device_knows, inputs)):
                 check_limits(name, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
-        if _is_tensors(result) and any(map(self._is_on_device, inputs)):
-            self._operation(func, inputs, result)
-            self._mark(result, depends=any(map(self._only_device_knows, inputs)))
+        results = tensors_of(result)
+        if results and any(map(self._is_on_device, inputs)):
+            self._operation(func, inputs, results)
+            self._mark(results, depends=any(map(self._only_device_knows, inputs)))
         return result
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        if self._on_device is None:  # before the forward of a module, nothing is
-            return self._module is None
-        return tensor in self._on_device
+        return self._module is None or tensor in self._on_device
 
     def _only_device_knows(self, tensor: torch.Tensor) -> bool:
-        if self._on_device is None:
-            return False
         return bool(self._on_device.get(tensor, False))
 
-    def _operation(self, func: Any, inputs: list[torch.Tensor], result: Any) -> None:
+    def _operation(
+        self, func: Any, inputs: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
         name = self.names.next(func)
         if self._active is None:
             raise Error(
@@ -175,7 +178,6 @@ class _Recorder(TorchFunctionMode):
                 f"{name} comes after the end of one. Move it into a poptorch.Block, or use "
                 "poptorch.BeginBlock, which has no end"
             )
-        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for index, tensor in enumerate(results):
             one = f"{name}:{index}" if index else name
             self.operations.append((one, self._active.ipu))
@@ -185,21 +187,15 @@ class _Recorder(TorchFunctionMode):
             if parameter is not None:
                 self.ipu_of_parameter.setdefault(parameter, self._active.ipu)
 
-    def _mark(self, values: Any, depends: bool) -> None:
-        if self._on_device is not None:
-            for leaf in tree_leaves(values):
-                if isinstance(leaf, torch.Tensor):
-                    self._on_device[leaf] = depends or self._only_device_knows(leaf)
+    def _mark(self, tensors: Iterable[torch.Tensor], depends: bool) -> None:
+        for tensor in tensors:
+            self._on_device[tensor] = depends or self._only_device_knows(tensor)
 
 
 # Neither read nor make a value on the device.
 _NO_OPERATIONS: Final = frozenset(
     {"requires_grad_", "register_hook", "retain_grad", "__set__", "as_subclass", "__format__"}
 )
-
-
-def _is_tensors(result: Any) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(result))
 
 
 class _Current(threading.local):
@@ -230,6 +226,7 @@ def record_placement(
     training: bool,
     options: Any = None,
     *,
+    inputs: Sequence[torch.Tensor],
     watch: Watch = lambda *_: None,
     module_scopes: bool = True,
 ) -> Iterator[Placement]:
@@ -240,6 +237,7 @@ def record_placement(
         module: the user's module, or any callable.
         training: whether a backward pass follows.
         options: the model's options; if given, the rules of overlapped I/O are checked too.
+        inputs: the tensors of the forward's arguments, those inside custom types included.
         watch: told the name and the value of every operation's result.
         module_scopes: whether the names of operations begin with those of their modules.
 
@@ -252,18 +250,14 @@ def record_placement(
             device lacks; overlapped I/O that breaks a rule.
     """
     placement = Placement()
-    recorder = _Recorder(strategy, module, watch, module_scopes=module_scopes)
+    recorder = _Recorder(strategy, module, inputs, watch, module_scopes=module_scopes)
     hook = None
     if isinstance(module, torch.nn.Module):
-        hook = module.register_forward_pre_hook(
-            lambda _, args, kwargs: recorder.begin_forward((args, kwargs)),
-            prepend=True,
-            with_kwargs=True,
-        )
+        hook = module.register_forward_pre_hook(lambda *_: recorder.begin_forward(), prepend=True)
     previous, _current.recorder = _current.recorder, recorder
     try:
         with (
-            checked_overlap(module, options, training) if options else nullcontext(),
+            checked_overlap(module, options, training, inputs) if options else nullcontext(),
             recorder.names.following_modules(),
             recorder,
         ):

@@ -64,6 +64,10 @@ class _IExecutionStrategy:
     def _placer(self) -> _Place:
         raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
 
+    def _description(self) -> tuple[Any, ...]:
+        """Return all that was set: equal for strategies that place blocks alike."""
+        raise NotImplementedError(f"{type(self).__name__} does not describe itself")
+
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block; AssertionError if no stage has it."""
         raise NotImplementedError(f"{type(self).__name__} has no stages")
@@ -98,6 +102,10 @@ def _known(by_block: dict[str, tuple[Stage, Any]], block_id: Any) -> tuple[Stage
     return by_block[block_id]
 
 
+def _described(by_block: dict[str, tuple[Stage, Any]]) -> list[tuple[Any, ...]]:
+    return [(block, stage._ipu_id, place) for block, (stage, place) in sorted(by_block.items())]
+
+
 def _choose(stage: Stage, ipu_id: int | None, default: int) -> int:
     """Return the IPU: the stage's own, else the block's, else the default."""
     if stage._ipu_id is not None:
@@ -128,6 +136,9 @@ class ShardedExecution(_IExecutionStrategy):
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block; AssertionError if no stage has it."""
         return _known(self._stages, block_id)[0]
+
+    def _description(self) -> tuple[Any, ...]:
+        return (type(self).__name__, self._auto_stage, _described(self._stages))
 
     def _placer(self) -> _Place:
         if self._auto_stage == AutoStage.SameAsIpu:
@@ -269,6 +280,9 @@ class _PhasedExecution(_IExecutionStrategy):
         self._separate_backward_phase = use
         return self
 
+    def _description(self) -> tuple[Any, ...]:
+        return (type(self).__name__, self._separate_backward_phase, _described(self._stages))
+
     def _placer(self) -> _Place:
         return self._listed
 
@@ -299,6 +313,9 @@ class SerialPhasedExecution(_PhasedExecution):
         self._liveness = liveness
         return self
 
+    def _description(self) -> tuple[Any, ...]:
+        return (*super()._description(), self._liveness)
+
     @staticmethod
     def _default_ipu(phase: int, index: int) -> int:  # noqa: ARG004
         return index
@@ -313,6 +330,9 @@ class ParallelPhasedExecution(_PhasedExecution):
         """Send tensors off the chip after the forward pass."""
         self._off_chip_after_forward = off_chip
         return self
+
+    def _description(self) -> tuple[Any, ...]:
+        return (*super()._description(), self._off_chip_after_forward)
 
     @staticmethod
     def _default_ipu(phase: int, index: int) -> int:

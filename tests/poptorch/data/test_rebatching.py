@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers, print_nothing, read
 
+from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, DataLoaderMode, Options
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
@@ -55,6 +56,11 @@ def test_async_without_dropping_rebatches():
     loader = DataLoader(Options(), numbers(7), batch_size=3, drop_last=False, **ASYNC)
     assert (len(loader), read(loader)) == (3, [[0, 1, 2], [3, 4, 5], [6]])
     loader.terminate()
+
+
+def test_items_without_tensors_cannot_be_rebatched():
+    with pytest.raises(poptorch.Error, match="a int without tensors"):
+        AsynchronousDataAccessor([1, 2, 3], rebatched_size=2, **FORK)
 
 
 def test_an_accessor_rebatches_on_its_own():

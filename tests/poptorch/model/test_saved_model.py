@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from support.models import Mlp, classified, quiet_options
+from support.unreadable_files import UNREADABLE, make_unreadable
+from torch import nn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.model import saved_model
@@ -73,5 +77,27 @@ def test_bad_files(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_model, "__version__", "0.0.0")
     inference.save(tmp_path / "old")
     monkeypatch.undo()
+    with pytest.raises(AssertionError, match="version mismatch"):
+        poptorch.load(tmp_path / "old")
+
+
+@pytest.mark.parametrize("how", UNREADABLE)
+def test_a_saved_model_that_cannot_be_read_is_an_error_that_names_it(tmp_path, monkeypatch, how):
+    inference = poptorch.inferenceModel(Mlp(), quiet_options())
+    inference(classified(2)[0])
+    inference.save(tmp_path / "model.bin")
+    make_unreadable(tmp_path / "model.bin", how, monkeypatch)
+    for act in (poptorch.load, inference.loadExecutable):
+        with pytest.raises(poptorch.Error, match=r"model\.bin.*compile and save the model again"):
+            act(tmp_path / "model.bin")
+
+
+def test_the_version_of_a_file_is_read_before_what_it_says_of_this_package(tmp_path, monkeypatch):
+    inference = poptorch.inferenceModel(nn.Linear(2, 2), quiet_options())
+    inference(torch.ones(2, 2))
+    monkeypatch.setattr(saved_model, "__version__", "0.0.0")
+    inference.save(tmp_path / "old")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "popdist_py.poptorch.options.options", None)
     with pytest.raises(AssertionError, match="version mismatch"):
         poptorch.load(tmp_path / "old")

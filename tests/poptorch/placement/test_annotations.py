@@ -24,8 +24,9 @@ torch.set_num_threads(1)
 
 def blocks_of(module, strategy=None):
     strategy = strategy or PipelinedExecution(AutoStage.AutoIncrement)
-    with record_placement(strategy, module, False) as placement:
-        module(torch.ones(1, 2))
+    x = torch.ones(1, 2)
+    with record_placement(strategy, module, False, inputs=[x]) as placement:
+        module(x)
     return [(block.user_id, block.ipu) for block in placement.blocks]
 
 
@@ -95,8 +96,9 @@ def test_an_operation_of_an_earlier_hook_belongs_to_the_block_before():
     model = nn.Sequential(BeginBlock(nn.Linear(2, 2), "a", 0), nn.Linear(2, 2))
     model[1].register_forward_pre_hook(lambda _, args: (args[0] + 1,))
     BeginBlock(model[1], "b", 1)
-    with record_placement(PipelinedExecution(), model, False) as placement:
-        model(torch.ones(1, 2))
+    x = torch.ones(1, 2)
+    with record_placement(PipelinedExecution(), model, False, inputs=[x]) as placement:
+        model(x)
     assert [ipu for _, ipu in placement.operations] == [0, 0, 1]
 
 

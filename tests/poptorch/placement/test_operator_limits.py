@@ -26,7 +26,7 @@ class Model(nn.Module):
 
 def trace(forward, x, part=None):
     model = Model(forward, part)
-    with record_placement(PipelinedExecution(), model, training=False):
+    with record_placement(PipelinedExecution(), model, training=False, inputs=[x]):
         return model(x)
 
 

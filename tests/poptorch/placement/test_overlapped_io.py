@@ -32,8 +32,9 @@ class Overlapped(nn.Module):
 def check(forward, *, options=None, training=False, strategy=None):
     module = Overlapped(forward)
     options = options or io_options(strategy)
-    with record_placement(PipelinedExecution(), module, training, options):
-        module(torch.ones(2), torch.ones(2))
+    inputs = torch.ones(2), torch.ones(2)
+    with record_placement(PipelinedExecution(), module, training, options, inputs=inputs):
+        module(*inputs)
 
 
 def io_options(strategy=None, tiles=32, mode=OutputMode.All):

@@ -39,8 +39,9 @@ class Blocks(nn.Module):
 
 def place(strategy, *blocks, training=False, module=None):
     module = module or Blocks(*blocks)
-    with record_placement(strategy, module, training) as placement:
-        module(torch.ones(3, 2))
+    x = torch.ones(3, 2)
+    with record_placement(strategy, module, training, inputs=[x]) as placement:
+        module(x)
     return placement
 
 
@@ -197,8 +198,9 @@ def test_parameters_are_where_they_are_used_first():
 def test_parameters_of_a_functional_call_are_found():
     module = nn.Sequential(nn.Linear(2, 2), BeginBlock(nn.Linear(2, 2), ipu_id=1))
     values = {name: value.detach().clone() for name, value in module.named_parameters()}
-    with record_placement(PipelinedExecution(), module, False) as placement:
-        torch.func.functional_call(module, values, (torch.ones(1, 2),))
+    x = torch.ones(1, 2)
+    with record_placement(PipelinedExecution(), module, False, inputs=[x]) as placement:
+        torch.func.functional_call(module, values, (x,))
     assert placement.ipu_of_parameter["0.weight"] == 0
     assert placement.ipu_of_parameter["1.weight"] == 1
 
