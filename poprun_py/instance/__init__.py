@@ -1,5 +1,6 @@
 """What runs in front of each program: the wrapper that mpirun starts on every host.
 
 Here live binding, processes, the instance's end of the control channel, and its stacks.
-Standard library only, cheap to import: every start pays. May call: nothing of ours.
+Nothing here imports more than the standard library's quickest parts: every start pays for it.
+May call: no other room.
 """

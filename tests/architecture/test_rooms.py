@@ -1,0 +1,75 @@
+"""The rooms as a whole: no circles, none too full, each introduced; the contracts of setup.cfg."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from support import imports
+from support.imports import circles, module_imports, modules, room_imports
+
+MOST_MODULES = 16
+# Packages that are more than a room: what programs import from, and a folder of one hook.
+FACES = ("popdist_py.poptorch", "popdist_py.collectives", "poprun_py.instance.python_hook")
+PACKAGES = [name for name, file in modules().items() if file.name == "__init__.py"]
+
+
+def test_no_circle_of_modules():
+    assert circles(module_imports()) == []
+
+
+def test_no_circle_of_rooms():
+    assert circles(room_imports()) == []
+
+
+def test_no_room_is_too_full():
+    sizes = Counter(file.parent for file in modules().values() if file.name != "__init__.py")
+    assert {str(folder): n for folder, n in sizes.items() if n > MOST_MODULES} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_says_what_lives_there(package):
+    text = ast.get_docstring(ast.parse(modules()[package].read_text(encoding="utf-8")))
+    assert text, f"{package} has no docstring"
+    first = text.splitlines()[0]
+    assert first.endswith("."), f"{package}: the first line is one sentence"
+    # A room inside a package also says what may not live there, and whom it may call.
+    if package.count(".") and package not in FACES:
+        assert "Nothing here" in text, package
+        assert "May call: " in text, package
+
+
+def test_import_contracts_hold():
+    linter = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([linter], cwd=imports.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_circles_are_found_wherever_they_hide(tmp_path, monkeypatch):
+    sources = {
+        "poprun_py/a/one.py": "def f():\n    from poprun_py.b import two\n",
+        "poprun_py/b/two.py": "if TYPE_CHECKING:\n    from poprun_py.a.one import f\n",
+        "poprun_py/c/three.py": "import poprun_py.a.one\n",
+    }
+    for name, text in sources.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (file.parent / "__init__.py").touch()
+        file.write_text(text)
+    (tmp_path / "poprun_py" / "__init__.py").touch()
+    monkeypatch.setattr(imports, "ROOT", tmp_path)
+    readers = (imports.modules, imports.module_imports)
+    for reader in readers:
+        reader.cache_clear()
+    try:
+        assert circles(module_imports()) == [("poprun_py.a.one", "poprun_py.b.two")]
+        assert circles(room_imports()) == [("poprun_py.a", "poprun_py.b")]
+        assert room_imports()["poprun_py.c"] == {"poprun_py.a"}
+    finally:
+        monkeypatch.undo()
+        for reader in readers:
+            reader.cache_clear()
