@@ -20,7 +20,15 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
     listener.bind(str(tmp_path / "control"))
     listener.listen()
     wrapper = subprocess.Popen(
-        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance.py", "--", "sleep", "1000"],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            ROOT / "poprun_py" / "instance" / "main.py",
+            "--",
+            "sleep",
+            "1000",
+        ],
         env={**os.environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
     )
     try:
