@@ -84,7 +84,7 @@ __all__ = [
 
 # Which module each name lives in.
 _MODULES = {
-    "collectives.api": (
+    "collective_calls": (
         "all_gather",
         "all_reduce",
         "barrier",
