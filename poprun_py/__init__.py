@@ -4,8 +4,6 @@ The public list; each name is imported when it is first used, so that the wrappe
 fast.
 """
 
-from __future__ import annotations
-
 # As typing's, which the wrapper in front of every program would have to import.
 TYPE_CHECKING = False
 

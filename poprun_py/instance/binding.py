@@ -8,6 +8,12 @@ import errno
 import os
 import time
 
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
 __all__ = ["apply", "differences", "read_back"]
 
 # Numbers of set_mempolicy by machine (linux/arch/*/syscall*.tbl); 32-bit machines are left out.
@@ -26,7 +32,7 @@ _MPOL_PREFERRED, _MPOL_BIND, _MPOL_PREFERRED_MANY = 1, 2, 5
 _POLICY_NAMES = {"prefer": "preferred", "prefer (many)": "preferred"}
 
 
-def apply(cpus, memory_nodes):
+def apply(cpus: list[int], memory_nodes: list[int]) -> "dict[str, Any]":
     """Bind this process, and with it every program and process that it becomes or starts.
 
     The memory policy is graded: bind, where that is refused preferred, else none. A refusal never
@@ -40,21 +46,22 @@ def apply(cpus, memory_nodes):
         ``cpus`` that were set, ``memory_policy`` (bind, preferred or none), ``memory_nodes`` it
         holds for, and ``refused``: one sentence for each thing that the kernel did not allow.
     """
-    refused = []
-    bound = []
+    refused: list[str] = []
+    bound: list[int] = []
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
             bound = sorted(cpus)
         except (OSError, ValueError, AttributeError) as error:
             refused.append(f"CPU affinity {format_list(cpus)}: {_reason(error)}")
-    policy, nodes = "none", []
+    policy: str = "none"
+    nodes: list[int] = []
     if memory_nodes:
         policy, nodes = _set_memory_policy(sorted(memory_nodes), refused)
     return {"cpus": bound, "memory_policy": policy, "memory_nodes": nodes, "refused": refused}
 
 
-def _set_memory_policy(nodes, refused):
+def _set_memory_policy(nodes: list[int], refused: list[str]) -> tuple[str, list[int]]:
     """Set the strongest memory policy that the kernel allows; returns its name and nodes."""
     number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
@@ -74,7 +81,7 @@ def _set_memory_policy(nodes, refused):
     return "none", []
 
 
-def _call_set_mempolicy(number, mode, nodes):
+def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     """Call set_mempolicy(2).
 
     Raises:
@@ -97,11 +104,11 @@ def _call_set_mempolicy(number, mode, nodes):
         raise OSError(code, os.strerror(code))
 
 
-def _reason(error):
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def read_back(pid):
+def read_back(pid: int) -> "dict[str, Any]":
     """Return what the kernel says of process ``pid``; what cannot be read is None.
 
     Returns:
@@ -125,12 +132,12 @@ def read_back(pid):
     }
 
 
-def _status(pid):
+def _status(pid: int) -> dict[str, str]:
     lines = (_read(pid, "status") or b"").decode("utf-8", "replace").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _memory_policy(pid):
+def _memory_policy(pid: int) -> tuple[str | None, list[int]]:
     """Return name and nodes of the policy; ``(None, [])`` where the kernel shows none."""
     # One page holds the first mappings; reading all would walk the whole address space.
     first = (_read(pid, "numa_maps", whole=False) or b"").split(b"\n", 1)[0].decode()
@@ -146,7 +153,7 @@ def _memory_policy(pid):
     return _POLICY_NAMES.get(name, name), parse_list(nodes) or []
 
 
-def _environ(pid):
+def _environ(pid: int) -> bytes:
     """Return the environment; empty when it cannot be read."""
     for _ in range(_ENVIRON_TRIES):
         variables = _read(pid, "environ")
@@ -157,7 +164,7 @@ def _environ(pid):
     return b""
 
 
-def _omp_num_threads(variables):
+def _omp_num_threads(variables: bytes) -> int | None:
     """Return the number, 0 when it is not set, None when there is no environment to look in."""
     for entry in variables.split(b"\0"):
         if entry.startswith(b"OMP_NUM_THREADS="):
@@ -166,7 +173,7 @@ def _omp_num_threads(variables):
     return 0 if variables else None
 
 
-def _read(pid, name, whole=True):
+def _read(pid: int, name: str, whole: bool = True) -> bytes | None:
     """Return the content, or the first page, of a file of process ``pid``; None without it."""
     try:
         descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -186,44 +193,44 @@ def _read(pid, name, whole=True):
     return b"".join(parts)
 
 
-def differences(plan, found):
-    """Return where ``found`` (of ``read_back``) is not what ``plan`` asked for, one sentence each.
+def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[str]:
+    """Return where ``actual`` (of ``read_back``) is not what ``plan`` wants, one sentence each.
 
     Of a process that has ended nothing is said.
 
     Args:
         plan: ``cpus`` and ``memory_nodes`` (empty: not asked for), and ``threads``, the wanted
             OMP_NUM_THREADS (0 or None: not asked for).
-        found: what ``read_back`` returned.
+        actual: what ``read_back`` returned.
     """
-    sentences = []
-    if found.get("ended"):
+    sentences: list[str] = []
+    if actual.get("ended"):
         return sentences
     cpus = sorted(plan.get("cpus") or ())
-    if cpus and found.get("cpus") != cpus:
-        sentences.append(f"runs on CPUs {_shown(found.get('cpus'))} instead of {format_list(cpus)}")
+    if cpus and actual.get("cpus") != cpus:
+        sentences.append(f"runs on CPUs {_text(actual.get('cpus'))} instead of {format_list(cpus)}")
     nodes = sorted(plan.get("memory_nodes") or ())
-    policy = found.get("memory_policy")
-    if nodes and (policy != "bind" or found.get("memory_nodes") != nodes):
-        held = found.get("memory_nodes") or None
+    policy = actual.get("memory_policy")
+    if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
+        held = actual.get("memory_nodes") or None
         shown = "cannot be read" if policy is None else f"is {policy}"
         on = f" on nodes {format_list(held)}" if held else ""
         sentences.append(f"memory policy {shown}{on} instead of bind on nodes {format_list(nodes)}")
     threads = plan.get("threads")
-    has = found.get("omp_num_threads")
+    has = actual.get("omp_num_threads")
     # What cannot be read belongs to a program that is ending: no sign of another value.
     if threads and has is not None and has != threads:
         sentences.append(f"OMP_NUM_THREADS is {has or 'not set'} instead of {threads}")
     return sentences
 
 
-def _shown(numbers):
+def _text(numbers: list[int] | None) -> str:
     return "unknown" if numbers is None else format_list(numbers)
 
 
-def format_list(numbers):
+def format_list(numbers: "Iterable[int]") -> str:
     """Return numbers as the kernel writes them: ``0-3,8``."""
-    runs = []
+    runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
@@ -232,11 +239,11 @@ def format_list(numbers):
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def parse_list(text):
+def parse_list(text: str | None) -> list[int] | None:
     """Return the numbers of a kernel list such as ``0-3,8``; None for no list."""
     if text is None:
         return None
-    numbers = []
+    numbers: list[int] = []
     try:
         for part in text.split(","):
             if part.strip():

@@ -7,32 +7,41 @@ stand in wherever the parts below are missing or answer differently.
 
 __all__ = ["dumps", "loads", "signal", "socket"]
 
-try:
-    import _signal as signal
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
     import _socket as socket
-except ImportError:
     import signal
-    import socket
+    from collections.abc import Callable
+    from typing import Any
+else:
+    try:
+        import _signal as signal
+        import _socket as socket
+    except ImportError:
+        import signal
+        import socket
 
 
-def _accelerated():
+def _accelerated() -> "tuple[Callable[[Any], str], Callable[[bytes], Any]]":
     """Return json's encoder and decoder in C, called as ``json.dumps`` and ``json.loads``."""
     import _json
 
     class Settings:
         strict = True
-        object_hook = object_pairs_hook = None
+        object_hook = object_pairs_hook = array_hook = None
         parse_float, parse_int, parse_constant = float, int, float
-        memo = {}  # noqa: RUF012
+        memo: dict[str, str] = {}  # noqa: RUF012
 
-    scan = _json.make_scanner(Settings)
+    scan = _json.make_scanner(Settings)  # type: ignore[arg-type]  # it reads the attributes only
     text = _json.encode_basestring_ascii
-    encode = _json.make_encoder(None, None, text, None, ": ", ", ", False, False, True)
+    # No table of containers to find cycles by, and no default for other types: values are plain.
+    encode = _json.make_encoder(None, None, text, None, ": ", ", ", False, False, True)  # type: ignore[arg-type]
 
-    def dumps(value):
+    def dumps(value: "Any") -> str:
         return "".join(encode(value, 0))
 
-    def loads(data):
+    def loads(data: bytes) -> "Any":
         return scan(str(data, "utf-8"), 0)[0]
 
     sample = {"a": [1, -2.5, None, True, "\u00fc\n"], "b": {}}

@@ -17,43 +17,43 @@ _OPEN_MPI_NAMES = (
 )
 
 
-def connect(address):
+def connect(address: str) -> socket.socket:
     """Connect to the launcher at ``unix:PATH`` or ``tcp:HOST:PORT``."""
     kind, _, where = address.partition(":")
     if kind == "unix":
-        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        channel.connect(where)
-    else:
-        from socket import create_connection
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.connect(where)
+        return local
+    from socket import create_connection
 
-        host, _, port = where.rpartition(":")
-        channel = create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
-        protocol.keep_alive(channel)
-        channel.settimeout(None)
-    return channel
+    host, _, port = where.rpartition(":")
+    remote = create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+    protocol.keep_alive(remote)
+    remote.settimeout(None)
+    return remote
 
 
-def rank():
+def rank() -> int:
     """Return the instance index: as planned, else (a job too large for the command) as MPI says."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return int(next((os.environ[name] for name in names if name in os.environ), "0"))
 
 
-def drop_empty():
+def drop_empty() -> None:
     """Unset what is set empty so that Open MPI does not give it another instance's value."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if os.environ.get(name) == "":
             del os.environ[name]
 
 
-def set_mpi_names():
+def set_mpi_names() -> None:
     """Give every MPI's instances the names that Open MPI gives them: programs read those."""
     for theirs, ours in _OPEN_MPI_NAMES:
         if ours in os.environ:
             os.environ.setdefault(theirs, os.environ[ours])
 
 
-def take_stdin():
+def take_stdin() -> None:
     """Give instance 0 the launcher's own standard input: Open MPI 5 never says where it ends."""
     path = os.environ.pop("POPRUN_STDIN", "")
     if path and rank() == 0:
@@ -67,16 +67,16 @@ def take_stdin():
         os.close(descriptor)
 
 
-def free_port():
+def free_port() -> int:
     """Return a port that is free on this host."""
     probe = socket.socket()
     probe.bind(("", 0))
-    port = probe.getsockname()[1]
+    port: int = probe.getsockname()[1]
     probe.close()
     return port
 
 
-def remove_run_folder(address):
+def remove_run_folder(address: str) -> None:
     """Remove the private folder of a launcher that was killed before it could do so itself."""
     kind, _, path = address.partition(":")
     if kind != "unix":

@@ -6,34 +6,31 @@ does the supervisor. ctypes is imported where a system call has no other name.
 
 import os
 
-try:
-    import _signal as signal  # without signal's enums, which take longer than all the rest
-except ImportError:
-    import signal
+from poprun_py.instance.fast_stdlib import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _prctl(option, value):
+def _prctl(option: int, value: int) -> bool:
     import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 
-def become_subreaper():
+def become_subreaper() -> bool:
     """Have orphaned descendants become children of this process instead of init's."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def die_with_parent(parent, number=signal.SIGKILL):
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to send ``number`` when the parent ends; end now if it has ended already."""
     _prctl(_PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
 
 
-def tell_when_parent_ends(number):
+def tell_when_parent_ends(number: int) -> int | None:
     """Ask the kernel for a signal when the process that waits for this one ends.
 
     Not asked for where this process is meant to outlive its parent: under nohup, as a background
@@ -49,7 +46,7 @@ def tell_when_parent_ends(number):
     return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
 
 
-def raise_open_files():
+def raise_open_files() -> tuple[int, int]:
     """Let this process open as many files as it may; returns the (soft, hard) limit until now."""
     import resource
 
@@ -58,7 +55,7 @@ def raise_open_files():
     return limits
 
 
-def set_open_files(limits):
+def set_open_files(limits: tuple[int, int]) -> bool:
     """Set the (soft, hard) limit of open files; tells whether the kernel takes it."""
     import resource
 
@@ -69,7 +66,7 @@ def set_open_files(limits):
     return True
 
 
-def signal_process(pid, number):
+def signal_process(pid: int, number: int) -> bool:
     """Send a signal to one process; tells whether it was there."""
     try:
         os.kill(pid, number)
@@ -78,7 +75,7 @@ def signal_process(pid, number):
     return True
 
 
-def signal_group(pid, number):
+def signal_group(pid: int, number: int) -> bool:
     """Send a signal to the process group of ``pid``, or to ``pid`` before it has a group."""
     try:
         os.killpg(pid, number)
@@ -87,9 +84,9 @@ def signal_group(pid, number):
     return True
 
 
-def _children_by_parent():
+def _children_by_parent() -> dict[int, list[int]]:
     """Return the living processes' pids by parent pid, from one pass over /proc."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -104,19 +101,19 @@ def _children_by_parent():
     return children
 
 
-def descendants(pid):
+def descendants(pid: int) -> list[int]:
     """Return the pids of all living descendants of ``pid``, parents before children."""
     children = _children_by_parent()
-    found = []
+    pids: list[int] = []
     waiting = list(children.get(pid, ()))
     while waiting:
         current = waiting.pop()
-        found.append(current)
+        pids.append(current)
         waiting += children.get(current, ())
-    return found
+    return pids
 
 
-def has_children(pid):
+def has_children(pid: int) -> bool:
     """Tell whether ``pid`` has a living child."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
@@ -126,7 +123,7 @@ def has_children(pid):
     return any(_alive(int(child)) for child in listed)
 
 
-def state(pid, number):
+def state(pid: int, number: int) -> tuple[str, bool]:
     """Return a process's state letter ("Z" when it is gone) and whether it catches a signal."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
@@ -137,7 +134,7 @@ def state(pid, number):
     return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
 
 
-def _alive(pid):
+def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")

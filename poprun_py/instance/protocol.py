@@ -6,6 +6,11 @@ only and tiny: the wrapper imports this in front of every program.
 
 import struct
 
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+
 HEADER = struct.Struct("!cI")
 MAX_PAYLOAD = 1 << 20
 
@@ -35,7 +40,7 @@ INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
 LOST_AFTER_SECONDS = 15
 
 
-def keep_alive(channel):
+def keep_alive(channel: "Socket") -> None:
     """Let the kernel notice a TCP peer that is gone without a word, also while data is unsent."""
     import socket  # a job of one host has no such peer, and every instance pays for imports
 
@@ -50,7 +55,7 @@ def keep_alive(channel):
         channel.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def pack(kind, payload=b""):
+def pack(kind: bytes, payload: bytes = b"") -> bytes:
     """Return the bytes of one frame."""
     return HEADER.pack(kind, len(payload)) + payload
 
@@ -58,10 +63,10 @@ def pack(kind, payload=b""):
 class Reader:
     """Cuts a byte stream into frames."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data):
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
         """Take bytes and return the list of (kind, payload) that are complete now.
 
         Raises:

@@ -10,11 +10,13 @@ import sys
 import time
 
 from poprun_py.instance import processes
+from poprun_py.instance.fast_stdlib import signal
 
-try:
-    import _signal as signal  # without signal's enums, which take longer than all the rest
-except ImportError:
-    import signal
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
 # The words of the memory shared with popdist_py/heartbeat.py, each of 8 bytes.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN = range(5)
@@ -36,13 +38,13 @@ _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_hook")
 class Vitals:
     """Memory and file shared with one program."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._heartbeat = os.memfd_create("poprun-heartbeat")
         os.ftruncate(self._heartbeat, 8 * _NUM_WORDS)
         self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _NUM_WORDS)).cast("q")
         self._stacks = os.memfd_create("poprun-stacks")
 
-    def variables(self, program, environ):
+    def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
         """Return what the program needs to be told, as variables."""
         files = f"/proc/{os.getpid()}/fd"
         variables = {
@@ -54,41 +56,42 @@ class Vitals:
             variables["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{rest}" if rest else _HOOK
         return variables
 
-    def step(self):
+    def step(self) -> int | None:
         """Return the number of steps done, or None before the program began to count."""
         return self._words[_STEP] if self._words[_BEGUN] or self._words[_STEP] else None
 
-    def polls(self):
+    def polls(self) -> int:
         """Return how often the program asked whether to stop."""
         return self._words[_POLLS]
 
-    def propose(self, proposal):
+    def propose(self, proposal: int) -> int:
         """Make the program wait at the given question; returns how many it has asked by now."""
         if proposal:
             self._words[_PROPOSED] = proposal
             time.sleep(_SETTLE_SECONDS)
         return self._words[_POLLS]
 
-    def agree(self, proposal):
+    def agree(self, proposal: int) -> None:
         """Let the program stop at the proposed question."""
         self._words[_AGREED] = proposal
 
-    def stacks(self, program):
+    def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.
 
         Only processes that catch the signal get it: to any other it would be the end.
         """
-        found, left, deadline = [], _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
+        answers: list[dict[str, Any]] = []
+        left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS
         for pid in [program, *processes.descendants(program)][:_MAX_PROCESSES]:
             state, catches = processes.state(pid, STACKS_SIGNAL)
-            answers = catches and state not in "TtZX"
-            text = self._ask(pid, deadline)[:left] if answers else ""
+            can_answer = catches and state not in "TtZX"
+            text = self._ask(pid, deadline)[:left] if can_answer else ""
             left -= len(text)
             if text or pid == program:
-                found.append({"pid": pid, "state": state, "text": text})
-        return found
+                answers.append({"pid": pid, "state": state, "text": text})
+        return answers
 
-    def _ask(self, pid, deadline):
+    def _ask(self, pid: int, deadline: float) -> str:
         """Signal one process and return what it wrote."""
         start = os.fstat(self._stacks).st_size
         if not processes.signal_process(pid, STACKS_SIGNAL):
@@ -105,49 +108,7 @@ class Vitals:
         return os.pread(self._stacks, _MAX_TEXT, start).decode(errors="replace")
 
 
-def _is_python(program):
+def _is_python(program: "Sequence[str]") -> bool:
     """Tell whether the program is a Python interpreter, by its name."""
     name = os.path.basename(program[0])
     return program[0] == sys.executable or name.startswith(("python", "pypy"))
-
-
-def memory_state(root="/", pid="self"):
-    """Return how often the kernel killed for want of memory here, and the memory limit in bytes.
-
-    Reads the control group of ``pid``, version 2 or 1, below ``root``; what is not known is absent.
-    """
-    try:
-        with open(os.path.join(root, f"proc/{pid}/cgroup")) as file:
-            entries = [line.rstrip("\n").split(":", 2) for line in file if line.count(":") > 1]
-    except OSError:
-        return {}
-    state = {}
-    for _, controllers, path in entries:
-        if "memory" in controllers.split(","):
-            folder = os.path.join(root, "sys/fs/cgroup/memory")
-            _read_group(folder, path, "memory.oom_control", "memory.limit_in_bytes", state)
-        elif not controllers and not state:
-            folder = os.path.join(root, "sys/fs/cgroup")
-            _read_group(folder, path, "memory.events", "memory.max", state)
-    return state
-
-
-def _read_group(folder, path, events, limit, state):
-    """Add the kills of one control group and the lowest limit on the way up from it."""
-    parts = [part for part in path.split("/") if part and part != ".."]
-    for depth in range(len(parts), -1, -1):
-        here = os.path.join(folder, *parts[:depth])
-        words = _read(os.path.join(here, events)).split()
-        if "oom_kill" in words and "oom_kills" not in state:
-            state["oom_kills"] = int(words[words.index("oom_kill") + 1])
-        text = _read(os.path.join(here, limit)).strip()
-        if text.isdigit() and int(text) < 1 << 60:
-            state["limit_bytes"] = min(int(text), state.get("limit_bytes", int(text)))
-
-
-def _read(path):
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -1,6 +1,6 @@
 """The parent of one program: binds it, starts it, passes output and signals on, reports its end.
 
-Runs in every instance, between mpirun and the program; started by instance.py. Standard library
+Runs in every instance, between mpirun and the program; started by main.py. Standard library
 only, imports kept few: every instance pays for them. It stays the program's parent, because only a
 parent learns how a process ended, and only a live ancestor can collect what the program leaves
 behind.
@@ -15,8 +15,17 @@ import select
 import sys
 import time
 
-from poprun_py.instance import binding, launcher_link, processes, protocol, vitals
+from poprun_py.instance import binding, launcher_link, processes, protocol
+from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
+from poprun_py.instance.vitals import Vitals
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from resource import struct_rusage
+    from typing import Any, NoReturn
 
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
@@ -31,7 +40,7 @@ _KILL_AGAIN_SECONDS = 0.05
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
     launcher_link.set_mpi_names()
@@ -44,19 +53,19 @@ def main(argv):
     return Wrapper(launcher_link.connect(address), program).run()
 
 
-def _unshield(word):
+def _unshield(word: str) -> str:
     """Undo what the launcher did to a word that mpirun would have taken for its own."""
     return word[1:] if word.endswith(":") and word != ":" and not word[:-1].strip("%") else word
 
 
-def _bind():
+def _bind() -> "dict[str, Any]":
     """Apply the plan's CPUs and memory nodes to this process; returns what was applied."""
     cpus = [int(n) for n in os.environ.get("POPRUN_CPUS", "").split(",") if n]
     nodes = [int(n) for n in os.environ.get("POPRUN_MEMORY_NODES", "").split(",") if n]
     return binding.apply(cpus, nodes)
 
 
-def _replace(program, report):
+def _replace(program: list[str], report: int) -> "NoReturn":
     """Become the program; else write why to descriptor ``report`` and end as a shell would."""
     try:
         os.execvp(program[0], program)
@@ -68,28 +77,30 @@ def _replace(program, report):
 class Wrapper:
     """The parent of one program and its end of the control channel."""
 
-    def __init__(self, channel, program):
+    def __init__(self, channel: socket.socket, program: list[str]) -> None:
         self.channel = channel
         self.connected = True
         self.program = program
         self.reader = protocol.Reader()
-        self.early = []  # frames that came together with the one that starts the program
+        self.early: list[
+            tuple[bytes, bytes]
+        ] = []  # frames that came together with the one that starts the program
         self.unsent = bytearray()
         self.pid = 0
-        self.pipes = {}  # descriptor -> kind of frame
-        self.outcome = None  # how the program ended
+        self.pipes: dict[int, bytes] = {}  # descriptor -> kind of frame
+        self.outcome: dict[str, Any] | None = None  # how the program ended
         self.released = False  # the launcher said bye, or is gone
-        self.kill_at = None  # when what is left of the program is killed
+        self.kill_at: float | None = None  # when what is left of the program is killed
         self.stopping = False
-        self.bound = {}
+        self.bound: dict[str, Any] = {}
         self.exec_error = ""
-        self.vitals = vitals.Vitals()
-        self.sample_seconds = None  # how often the launcher wants to hear of steps
+        self.vitals = Vitals()
+        self.sample_seconds: float | None = None  # how often the launcher wants to hear of steps
         self.sample_at = 0.0
-        self.known_step = None
-        self.memory = {}
+        self.known_step: int | None = None
+        self.memory: dict[str, int] = {}
 
-    def run(self):
+    def run(self) -> int:
         """Carry the program from start to end and return what mpirun is told."""
         processes.become_subreaper()
         self._hello()
@@ -103,7 +114,7 @@ class Wrapper:
         launcher_link.drop_empty()
         self.sample_seconds = start.get("sample_seconds")
         os.environ.update(self.vitals.variables(self.program, os.environ))
-        self.memory = vitals.memory_state()
+        self.memory = memory_state()
         wake = self._install_signals()
         self._start()
         self._send(
@@ -112,9 +123,8 @@ class Wrapper:
         )
         for kind, payload in self.early:
             self._handle(kind, payload)
-        self._loop(wake)
+        code = self._loop(wake)
         self.channel.close()
-        code = self.outcome["code"]
         if self.connected:
             # The launcher knows, and ends the job in good order: mpirun has nothing to clean up.
             return 0
@@ -122,14 +132,14 @@ class Wrapper:
 
     # --- conversation ---------------------------------------------------------------------
 
-    def _send(self, kind, value):
+    def _send(self, kind: bytes, value: "Any") -> None:
         self._queue(kind, dumps(value).encode())
 
-    def _queue(self, kind, payload):
+    def _queue(self, kind: bytes, payload: bytes) -> None:
         if self.connected:
             self.unsent += protocol.pack(kind, payload)
 
-    def _hello(self):
+    def _hello(self) -> None:
         rank = launcher_link.rank()
         hello = {
             "token": os.environ.pop("POPRUN_TOKEN", ""),
@@ -142,7 +152,7 @@ class Wrapper:
             hello["port"] = launcher_link.free_port()
         self.channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
 
-    def _wait_for_go(self):
+    def _wait_for_go(self) -> "dict[str, Any]":
         """Block until the launcher has heard from every instance and lets the program start."""
         while True:
             data = self.channel.recv(_CHUNK)
@@ -152,11 +162,12 @@ class Wrapper:
             for number, (kind, payload) in enumerate(messages, start=1):
                 if kind == protocol.GO:
                     self.early = messages[number:]
-                    return loads(payload)
+                    start: dict[str, Any] = loads(payload)
+                    return start
                 if kind in (protocol.STOP, protocol.BYE):
                     sys.exit(1)
 
-    def _handle(self, kind, payload):
+    def _handle(self, kind: bytes, payload: bytes) -> None:
         if kind == protocol.SIGNAL:
             self._signal_program(loads(payload))
         elif kind == protocol.PROPOSE:
@@ -174,7 +185,7 @@ class Wrapper:
 
     # --- the program ----------------------------------------------------------------------
 
-    def _start(self):
+    def _start(self) -> None:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         # Closed by a successful exec; else it brings the reason.
@@ -195,7 +206,7 @@ class Wrapper:
         for descriptor in self.pipes:
             os.set_blocking(descriptor, False)
 
-    def _become_program(self, parent, out, err, report):
+    def _become_program(self, parent: int, out: int, err: int, report: int) -> "NoReturn":
         """In the child: own process group, die with the wrapper, output into the pipes, exec."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -208,23 +219,23 @@ class Wrapper:
         self.channel.close()
         _replace(self.program, report)
 
-    def _signal_program(self, number):
+    def _signal_program(self, number: int) -> None:
         if self.outcome is None and self.pid:
             processes.signal_group(self.pid, number)
 
-    def _stop(self, grace):
+    def _stop(self, grace: float) -> None:
         """Ask the program to end; kill what is left after ``grace`` seconds."""
         self._kill_after(grace)
         if not self.stopping:
             self.stopping = True
             self._signal_program(signal.SIGTERM)
 
-    def _kill_after(self, seconds):
+    def _kill_after(self, seconds: float) -> None:
         """Kill what is left of the program after a time, or sooner if that was said before."""
         at = time.monotonic() + seconds
         self.kill_at = at if self.kill_at is None else min(self.kill_at, at)
 
-    def _install_signals(self):
+    def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
         wake, write = os.pipe()
         os.set_blocking(wake, False)
@@ -234,7 +245,7 @@ class Wrapper:
             signal.signal(number, lambda *_: None)
         return wake
 
-    def _on_signals(self, numbers):
+    def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
             if number == signal.SIGTERM:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
@@ -243,7 +254,7 @@ class Wrapper:
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
 
-    def _reap(self):
+    def _reap(self) -> None:
         """Collect ended children: the program itself, and orphans that fell to this process."""
         while True:
             try:
@@ -255,9 +266,9 @@ class Wrapper:
             if pid == self.pid:
                 self._program_ended(status, usage)
 
-    def _program_ended(self, status, usage):
+    def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
-        now = vitals.memory_state()
+        now = memory_state()
         self.outcome = {
             "code": os.waitstatus_to_exitcode(status),
             "time_ns": time.time_ns(),
@@ -273,7 +284,7 @@ class Wrapper:
         # A clean end may take its time with what it started.
         self._kill_after(_LEFTOVER_SECONDS if status == 0 else _LEFTOVER_SECONDS / 10)
 
-    def _sample(self):
+    def _sample(self) -> None:
         """Tell the launcher how many steps were done, if it asked for that and there are new."""
         if self.sample_seconds is None or self.outcome is not None:
             return
@@ -286,7 +297,7 @@ class Wrapper:
             self.known_step = step
             self._send(protocol.BEAT, step)
 
-    def _collect_leftovers(self):
+    def _collect_leftovers(self) -> None:
         """Kill what is left of the program's tree once its time is over."""
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
             if self.outcome is None:
@@ -297,9 +308,13 @@ class Wrapper:
 
     # --- the loop -------------------------------------------------------------------------
 
-    def _loop(self, wake):
-        """Move bytes until the program has ended, its output is sent and the launcher lets go."""
-        channel = self.channel.fileno()
+    def _loop(self, wake: int) -> int:
+        """Move bytes until the program has ended, its output is sent and the launcher lets go.
+
+        Returns:
+            The program's code; negative for a signal.
+        """
+        channel: int | None = self.channel.fileno()
         self.channel.setblocking(False)
         reported = False
         while True:
@@ -309,9 +324,10 @@ class Wrapper:
             if self._tree_is_empty() and not reported:
                 self._send(protocol.EXIT, self.outcome)
                 reported = True
-            if reported and not self.unsent and self.released:
+            if reported and not self.unsent and self.released and self.outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
-                return
+                code: int = self.outcome["code"]
+                return code
             for descriptor, event in self._events(wake, channel, reported):
                 if descriptor == wake:
                     self._on_signals(os.read(wake, 512))
@@ -321,7 +337,7 @@ class Wrapper:
                     channel = None
                     self._launcher_gone()
 
-    def _events(self, wake, channel, reported):
+    def _events(self, wake: int, channel: int | None, reported: bool) -> list[tuple[int, int]]:
         """Wait for what can be read or written now."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
@@ -332,13 +348,13 @@ class Wrapper:
                 poll.register(descriptor, select.POLLIN)
         return poll.poll(self._patience(reported))
 
-    def _tree_is_empty(self):
+    def _tree_is_empty(self) -> bool:
         """Tell whether the program, its output and everything that it left behind have ended."""
         return (
             self.outcome is not None and not self.pipes and not processes.has_children(os.getpid())
         )
 
-    def _patience(self, reported):
+    def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""
         if self.outcome is not None and not reported:
             return 20
@@ -349,7 +365,7 @@ class Wrapper:
             return None
         return max(1, int(1000 * (min(limits) - time.monotonic())))
 
-    def _pump(self, descriptor):
+    def _pump(self, descriptor: int) -> None:
         """Move what the program wrote into the channel's buffer."""
         try:
             data = os.read(descriptor, _CHUNK)
@@ -361,7 +377,7 @@ class Wrapper:
             del self.pipes[descriptor]
             os.close(descriptor)
 
-    def _converse(self, event):
+    def _converse(self, event: int) -> bool:
         """Send and receive on the channel; False when the launcher is gone."""
         try:
             if event & select.POLLOUT and self.unsent:
@@ -378,7 +394,7 @@ class Wrapper:
             return False
         return True
 
-    def _launcher_gone(self):
+    def _launcher_gone(self) -> None:
         """Nobody listens any more: end the program; its output is read so that it can, and lost."""
         self.connected = False
         self.released = True

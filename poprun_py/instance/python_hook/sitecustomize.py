@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _answer_with_stacks():
+def _answer_with_stacks() -> None:
     """Register the handler, which runs in C and needs neither the interpreter nor its lock."""
     number, _, path = os.environ.pop("POPDIST_STACKS", "").partition(":")
     if not path:
@@ -23,10 +23,10 @@ def _answer_with_stacks():
     except (OSError, ValueError, RuntimeError, AttributeError):
         return
     # The handler holds the descriptor only: the file must live as long as the process.
-    sys._poprun_stacks_file = file
+    sys._poprun_stacks_file = file  # type: ignore[attr-defined]
 
 
-def _step_aside():
+def _step_aside() -> None:
     """Undo the way in, then run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
@@ -37,7 +37,7 @@ def _step_aside():
         os.environ.pop("PYTHONPATH", None)
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
         if error.name != "sitecustomize":
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.faults import Fault, fail_at, measure
 
-from poprun_py.instance import vitals
+from poprun_py.instance.cgroup_memory import memory_state
 
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 
@@ -31,7 +31,7 @@ def test_group_of_version_2(tmp_path):
             "sys/fs/cgroup/user/memory.max": "1000\n",
         },
     )
-    assert vitals.memory_state(root) == {"oom_kills": 2, "limit_bytes": 1000}
+    assert memory_state(root) == {"oom_kills": 2, "limit_bytes": 1000}
 
 
 def test_group_of_version_1(tmp_path):
@@ -44,7 +44,7 @@ def test_group_of_version_1(tmp_path):
             "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
         },
     )
-    assert vitals.memory_state(root) == {"oom_kills": 1, "limit_bytes": 4096}
+    assert memory_state(root) == {"oom_kills": 1, "limit_bytes": 4096}
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_group_of_version_1(tmp_path):
 )
 def test_unknown_group_says_nothing(tmp_path, files):
     try:
-        assert vitals.memory_state(tree(tmp_path, files)) == {}
+        assert memory_state(tree(tmp_path, files)) == {}
     except ValueError:
         pytest.fail("a line of another form must not stop an instance")
 
