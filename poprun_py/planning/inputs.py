@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine, load_machines, read_machine
-from poprun_py.hosts.host_list import Host, resolve_hosts
+from poprun_py.hosts.allocation import resolve_hosts
+from poprun_py.hosts.host_list import Host
 from poprun_py.planning.mpi_dialects import Mpi
 from poprun_py.planning.mpi_install import find_mpi
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
-from poprun_py.hosts.host_list import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.planning.inputs import Inputs
 from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by
 from poprun_py.planning.mpi_dialects import (
