@@ -307,17 +307,15 @@ def _check_hosts(config: LaunchConfig) -> int:
     from poprun_py.hosts.survey import check_hosts
     from poprun_py.planning.inputs import Purpose, gather_inputs
     from poprun_py.planning.user_program import resolve_program
-
-    def mark(text: str) -> str:
-        return f"\033[31m{text}\033[0m" if _wants_colour() else text
+    from poprun_py.views.check_table import check_table
 
     config = replace(config, program=resolve_program(config.program))
     inputs = gather_inputs(config, os.environ, Purpose.CHECK)
-    table, is_well = check_hosts(
-        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ, mark=mark
+    checked = check_hosts(
+        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
     )
-    _print(table)
-    return 0 if is_well else StartError.exit_code
+    _print(check_table(checked, colour=_wants_colour()))
+    return 0 if checked.is_well else StartError.exit_code
 
 
 def _plan(config: LaunchConfig) -> LaunchPlan:

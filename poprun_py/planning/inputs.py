@@ -22,7 +22,7 @@ from poprun_py.planning.mpi_dialects import Mpi
 from poprun_py.planning.mpi_install import find_mpi
 
 if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Reach
+    from poprun_py.hosts.survey import Survey
 
 __all__ = ["Inputs", "Purpose", "gather_inputs", "hosts_of", "is_described", "read_text_file"]
 
@@ -55,7 +55,7 @@ class Inputs:
     hosts: tuple[Host, ...]
     machines: tuple[Machine | None, ...] = ()
     mpi: Mpi | None = None
-    reached: Reach | None = None
+    reached: Survey | None = None
     env_file_text: str | None = None
 
     @property
@@ -95,10 +95,10 @@ def gather_inputs(
     mpi = mpi or find_mpi(config.mpi, environ)
     reached = None
     if needs_survey:
-        from poprun_py.hosts.survey import reach
+        from poprun_py.hosts.survey import survey
 
         contact = purpose is not Purpose.DRY_RUN
-        reached = reach(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
+        reached = survey(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
     return Inputs(
         environ=environ,
         hosts=hosts,

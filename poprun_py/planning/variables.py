@@ -27,7 +27,7 @@ from poprun_py.planning.placement import Placement
 from poprun_py.planning.topology import Instance, Topology, device_id
 
 if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Reach
+    from poprun_py.hosts.survey import Survey
 
 __all__ = [
     "THREAD_VARIABLES",
@@ -80,7 +80,7 @@ def common_variables(
     config: LaunchConfig,
     topology: Topology,
     environ: Mapping[str, str],
-    reached: Reach | None,
+    reached: Survey | None,
     mpi_library: str,
 ) -> tuple[tuple[str, str], ...]:
     """Return the variables that every instance shares, by value."""
@@ -104,7 +104,7 @@ def common_variables(
     return tuple(variables.items())
 
 
-def _master_address(topology: Topology, reached: Reach | None) -> str:
+def _master_address(topology: Topology, reached: Survey | None) -> str:
     """Return the address of the first host as every instance can use it."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:

@@ -44,9 +44,9 @@ def test_only_a_launch_and_their_hardware_contact_other_hosts(purpose, contacts,
     def survey_hosts(config, hosts, *, mpirun, environ, contact):
         assert hosts == ELSEWHERE
         asked.append(contact)
-        return survey.Reach(shell=survey.Shell(()), addresses={}, machines={}, hostnames={})
+        return survey.Survey(shell=survey.Shell(()), addresses={}, machines={}, hostnames={})
 
-    monkeypatch.setattr(survey, "reach", survey_hosts)
+    monkeypatch.setattr(survey, "survey", survey_hosts)
     gather_inputs(LaunchConfig(), {}, purpose, hosts=ELSEWHERE)
     assert asked == contacts
 
@@ -55,7 +55,7 @@ def test_described_hardware_is_shown_without_contact(monkeypatch, tmp_path, caps
     assert run(["--print-hardware=json"]) == 0
     saved = tmp_path / "machine.json"
     saved.write_text(capsys.readouterr().out)
-    monkeypatch.setattr(survey, "reach", None)
+    monkeypatch.setattr(survey, "survey", None)
     config = LaunchConfig(hardware=str(saved))
     (machine,) = gather_inputs(config, {}, Purpose.HARDWARE, hosts=ELSEWHERE).machines
     assert machine is not None

@@ -19,12 +19,12 @@ from poprun_py.errors import UsageError
 from poprun_py.hosts import survey
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
-from poprun_py.hosts.survey import Reach
+from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.supervision.job import InstanceResult, LaunchResult
 
-REACHED = Reach(
+REACHED = Survey(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
 )
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
@@ -186,7 +186,7 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
 def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(survey, "reach", lambda *_, **__: REACHED)
+    monkeypatch.setattr(survey, "survey", lambda *_, **__: REACHED)
     file = tmp_path / "hosts"
     file.write_text("".join(f"fd00::{index} slots=3\n" for index in (1, 2, 3)))
     config = LaunchConfig(
