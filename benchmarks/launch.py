@@ -77,21 +77,25 @@ def planning() -> dict[str, float]:
     """Return the seconds of planning 512 instances on 32 hosts and 4,096 on 256."""
     from poprun_py.config.launch_config import LaunchConfig
     from poprun_py.hosts.host_list import parse_host_list
+    from poprun_py.planning.inputs import Inputs
     from poprun_py.planning.launch_plan import make_plan
+    from poprun_py.planning.mpi_arguments import split_mpi_arguments
     from poprun_py.planning.mpi_dialects import OPEN_MPI_5, Mpi
+    from poprun_py.planning.topology import make_topology
 
     taken = {}
     for instances, hosts in ((512, 32), (4096, 256)):
         config = LaunchConfig(num_instances=instances, num_replicas=instances, program=("true",))
         named = parse_host_list(f"n[1-{hosts}]", source="benchmark")
         began = time.perf_counter()
-        make_plan(
-            config,
+        inputs = Inputs(
+            environ={},
             hosts=named,
             machines=(None,) * hosts,
             mpi=Mpi(path="mpirun", kind=OPEN_MPI_5),
-            environ={},
         )
+        config, mpi_arguments = split_mpi_arguments(config)
+        make_plan(config, make_topology(config, named), mpi_arguments, inputs)
         taken[f"plan {instances} instances on {hosts} hosts"] = time.perf_counter() - began
     return taken
 

@@ -16,12 +16,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from poprun_py.config.command_line import parse
-from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.launch_config import EXCLUSIVE, LaunchConfig, options
 from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 
@@ -186,13 +187,13 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     if path is None:
         return LaunchConfig(**values)
     from poprun_py.config.files import parse_config
-    from poprun_py.launcher import read_text_file
+    from poprun_py.planning.inputs import read_text_file
 
     imported = parse_config(read_text_file(path, "--import-config"), path)
     if not values["program"]:
         del values["program"]
     # Of two ways to say one thing, the one on the command line counts.
-    for one, other in (("host", "host_file"), ("hardware", "hardware_root")):
+    for one, other in EXCLUSIVE:
         if one in values:
             imported.pop(other, None)
         if other in values:
@@ -225,14 +226,11 @@ def _write_private(path: Path, text: str, option: str) -> None:
 
 def _launch(config: LaunchConfig) -> int:
     """Show what was asked for, then run unless only that was wanted."""
-    from poprun_py import launcher
-
     if config.stacks is not None:
         from poprun_py.supervision.stacks import ask
 
         _print(ask(config.stacks).removesuffix("\n"))
         return 0
-    log = _logger(config.verbosity)
     if config.check:
         return _check_hosts(config)
     if config.print_hardware is not None:
@@ -243,70 +241,101 @@ def _launch(config: LaunchConfig) -> int:
     inspected = _inspect(config, planned)
     to_stdout = config.export_plan == "-"
     if config.dry_run or to_stdout or (inspected and not planned.config.program):
-        for warning in launcher.plan_warnings(planned):
+        from poprun_py.planning.plan_warnings import plan_warnings
+
+        for warning in plan_warnings(planned):
             _warn(warning)
         return 0
     if not planned.config.program and config.export_config is not None:
         return 0
-    log(1, f"running: {shlex.join(planned.command)}")
+    return _run_plan(config, planned)
+
+
+def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
+    """Run a plan and say how it ended."""
+    from poprun_py import launcher
+
+    console = _Console(config)
+    console.log(f"running: {shlex.join(planned.command)}")
     started = time.monotonic()
     gc.enable()
     try:
-        result = launcher.launch(
-            planned,
-            log=lambda line: log(1, line),
-            warn=_warn,
-            tell_binding=_print_now if config.print_topology in _READ_BACK else None,
-        )
+        result = launcher.run(planned, console)
     except TimeLimitError as error:
         result = cast("LaunchResult", error.result)
-    log(1, f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
+    console.log(f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
     if result.exit_code != 0:
         from poprun_py.views.report import report_text
 
-        _print_error(report_text(result, launcher.instance_label(planned)).removesuffix("\n"))
+        _print_error(report_text(result, planned.instance_label).removesuffix("\n"))
     return result.exit_code
 
 
-def _check_hosts(config: LaunchConfig) -> int:
-    """Print the table of --check; a red cell is a launch that could not start."""
-    from poprun_py import launcher
+class _Console:
+    """The launcher's console: warnings and PopRun's log on stderr, bindings where asked for."""
 
-    def mark(text: str) -> str:
-        return f"\033[31m{text}\033[0m" if _wants_colour() else text
+    def __init__(self, config: LaunchConfig) -> None:
+        self._is_verbose = config.verbosity >= 1
+        self._prints_bindings = config.print_topology in _READ_BACK
 
-    table, is_well = launcher.check(config, os.environ, mark)
-    _print(table)
-    return 0 if is_well else StartError.exit_code
+    def log(self, line: str) -> None:
+        """Write a line of PopRun's log: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
+        if self._is_verbose:
+            now = time.time()
+            clock = time.strftime("%H:%M:%S", time.localtime(now))
+            _print_error(f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [I] {line}")
 
+    def warn(self, sentence: str) -> None:
+        """Write a warning."""
+        _warn(sentence)
 
-def _plan(config: LaunchConfig) -> LaunchPlan:
-    """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
-    from poprun_py import launcher
-
-    only_looking = config.dry_run or (not config.program and config.from_plan is None)
-    if config.from_plan is not None:
-        planned = _load_plan(config)
-    else:
-        planned = launcher.plan(config, contact_hosts=not only_looking)
-    if not only_looking:
-        launcher.require_fit(planned)
-    return planned
-
-
-def _print_now(line: str) -> None:
-    _print(line)
-    _flush_stdout()
+    def binding(self, line: str) -> None:
+        """Print a binding below the topology, or else log it."""
+        if self._prints_bindings:
+            _print(line)
+            _flush_stdout()
+        else:
+            self.log(line)
 
 
 def _warn(sentence: str) -> None:
     _print_error(f"poprun-py: warning: {sentence}")
 
 
+def _check_hosts(config: LaunchConfig) -> int:
+    """Print the table of --check; a red cell is a launch that could not start."""
+    from poprun_py.hosts.survey import check_hosts
+    from poprun_py.planning.inputs import Purpose, gather_inputs
+    from poprun_py.planning.user_program import resolve_program
+    from poprun_py.views.check_table import check_table
+
+    config = replace(config, program=resolve_program(config.program))
+    inputs = gather_inputs(config, os.environ, Purpose.CHECK)
+    checked = check_hosts(
+        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
+    )
+    _print(check_table(checked, colour=_wants_colour()))
+    return 0 if checked.is_well else StartError.exit_code
+
+
+def _plan(config: LaunchConfig) -> LaunchPlan:
+    """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
+    only_looking = config.dry_run or (not config.program and config.from_plan is None)
+    if config.from_plan is not None:
+        planned = _load_plan(config)
+    else:
+        from poprun_py import launcher
+
+        planned = launcher.plan(config, contact_hosts=not only_looking)
+    if not only_looking:
+        planned.require_fit()
+    return planned
+
+
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
     import json
 
-    from poprun_py.launcher import read_text_file
+    from poprun_py.planning.inputs import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
 
     assert config.from_plan is not None
@@ -371,12 +400,12 @@ def _export_plan(path: str, planned: LaunchPlan) -> None:
 def _print_hardware(config: LaunchConfig) -> None:
     import json
 
-    from poprun_py import launcher
+    from poprun_py.planning.inputs import Purpose, gather_inputs
     from poprun_py.views.hardware_table import hardware_table
 
-    hosts = launcher.hosts_of(config, os.environ)
-    machines = launcher.machines_of(config, hosts, launcher.ask_machines(config, hosts))
-    known = [(h, m) for h, m in zip(hosts, machines, strict=True) if m is not None]
+    inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
+    hosts = inputs.hosts
+    known = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
     if config.print_hardware == "json":
         document = (
             known[0][1].to_json()
@@ -394,21 +423,6 @@ def _print_hardware(config: LaunchConfig) -> None:
 def _wants_colour() -> bool:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not plain
-
-
-def _logger(verbosity: int) -> Callable[[int, str], None]:
-    """Return PopRun's log on stderr: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
-
-    def log(level: int, message: str) -> None:
-        if verbosity >= level:
-            now = time.time()
-            clock = time.strftime("%H:%M:%S", time.localtime(now))
-            letter = "I" if level <= 1 else "D"
-            _print_error(
-                f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [{letter}] {message}"
-            )
-
-    return log
 
 
 def _flush_stdout() -> None:

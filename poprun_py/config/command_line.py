@@ -1,8 +1,8 @@
 """A command line -> values of options: PopRun's grammar on top of a click command.
 
-Pure: words in, a dictionary out. click reads and documents the options that ``config.py`` declares;
-what PopRun adds is normalised first: unique prefixes of long options, ``-vv`` and ``--vv``, an
-option that may stand once, and a value that must not be another option.
+Pure: words in, a dictionary out. click reads and documents the options that ``launch_config.py``
+declares. What PopRun adds is normalised first: unique prefixes of long options, ``-vv`` and
+``--vv``, an option that may stand once, and a value that must not be another option.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LaunchConfig: every option of the launcher, once, with its default, help and check.
 
 A frozen value: it never reads the environment, a disk or a device. The parser, the help, the
-configuration files and the reference pages are derived from its fields. Files: config_file.py.
+configuration files and the reference pages are derived from its fields. Files: files.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from poprun_py.config.option_kinds import (
     SECONDS,
     TEXT,
     YES_NO,
+    YES_NO_WORDS,
     Kind,
     Option,
     choice,
@@ -26,7 +27,7 @@ from poprun_py.config.option_kinds import (
 )
 from poprun_py.errors import UsageError
 
-__all__ = ["GROUPS", "LaunchConfig", "options"]
+__all__ = ["EXCLUSIVE", "GROUPS", "LaunchConfig", "options"]
 
 GROUPS = {
     "Job": "how many instances, replicas and IPUs",
@@ -40,6 +41,9 @@ GROUPS = {
     "Configuration": "options from and to files",
     "IPU hardware": "PopRun's options for real IPUs: checked, kept, exported; no effect here",
 }
+
+# Two ways to say one thing: only one of a pair may be given.
+EXCLUSIVE = (("host", "host_file"), ("hardware", "hardware_root"))
 
 _HARDWARE_ID = Kind(
     metavar="NAME",
@@ -61,14 +65,21 @@ _HANG_LIMIT = Kind(
 MAX_IPUS = 1_048_576
 
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
+
+
+def _topology_form(text: str) -> str:
+    """Return a form of the topology; yes and no may be written as for every yes|no value."""
+    word = text.lower()
+    return word if word not in YES_NO_WORDS else "yes" if YES_NO_WORDS[word] else "no"
+
+
 _TOPOLOGY = Kind(
     metavar="yes|no|tree|cores|json",
     expected="yes, no, tree, cores or json",
-    read=lambda text: {"on": "yes", "true": "yes", "1": "yes", "off": "no", "false": "no",
-                       "0": "no"}.get(text.lower(), text.lower()),
+    read=_topology_form,
     accepts=lambda v: v in TOPOLOGY_FORMS,
     choices=TOPOLOGY_FORMS,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -416,10 +427,7 @@ class LaunchConfig:
 
     def _check_combinations(self) -> None:
         """Refuse options that exclude one another."""
-        for one, other in (
-            ("host", "host_file"),
-            ("hardware", "hardware_root"),
-        ):
+        for one, other in EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise UsageError(
                     f"{option_name(one)} and {option_name(other)} exclude one another: give one"

@@ -1,7 +1,7 @@
 """What an option is: its kind of value, how it is written, read and checked.
 
-``config.py`` declares every option once with these; the command line, the help, the configuration
-files and the reference pages are all derived from there. No option lives here.
+``launch_config.py`` declares every option once with these. The command line, the help, the
+configuration files and the reference pages are derived from there. No option lives here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = [
     "SECONDS",
     "TEXT",
     "YES_NO",
+    "YES_NO_WORDS",
     "Kind",
     "Option",
     "choice",
@@ -31,7 +32,7 @@ __all__ = [
 
 # Python refuses to write out numbers of thousands of digits.
 _HUGE = 1 << 1024
-_WORDS = {
+YES_NO_WORDS = {
     "yes": True,
     "on": True,
     "true": True,
@@ -204,13 +205,13 @@ PATH = Kind(
 YES_NO = Kind(
     metavar="yes|no",
     expected="yes or no (also on, off, true, false, 1, 0)",
-    read=lambda text: _WORDS[text.lower()],
+    read=lambda text: YES_NO_WORDS[text.lower()],
     accepts=lambda v: isinstance(v, bool),
 )
 FLAG = Kind(
     metavar="",
     expected="true or false",
-    read=lambda text: _WORDS[text.lower()],
+    read=lambda text: YES_NO_WORDS[text.lower()],
     accepts=lambda v: isinstance(v, bool),
 )
 SECONDS = Kind(

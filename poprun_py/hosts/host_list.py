@@ -1,28 +1,25 @@
-"""Where instances may run: a host list, a host file, a Slurm allocation, or this machine.
+"""Host lists and host files: their grammar, and many names written in few.
 
-Pure functions: the environment, the files' text and this machine's names are arguments.
+Pure functions: the text is an argument. Where hosts come from: allocation.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poprun_py.errors import UsageError
 
 __all__ = [
-    "DEFAULT_HOST_FILES",
     "LOCALHOST",
+    "MAX_HOSTS",
     "Host",
     "are_host_names",
     "compress",
     "expand",
     "parse_host_file",
     "parse_host_list",
-    "parse_tasks_per_node",
-    "resolve_hosts",
-    "slurm_tasks",
 ]
 
 # Far above any allocation; a typing slip such as a[0-999999999] is refused instead of expanded.
@@ -31,7 +28,6 @@ MAX_HOSTS = 65_536
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 # An address is no numbered name: only names that begin with a letter are.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
-_TASKS = re.compile(r"(\d{1,7})(?:\(x(\d{1,7})\))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -45,119 +41,6 @@ class Host:
 
 
 LOCALHOST = Host(name="localhost", is_local=True)
-DEFAULT_HOST_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile")
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
-def resolve_hosts(
-    *,
-    host: str | None,
-    host_file: str | None,
-    environ: Mapping[str, str],
-    read_text: Callable[[str], str],
-    local_names: frozenset[str] = frozenset(),
-    num_instances: int = 1,
-) -> tuple[Host, ...]:
-    """Return the hosts of a launch, in order.
-
-    Args:
-        host: value of ``--host``; wins over everything else.
-        host_file: value of ``--host-file``.
-        environ: where a Slurm allocation, or a host file for MPI as Kubernetes' MPIJob sets it, is
-            looked for.
-        read_text: reads the host file.
-        local_names: names of this machine, so that a list of it alone needs no ssh.
-        num_instances: how many instances the hosts are for.
-
-    Raises:
-        UsageError: a malformed list, a host given twice, or an allocation that is too small.
-    """
-    if host is not None:
-        hosts = parse_host_list(host, source="--host")
-    elif host_file is not None:
-        hosts = parse_host_file(read_text(host_file), source=f"--host-file {host_file}")
-    elif environ.get("SLURM_JOB_NODELIST"):
-        hosts = _slurm_hosts(environ, num_instances)
-    elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):
-        hosts = parse_host_file(read_text(default_file), source=default_file)
-    else:
-        return (LOCALHOST,)
-    local = _LOCAL_NAMES | local_names
-    here = [h.name for h in hosts if h.name in local]
-    if len(here) > 1:
-        raise UsageError(
-            f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
-            "for several instances"
-        )
-    return tuple(Host(name=h.name, slots=h.slots, is_local=h.name in local) for h in hosts)
-
-
-def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
-    """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
-
-    Raises:
-        UsageError: fewer tasks were allocated than instances are to run.
-    """
-    hosts = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
-    asked = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
-    if not asked or environ.get("SLURM_STEP_ID"):
-        # Nobody asked for tasks, and one for each node is only Slurm's default; or this runs in a
-        # step, whose own tasks (the launcher alone) hide those of the allocation.
-        return hosts
-    tasks = parse_tasks_per_node(
-        environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
-    )
-    share, rest = divmod(num_instances, min(len(hosts), num_instances))
-    lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
-    if lacking and not rest:
-        raise UsageError(
-            f"Slurm allocated {tasks[0]} tasks to {lacking[0]}, {share} instances are planned on "
-            f"it ({num_instances} instances / {min(len(hosts), num_instances)} nodes): ask for "
-            f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
-        )
-    return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
-
-
-def slurm_tasks(
-    hosts: Sequence[Host], instances_per_host: int, environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return Slurm's variables as Open MPI is to read them: it counts tasks, the plan decided.
-
-    In a step of the launcher alone, or when no tasks were asked for, they tell of one for each
-    node; and the plan may use a part of the nodes.
-    """
-    if not environ.get("SLURM_JOB_NODELIST"):
-        return {}
-    nodes, count = ",".join(host.name for host in hosts), str(len(hosts))
-    return {
-        "SLURM_NODELIST": nodes,
-        "SLURM_JOB_NODELIST": nodes,
-        "SLURM_NNODES": count,
-        "SLURM_JOB_NUM_NODES": count,
-        "SLURM_TASKS_PER_NODE": f"{instances_per_host}(x{count})",
-    }
-
-
-def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
-    """Return the tasks of each node from Slurm's short form: ``2(x3),1`` is 2, 2, 2, 1.
-
-    Raises:
-        UsageError: it is not of that form, or of another number of nodes.
-    """
-    tasks: list[int] = []
-    for part in text.split(","):
-        match = _TASKS.fullmatch(part)
-        if match is None or int(match[2] or 1) > MAX_HOSTS:
-            tasks = []
-            break
-        tasks += [int(match[1])] * int(match[2] or 1)
-    if len(tasks) == 1:
-        tasks *= num_hosts
-    if len(tasks) != num_hosts:
-        raise UsageError(
-            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of {num_hosts} nodes, such as 2(x3)"
-        )
-    return tasks
 
 
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:

@@ -1,4 +1,4 @@
-"""Brings together what a launch on other hosts needs to know of them before it is planned.
+"""Surveys the hosts of a launch before it is planned: how to reach them and what they are.
 
 Copies folders, asks the hosts, chooses the network. Without ``contact`` nothing leaves this
 machine: then only what is remembered from an earlier look is used.
@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
-from poprun_py.hardware.machine import HardwareError, Machine
-from poprun_py.hosts import host_probe, preflight
+from poprun_py.hardware.machine import Machine
+from poprun_py.hosts import host_probe
+from poprun_py.hosts.checks import HostChecks, grouped_checks, require
 from poprun_py.hosts.folder_sync import environment_folder, folder_to_sync, sync_folder
 from poprun_py.hosts.host_list import Host
+from poprun_py.hosts.host_report import HostReport, make_request
 from poprun_py.hosts.network_choice import Interface, Network, choose_network, parse_subnet
+from poprun_py.hosts.preflight import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Shell, shell_of
 
-__all__ = ["Reach", "check_hosts", "diagnose", "listen_address", "own_interfaces", "reach"]
+__all__ = ["Survey", "check_hosts", "diagnose", "listen_address", "own_interfaces", "survey"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reach:
+class Survey:
     """How hosts are reached, and what is known of them.
 
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
@@ -41,14 +44,14 @@ class Reach:
     has_fabric: bool = False
 
 
-def reach(
+def survey(
     config: LaunchConfig,
     hosts: Sequence[Host],
     *,
     mpirun: str,
     environ: Mapping[str, str],
     contact: bool,
-) -> Reach:
+) -> Survey:
     """Return what is known of ``hosts``; with ``contact`` they are filled and asked first.
 
     Raises:
@@ -58,36 +61,33 @@ def reach(
     shell = shell_of(config, hosts, environ)
     if config.host_subnet is not None:
         parse_subnet(config.host_subnet)
-    answers = preflight.cached(hosts)
+    others = [host for host in hosts if not host.is_local]
+    reports = remembered_reports(hosts)
     if contact:
         _fill(config, hosts, shell)
-        if not config.no_check or any(h.name not in answers for h in hosts if not h.is_local):
-            answers = _look(config, hosts, shell, mpirun)
-    network, shares = _network(config, hosts, answers)
-    others = [host for host in hosts if not host.is_local]
-    return Reach(
+        if not config.no_check or any(host.name not in reports for host in others):
+            reports = _look(config, hosts, shell, mpirun)
+    network, shares = _network(config, hosts, reports)
+    return Survey(
         shell=shell,
         network=network.name,
         shares_network=shares,
         addresses=network.addresses,
-        machines=_machines(answers),
-        hostnames=_hostnames(hosts, answers),
-        has_fabric=any(
-            host.name not in answers or (answers[host.name].report or {}).get("fabric", True)
-            for host in others
-        ),
+        machines={name: machine for name, report in reports.items() if (machine := report.machine)},
+        hostnames=_hostnames(hosts, reports),
+        has_fabric=any(h.name not in reports or reports[h.name].has_fabric for h in others),
     )
 
 
 def _look(
     config: LaunchConfig, hosts: Sequence[Host], shell: Shell, mpirun: str
-) -> dict[str, preflight.Answer]:
+) -> dict[str, HostReport]:
     """Ask every host; the short check, unless it was declined."""
-    asked = preflight.question(config.program, mpirun)
-    answers = preflight.ask(hosts, shell, asked)
+    request = make_request(config.program, mpirun)
+    reports = request_reports(hosts, shell, request)
     if not config.no_check:
-        preflight.require(answers, host_probe.report(asked), asked)
-    return answers
+        require(reports, own_report(request).facts or {}, request)
+    return reports
 
 
 def _fill(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> None:
@@ -104,9 +104,8 @@ def check_hosts(
     *,
     mpirun: str,
     environ: Mapping[str, str],
-    mark: Callable[[str], str] = str,
-) -> tuple[str, bool]:
-    """Return the table of ``--check`` and whether all is well on every host.
+) -> HostChecks:
+    """Check every host as ``--check`` does; what is wrong is in the result.
 
     Raises:
         UsageError: options of the group Hosts that do not fit.
@@ -119,21 +118,20 @@ def check_hosts(
         if others:
             with contextlib.suppress(StartError):
                 address = listen_address(others, config.host_subnet or "")
-                # Nobody accepts: that the kernel completes the connection is all there is to know.
+                # The kernel completes a connection; accepting it would tell nothing more.
                 server = stack.enter_context(socket.create_server((address, 0), backlog=128))
                 call_back = (address, server.getsockname()[1])
-        asked = preflight.question(config.program, mpirun, call_back)
-        answers = preflight.ask(hosts, shell, asked)
-    ours = host_probe.report({**asked, "call_back": None})
-    table, is_well = preflight.check_table(answers, ours, asked, mark=mark)
-    if not others or any(answer.report is None for answer in answers.values()):
-        return table, is_well
+        request = make_request(config.program, mpirun, call_back)
+        reports = request_reports(hosts, shell, request)
+    groups = grouped_checks(reports, own_report(request).facts or {}, request)
+    if not others or any(report.facts is None for report in reports.values()):
+        return HostChecks(groups=groups)
     try:
-        network = _network(config, hosts, answers)[0]
+        network = _network(config, hosts, reports)[0]
     except StartError as error:
-        return f"{table}\n\n{error}", False
+        return HostChecks(groups=groups, network=str(error), has_network=False)
     name = network.name or "whatever MPI chooses (the hosts share no network)"
-    return f"{table}\n\nTraffic between the hosts goes over {name}.", is_well
+    return HostChecks(groups=groups, network=f"Traffic between the hosts goes over {name}.")
 
 
 def diagnose(
@@ -147,22 +145,13 @@ def diagnose(
     _look(replace(config, no_check=False), hosts, shell_of(config, hosts, environ), mpirun)
 
 
-def _machines(answers: Mapping[str, preflight.Answer]) -> dict[str, Machine]:
-    machines = {}
-    for name, answer in answers.items():
-        with contextlib.suppress(HardwareError):
-            if answer.report is not None and answer.report.get("machine") is not None:
-                machines[name] = Machine.from_json(answer.report["machine"])
-    return machines
-
-
-def _hostnames(hosts: Sequence[Host], answers: Mapping[str, preflight.Answer]) -> dict[str, str]:
+def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict[str, str]:
     """Return the name that each host gives itself: its instances report the same."""
     here = socket.gethostname()
     names = {
-        h.name: here if h.is_local else str((answers[h.name].report or {}).get("host", ""))
+        h.name: here if h.is_local else reports[h.name].hostname
         for h in hosts
-        if h.is_local or h.name in answers
+        if h.is_local or h.name in reports
     }
     return {name: hostname for name, hostname in names.items() if hostname}
 
@@ -176,34 +165,34 @@ def own_interfaces() -> tuple[Interface, ...]:
 
 
 def _network(
-    config: LaunchConfig, hosts: Sequence[Host], answers: Mapping[str, preflight.Answer]
+    config: LaunchConfig, hosts: Sequence[Host], reports: Mapping[str, HostReport]
 ) -> tuple[Network, bool]:
     """Choose the hosts' network; tells whether this machine is on it."""
     ours = own_interfaces()
-    known = {h.name: ours if h.is_local else answers[h.name].interfaces
-             for h in hosts if h.is_local or h.name in answers}  # fmt: skip
-    if len(known) < len(hosts):
+    theirs = {h.name: ours if h.is_local else reports[h.name].interfaces
+              for h in hosts if h.is_local or h.name in reports}  # fmt: skip
+    if len(theirs) < len(hosts):
         return Network(config.host_subnet or "", {}), True
-    resolved = {name: address for name in known if (address := _resolve(name))}
-    with_us = {**known, "this machine": ours} if not any(h.is_local for h in hosts) else known
+    resolved = {name: address for name in theirs if (address := _resolve(name))}
+    with_us = {**theirs, "this machine": ours} if not any(h.is_local for h in hosts) else theirs
     try:
         network = choose_network(with_us, wanted=config.host_subnet, resolved=resolved)
     except StartError:
-        if with_us is known:
+        if with_us is theirs:
             raise
         network = Network("", {})
     if network.name:
         return network, True
-    return choose_network(known, wanted=config.host_subnet, resolved=resolved), False
+    return choose_network(theirs, wanted=config.host_subnet, resolved=resolved), False
 
 
 def _resolve(name: str) -> str:
     """Return the IPv4 address behind a name; empty where only ssh knows the name."""
     try:
-        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(found[0][4][0])
+    return str(addresses[0][4][0])
 
 
 def listen_address(others: Sequence[Host], network: str) -> str:

@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
-from poprun_py.planning.mpi_dialects import split_args
 
-__all__ = ["RunFolder", "adopt_output_filename"]
-
-_OPEN_MPI_OPTION = "output-filename"
+__all__ = ["RunFolder"]
 
 
 class RunFolder:
@@ -96,24 +90,3 @@ class RunFolder:
                 self.trouble = f"--output-dir {self.path} has no report: {error.strerror}"
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
-
-
-def adopt_output_filename(config: LaunchConfig) -> LaunchConfig:
-    """Take Open MPI's ``--output-filename DIR`` among the MPI arguments for ``--output-dir DIR``.
-
-    mpirun itself sees none of the instances' output. An ``--output-dir`` that is given wins.
-    """
-    folder, texts = None, []
-    for text in config.mpi_global_args:
-        words = list(split_args(text, "--mpi-global-args"))
-        kept: list[str] = []
-        while words:
-            name, equals, value = words.pop(0).partition("=")
-            if name.lstrip("-") == _OPEN_MPI_OPTION and name.startswith("-") and (equals or words):
-                folder = (value if equals else words.pop(0)).partition(":")[0]
-            else:
-                kept.append(name + equals + value)
-        texts.append(shlex.join(kept))
-    if folder is None:
-        return config
-    return replace(config, mpi_global_args=tuple(texts), output_dir=config.output_dir or folder)

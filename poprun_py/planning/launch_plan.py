@@ -10,40 +10,35 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
-from poprun_py.hosts.host_list import DEFAULT_HOST_FILES, Host
+from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.planning.inputs import Inputs
+from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by
 from poprun_py.planning.mpi_dialects import (
     Context,
-    Mpi,
     MpiRequest,
     collapsed,
     is_too_long,
     make_command,
     shield,
-    split_args,
 )
 from poprun_py.planning.placement import Placement, PlacementPolicy, place_anyway
-from poprun_py.planning.topology import Instance, Topology, make_topology
+from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
     THREAD_VARIABLES,
     Pairs,
     common_variables,
-    instance_local_args,
+    mpi_environment,
     placement_variables,
-    set_by,
     target_options,
     torchrun_variables,
     user_threads,
     user_variables,
     wire_variables,
 )
-
-if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Reach
 
 __all__ = [
     "InstancePlan",
@@ -64,15 +59,15 @@ class InstancePlan:
     """One instance: what it owns, where it runs, and its variables.
 
     ``env`` stands on the command; ``user_env`` (from --env and --env-file) never does: it travels
-    to the instance over the launcher's own channel. ``kept_out`` names what only other instances
-    are given.
+    to the instance over the launcher's own channel. ``unset`` names what only other instances are
+    given: this one keeps the launcher's own value, or none.
     """
 
     instance: Instance
     placement: Placement
     env: Pairs
     user_env: Pairs = ()
-    kept_out: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +75,11 @@ class LaunchPlan:
     """The whole launch: configuration, topology, instances, and the command that starts them.
 
     A job of thousands of instances has a command too long for the kernel: it is then ``compact``,
-    with one part for all instances, and the launcher tells each its variables. ``hostnames`` is
-    what hosts of a job on others call themselves, where that is known. ``refusal`` says why the
-    machines cannot take the job, which may be looked at but not run; empty if they can.
+    with one part for all instances, and the launcher tells each its variables. ``environ`` is the
+    launcher's environment when the plan was made; no other one is looked at when it runs.
+    ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
+    says why the machines cannot take the job, which may be looked at but not run; empty if they
+    can.
     """
 
     config: LaunchConfig
@@ -90,6 +87,8 @@ class LaunchPlan:
     machines: tuple[Machine | None, ...]
     instances: tuple[InstancePlan, ...]
     command: tuple[str, ...]
+    # Holds secrets: never shown.
+    environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
     user_threads: int | None = None
     network: str = ""
@@ -99,9 +98,20 @@ class LaunchPlan:
     @property
     def spans_hosts(self) -> bool:
         """Tell whether instances run on other machines than this one."""
-        return not all(host.is_local for host in self.topology.hosts)
+        return _spans_hosts(self.topology)
 
-    def told(self, index: int, environ: Mapping[str, str]) -> dict[str, str | None]:
+    @property
+    def mpirun_environ(self) -> dict[str, str]:
+        """The environment of mpirun."""
+        topology = self.topology
+        slurm = (
+            slurm_tasks(topology.hosts, topology.instances_per_host, self.environ)
+            if self.spans_hosts
+            else {}
+        )
+        return {**mpi_environment(self.environ), **slurm}
+
+    def channel_variables(self, index: int) -> dict[str, str | None]:
         """Return the variables that the launcher tells an instance; None unsets one.
 
         Those of --env stand on no command; those that another instance's arguments set would
@@ -109,61 +119,98 @@ class LaunchPlan:
         """
         p = self.instances[index]
         return {
-            **{name: environ.get(name) for name in p.kept_out},
+            **{name: self.environ.get(name) for name in p.unset},
             **(dict(p.env) if self.compact else {}),
             **dict(p.user_env),
         }
 
+    def instance_label(self, index: int) -> str:
+        """Return the name of an instance with its replicas: ``instance 1 (replicas 4-7)``."""
+        replicas = self.topology.instances[index].replicas
+        first, last = replicas.start, replicas.stop - 1
+        span = f"replica {first}" if first == last else f"replicas {first}-{last}"
+        return f"instance {index} ({span})"
+
+    def require_fit(self) -> None:
+        """Refuse to run a plan that was made to be looked at.
+
+        Raises:
+            UsageError: the machines cannot take the job, with the numbers.
+        """
+        if self.refusal:
+            raise UsageError(self.refusal)
+
+
+def _spans_hosts(topology: Topology) -> bool:
+    return not all(host.is_local for host in topology.hosts)
+
 
 def make_plan(
     config: LaunchConfig,
+    topology: Topology,
+    mpi_arguments: MpiArguments,
+    inputs: Inputs,
     *,
-    hosts: tuple[Host, ...],
-    machines: tuple[Machine | None, ...],
-    mpi: Mpi,
-    environ: Mapping[str, str],
-    env_file_text: str | None = None,
-    reached: Reach | None = None,
     enforce: bool = True,
 ) -> LaunchPlan:
-    """Plan the launch of ``config`` on ``hosts``.
+    """Plan the launch of ``config``.
 
     Args:
         config: what is asked for.
-        hosts: where instances may run.
-        machines: one for each host; None where nothing is known, then nothing is bound there.
-        mpi: the MPI whose command is made.
-        environ: the launcher's environment.
-        env_file_text: content of ``--env-file``.
-        reached: how other hosts are reached; None when there are none.
+        topology: who is on which host.
+        mpi_arguments: the MPI arguments of ``config``.
+        inputs: what is known of the hosts of ``topology``; nothing is bound on an unknown machine.
         enforce: refuse what does not fit the machines; else the plan keeps the ``refusal``.
 
     Raises:
         UsageError: what is asked for does not fit the hosts or machines.
     """
-    topology = make_topology(config, hosts)
-    hosts, machines = topology.hosts, machines[: len(topology.hosts)]
-    placements, refusal = place_instances(config, topology, machines)
+    environ, reached, mpi = inputs.environ, inputs.reached, inputs.installed_mpi
+    placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and enforce:
         raise UsageError(refusal)
-    user_env = user_variables(config.env, env_file_text, environ)
-    spans_hosts = not all(host.is_local for host in hosts)
+    user_env = user_variables(config.env, inputs.env_file_text, environ)
     instances, contexts = _instances(
         config,
         topology,
         placements,
+        mpi_arguments,
         user_env,
         environ,
         common_variables(config, topology, environ, reached, mpi.library),
     )
-    request = MpiRequest(
+    request = _mpi_request(config, topology, mpi_arguments, inputs, contexts)
+    command = make_command(mpi, request)
+    compact = is_too_long(command)
+    return LaunchPlan(
+        config=config,
+        topology=topology,
+        machines=inputs.machines,
+        instances=instances,
+        command=make_command(mpi, collapsed(request)) if compact else command,
+        environ=dict(environ),
+        compact=compact,
+        user_threads=user_threads(dict(user_env), environ),
+        network=request.network,
+        refusal=refusal,
+        hostnames=reached.hostnames if reached is not None else {},
+    )
+
+
+def _mpi_request(
+    config: LaunchConfig,
+    topology: Topology,
+    mpi_arguments: MpiArguments,
+    inputs: Inputs,
+    contexts: tuple[Context, ...],
+) -> MpiRequest:
+    """Return the launch in the terms of the dialects."""
+    hosts, reached, environ = topology.hosts, inputs.reached, inputs.environ
+    spans_hosts = _spans_hosts(topology)
+    return MpiRequest(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
-        global_args=tuple(
-            word
-            for text in config.mpi_global_args
-            for word in split_args(text, "--mpi-global-args")
-        ),
+        global_args=mpi_arguments.for_mpirun,
         agent=reached.shell.words if reached is not None else (),
         network=reached.network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
@@ -175,26 +222,13 @@ def make_plan(
         and (not spans_hosts or (reached is not None and not reached.has_fabric)),
         grace_seconds=config.grace,
     )
-    command = make_command(mpi, request)
-    compact = is_too_long(command)
-    return LaunchPlan(
-        config=config,
-        topology=topology,
-        machines=machines,
-        instances=instances,
-        command=make_command(mpi, collapsed(request)) if compact else command,
-        compact=compact,
-        user_threads=user_threads(dict(user_env), environ),
-        network=request.network,
-        refusal=refusal,
-        hostnames=reached.hostnames if reached is not None else {},
-    )
 
 
 def _instances(
     config: LaunchConfig,
     topology: Topology,
     placements: Sequence[Placement],
+    mpi_arguments: MpiArguments,
     user_env: Pairs,
     environ: Mapping[str, str],
     common: Pairs,
@@ -203,17 +237,16 @@ def _instances(
 
     What the user's own -x arguments set is left to them: Open MPI takes the first value of a name.
     """
-    shared = tuple(
-        word for text in config.mpi_local_args for word in split_args(text, "--mpi-local-args")
-    )
-    own = instance_local_args(config)
-    by_everyone = set_by(shared, environ)
-    by_user = {i: by_everyone | set_by(args, environ) for i, args in own.items()}
+    by_everyone = names_set_by(mpi_arguments.of_every_instance, environ)
+    by_user = {
+        index: by_everyone | names_set_by(words, environ)
+        for index, words in mpi_arguments.of_instance.items()
+    }
     by_any_user = by_everyone.union(*by_user.values())
     threads_by_user = {name for name in THREAD_VARIABLES if name in environ}
     bound = placement_variables(placements, {name for name, _ in user_env} | threads_by_user)
     target = ("POPLAR_TARGET_OPTIONS", target_options(topology, environ))
-    spans_hosts = not all(host.is_local for host in topology.hosts)
+    spans_hosts = _spans_hosts(topology)
     by_name = [
         name
         for name in (*_FORWARDED, *sorted(threads_by_user), *(_TO_REMOTE if spans_hosts else ()))
@@ -241,14 +274,14 @@ def _instances(
                 placement=placement,
                 env=(*env, *last),
                 user_env=user_env,
-                kept_out=tuple(sorted(by_any_user - theirs - ours - {target[0]})),
+                unset=tuple(sorted(by_any_user - theirs - ours - {target[0]})),
             )
         )
         contexts.append(
             Context(
                 variables=env,
                 forwarded=tuple(name for name in by_name if name not in theirs),
-                local_args=(*shared, *own.get(instance.index, ())),
+                local_args=mpi_arguments.local(instance.index),
                 last_variables=last,
                 command=program,
             )

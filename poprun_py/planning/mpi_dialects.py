@@ -1,11 +1,10 @@
 """One dialect for each MPI: a launch in neutral terms -> the command, a tuple of strings.
 
-A dialect knows how its ``mpirun`` spells things and nothing else. Which MPI it is: which_mpi.py.
+A dialect knows how its ``mpirun`` spells things and nothing else. Which MPI it is: mpi_install.py.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,6 @@ __all__ = [
     "is_too_long",
     "make_command",
     "shield",
-    "split_args",
 ]
 
 OPEN_MPI_5 = "Open MPI 5"
@@ -93,20 +91,6 @@ def shield(word: str) -> str:
     A lone ``:`` would begin another part of the command: it becomes ``%:``, and that ``%%:``.
     """
     return f"%{word}" if word.endswith(":") and not word[:-1].strip("%") else word
-
-
-def split_args(text: str, option: str) -> tuple[str, ...]:
-    """Split an argument string as a shell would.
-
-    Raises:
-        UsageError: a quotation is not closed.
-    """
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r}: {str(error).lower()}; expected arguments quoted as in a shell"
-        ) from None
 
 
 def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:

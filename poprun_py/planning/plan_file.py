@@ -61,7 +61,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
                 "cpus": list(p.placement.cpus),
                 "threads": p.placement.threads,
                 "env": dict(p.env),
-                "kept_out": list(p.kept_out),
+                "kept_out": list(p.unset),
                 "user_env": {n: None if _SECRET.search(n) else v for n, v in p.user_env},
             }
             for p in plan.instances
@@ -160,6 +160,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         machines=machines,
         instances=instances,
         command=_texts(data["command"], "command"),
+        environ=dict(environ),
         compact=data["compact"] is True,
         hostnames={
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
@@ -236,7 +237,7 @@ def _instance_from_json(
         ),
         env=tuple((_text(n, "variable"), _text(v, n)) for n, v in entry["env"].items()),
         user_env=tuple(user_env),
-        kept_out=tuple(_text(name, "variable") for name in entry.get("kept_out", ())),
+        unset=tuple(_text(name, "variable") for name in entry.get("kept_out", ())),
     )
 
 

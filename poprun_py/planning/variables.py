@@ -1,7 +1,7 @@
 """The variables of every instance: the wire, what torchrun would set, placement, the user's own.
 
 Pure: configuration, topology, placements and the launcher's environment in, pairs of name and value
-out. How they are spelled on a command is the dialects' (mpi.py).
+out. How they are spelled on a command is the dialects' (mpi_dialects.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,22 +23,19 @@ from popdist_py.environment import (
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
-from poprun_py.planning.mpi_dialects import split_args
 from poprun_py.planning.placement import Placement
 from poprun_py.planning.topology import Instance, Topology, device_id
 
 if TYPE_CHECKING:
-    from poprun_py.hosts.survey import Reach
+    from poprun_py.hosts.survey import Survey
 
 __all__ = [
     "THREAD_VARIABLES",
     "Pairs",
     "check_variable",
     "common_variables",
-    "instance_local_args",
     "mpi_environment",
     "placement_variables",
-    "set_by",
     "target_options",
     "torchrun_variables",
     "user_threads",
@@ -84,7 +80,7 @@ def common_variables(
     config: LaunchConfig,
     topology: Topology,
     environ: Mapping[str, str],
-    reached: Reach | None,
+    reached: Survey | None,
     mpi_library: str,
 ) -> tuple[tuple[str, str], ...]:
     """Return the variables that every instance shares, by value."""
@@ -108,7 +104,7 @@ def common_variables(
     return tuple(variables.items())
 
 
-def _master_address(topology: Topology, reached: Reach | None) -> str:
+def _master_address(topology: Topology, reached: Survey | None) -> str:
     """Return the address of the first host as every instance can use it."""
     first = topology.hosts[0]
     if first.is_local and len(topology.hosts) == 1:
@@ -237,33 +233,3 @@ def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
         except RuntimeError:
             left["HOME"] = "/"
     return left
-
-
-def instance_local_args(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
-    """Return the arguments of --instance-mpi-local-args by instance index."""
-    by_instance: dict[int, tuple[str, ...]] = {}
-    for entry in config.instance_mpi_local_args:
-        index, colon, text = entry.partition(":")
-        if not colon or not index.isascii() or not index.isdigit() or len(index) > 9:
-            raise UsageError(f'--instance-mpi-local-args {entry!r}: expected INDEX:"ARGS"')
-        if int(index) >= config.num_instances:
-            raise UsageError(
-                f"--instance-mpi-local-args {entry!r}: expected an index from 0 to "
-                f"{config.num_instances - 1}"
-            )
-        words = split_args(text, "--instance-mpi-local-args")
-        by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
-    return by_instance
-
-
-def set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> set[str]:
-    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value.
-
-    A bare NAME that is not set in ``environ`` gives none.
-    """
-    names = set()
-    for option, argument in pairwise(local_args):
-        name, equals, _ = argument.partition("=")
-        if option in {"-x", "--x"} and (equals or name in environ):
-            names.add(name)
-    return names

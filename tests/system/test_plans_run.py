@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 
 from poprun_py import LaunchConfig, UsageError, launch, plan
-from poprun_py.launcher import plan_warnings
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
+from poprun_py.planning.plan_warnings import plan_warnings
 
 pytestmark = pytest.mark.mpi
 
@@ -85,6 +85,24 @@ def test_a_plan_from_python_is_looked_at_but_not_launched(tmp_path):
             launch(job)
         assert str(caught.value) == planned.refusal
     assert not (tmp_path / "started").exists()
+
+
+def test_a_plan_runs_in_the_environment_that_it_was_made_in(capfd, monkeypatch):
+    """What another instance's arguments set would reach all: the others keep the planned value."""
+    monkeypatch.setenv("GREETING", "planned")
+    config = LaunchConfig(
+        num_instances=2, num_replicas=2, instance_mpi_local_args=("1:-x GREETING=own",),
+        output="plain", program=("sh", "-c", "echo $RANK $GREETING $INHERITED"),
+    )  # fmt: skip
+    monkeypatch.setenv("INHERITED", "too")
+    planned = plan(config)
+    monkeypatch.setenv("GREETING", "later")
+    monkeypatch.delenv("INHERITED")
+    assert launch(planned).exit_code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0 planned too", "1 own too"]
+    assert launch(planned, environ=os.environ).exit_code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0 later", "1 own"]
+    assert "planned" not in repr(planned)
 
 
 def test_values_of_env_reach_instances_but_no_command_line(poprun, script, tmp_path):

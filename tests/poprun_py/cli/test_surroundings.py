@@ -15,7 +15,7 @@ from conftest import ROOT
 from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
 from poprun_py.cli import run
 from poprun_py.hosts.host_probe import networks
-from poprun_py.launcher import hosts_of
+from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")

@@ -1,23 +1,30 @@
-"""What is decided from the answers of hosts, and the questions to a real Python."""
+"""What is decided from the reports of hosts, and the requests to a real Python."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from poprun_py.errors import StartError
-from poprun_py.hosts import host_probe, preflight
+from poprun_py.hosts import host_probe
+from poprun_py.hosts.checks import HostChecks, checks_of, grouped_checks, require
 from poprun_py.hosts.host_list import Host
-from poprun_py.hosts.preflight import Answer, ask, cells, check_table, question, require
+from poprun_py.hosts.host_report import HostReport, make_request
+from poprun_py.hosts.preflight import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Problem, Shell
+from poprun_py.views.check_table import check_table
 
-ASKED = {**question((sys.executable, "train.py"), "/mpi/bin/mpirun"), "packages": ["mpi4py"]}
+REQUEST = replace(
+    make_request((sys.executable, "train.py"), "/mpi/bin/mpirun"), packages=("mpi4py",)
+)
 GOOD = {
     "time": 0.0, "host": "n0", "python": "3.11.7", "packages": {"mpi4py": "4.1.2"},
     "poprun": "0.1.0", "mpirun": "mpirun (Open MPI) 5.0.11", "program": "ok", "folder": True,
@@ -28,11 +35,11 @@ GOOD = {
 
 
 def answer(name="n0", clock=0.0, **changes):
-    return Answer(host=Host(name=name), report={**GOOD, **changes}, clock_seconds=clock)
+    return HostReport(host=Host(name=name), facts={**GOOD, **changes}, clock_seconds=clock)
 
 
 def problems(given):
-    return {c.name: c.problem for c in cells(given, GOOD, ASKED) if c.problem is not None}
+    return {c.name: c.problem for c in checks_of(given, GOOD, REQUEST) if c.problem is not None}
 
 
 def test_a_host_like_this_one_has_no_problem():
@@ -65,32 +72,40 @@ def test_each_difference_is_one_red_cell_with_a_fix(changes, cell, said, is_vita
     assert found[cell].fix
     if is_vital:
         with pytest.raises(StartError, match="host n0: "):
-            require({"n0": given}, GOOD, ASKED)
+            require({"n0": given}, GOOD, REQUEST)
     else:
-        require({"n0": given}, GOOD, ASKED)
+        require({"n0": given}, GOOD, REQUEST)
 
 
 def test_hosts_with_the_same_problem_are_named_together():
-    answers = {f"n{i}": answer(f"n{i}", mpirun="") for i in range(3)}
-    answers["n7"] = Answer(host=Host(name="n7"), problem=Problem("it does not answer", "ping n7"))
+    reports = {f"n{i}": answer(f"n{i}", mpirun="") for i in range(3)}
+    reports["n7"] = HostReport(
+        host=Host(name="n7"), problem=Problem("it does not answer", "ping n7")
+    )
     with pytest.raises(StartError) as caught:
-        require(answers, GOOD, ASKED)
+        require(reports, GOOD, REQUEST)
     assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
     assert "1 other problem" in str(caught.value)
 
 
 def test_the_table_groups_equal_hosts_and_lists_fixes():
-    answers = {f"n{i}": answer(f"n{i}") for i in range(4)}
-    answers["n4"] = answer("n4", program="missing")
-    answers["n5"] = Answer(host=Host(name="n5"), problem=Problem("it is off", "switch it on"))
-    table, is_well = check_table(answers, GOOD, ASKED, mark=lambda text: f"<{text}>")
-    assert not is_well
+    reports = {f"n{i}": answer(f"n{i}") for i in range(4)}
+    reports["n4"] = answer("n4", program="missing")
+    reports["n5"] = HostReport(host=Host(name="n5"), problem=Problem("it is off", "switch it on"))
+    checked = HostChecks(groups=grouped_checks(reports, GOOD, REQUEST), network="Over eth0.")
+    assert not checked.is_well
+    table = check_table(checked)
     lines = table.splitlines()
     assert lines[0].split() == ["n[0-3]", "n4", "n5"]
     program = next(line for line in lines if line.startswith("program"))
-    assert "! <missing" in program
+    assert program == "program        ok        ! missing     ?"
     assert "n5: it is off; switch it on" in lines
-    assert check_table({"n0": answer()}, GOOD, ASKED)[1]
+    assert lines[-2:] == ["", "Over eth0."]
+    coloured = check_table(checked, colour=True)
+    assert "\x1b[31m! missing" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured).split() == table.split()
+    assert HostChecks(groups=grouped_checks({"n0": answer()}, GOOD, REQUEST)).is_well
+    assert not replace(checked, groups={}, has_network=False).is_well
 
 
 # --- real questions, without any network: "ssh" runs the command here ---------------------------
@@ -109,16 +124,16 @@ def here_by_another_name(tmp_path, monkeypatch):
 def test_a_real_answer_passes_and_is_remembered(here_by_another_name, tmp_path):
     program = tmp_path / "train.py"
     program.write_text("")
-    asked = question((sys.executable, str(program)), str(sys.executable))
+    request = make_request((sys.executable, str(program)), str(sys.executable))
     host = Host(name="elsewhere")
-    answers = ask((host,), here_by_another_name, asked)
-    assert answers["elsewhere"].problem is None
-    ours = host_probe.report(asked)
+    reports = request_reports((host,), here_by_another_name, request)
+    assert reports["elsewhere"].problem is None
+    ours = own_report(request).facts
     assert [
-        c.name for c in cells(answers["elsewhere"], ours, asked) if c.problem and c.is_vital
+        c.name for c in checks_of(reports["elsewhere"], ours, request) if c.problem and c.is_vital
     ] == []
-    assert answers["elsewhere"].report["machine"]["numa_nodes"]
-    assert preflight.cached((host,))["elsewhere"].report == answers["elsewhere"].report
+    assert reports["elsewhere"].machine.numa_nodes
+    assert remembered_reports((host,))["elsewhere"].facts == reports["elsewhere"].facts
     json.dumps(ours)
 
 
@@ -134,9 +149,9 @@ def test_a_host_that_hangs_is_given_up(tmp_path):
     fake.chmod(0o755)
     begun = time.monotonic()
     hosts = (Host(name="n0"), Host(name="n1"))
-    answers = ask(hosts, Shell((str(fake),)), ASKED, limit_seconds=0.5)
+    reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.5)
     assert time.monotonic() - begun < 15
-    assert all("does not answer" in a.problem.text for a in answers.values())
+    assert all("does not answer" in a.problem.text for a in reports.values())
     end_what_is_left(tmp_path)
 
 
@@ -147,8 +162,8 @@ def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_n
         fake.read_text().replace("shift", f"shift; sleep 30 & echo $! > {tmp_path}/left")
     )
     begun = time.monotonic()
-    answers = ask((Host(name="n0"),), here_by_another_name, ASKED)
-    assert answers["n0"].problem is None
+    reports = request_reports((Host(name="n0"),), here_by_another_name, REQUEST)
+    assert reports["n0"].problem is None
     assert time.monotonic() - begun < 10
     end_what_is_left(tmp_path)
 
@@ -166,7 +181,7 @@ def test_an_answer_that_is_none_is_explained(ends, said, tmp_path):
     fake = tmp_path / "ssh"
     fake.write_text(f"#!/bin/sh\n{ends}\n")
     fake.chmod(0o755)
-    given = ask((Host(name="n0"),), Shell((str(fake),)), ASKED)
+    given = request_reports((Host(name="n0"),), Shell((str(fake),)), REQUEST)
     assert said in given["n0"].problem.text
 
 
@@ -179,6 +194,6 @@ def test_a_damaged_memory_of_a_host_is_no_memory(tmp_path, monkeypatch):
     (folder / "n3.json").write_text('{"networks": 3}')
     (folder / "n4.json").write_text('{"networks": [["eth0", "10.0.0.999", 24, false]]}')
     hosts = [Host(name=f"n{i}") for i in range(5)]
-    assert preflight.cached(hosts) == {}
+    assert remembered_reports(hosts) == {}
     monkeypatch.setenv("XDG_CACHE_HOME", "~nobody-of-that-name/cache")
-    assert preflight.cached(hosts) == {}
+    assert remembered_reports(hosts) == {}

@@ -10,6 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import plan_blindly
 
 from poprun_py import launcher
 from poprun_py.config.files import dump_config, parse_config
@@ -18,13 +19,12 @@ from poprun_py.errors import UsageError
 from poprun_py.hosts import survey
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
-from poprun_py.hosts.survey import Reach
-from poprun_py.planning.launch_plan import make_plan
+from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.supervision.job import InstanceResult, LaunchResult
 
-REACHED = Reach(
+REACHED = Survey(
     shell=Shell(words=("ssh",)), network="10.1.0.0/16", addresses={}, machines={}, hostnames={}
 )
 MPI = Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5)
@@ -58,7 +58,7 @@ def configs(draw):
 
 
 def planned(config, hosts=(LOCALHOST,)):
-    return make_plan(config, hosts=hosts, machines=(None,) * len(hosts), mpi=MPI, environ=ENVIRON)
+    return plan_blindly(config, hosts=hosts, mpi=MPI, environ=ENVIRON)
 
 
 @given(configs(), st.sampled_from(["c.toml", "c.json"]))
@@ -172,10 +172,9 @@ def test_a_plan_that_was_edited_in_one_place_only_is_refused(keys, value, part):
 def test_addresses_of_a_plan_are_read_back_as_they_are():
     config = LaunchConfig(num_instances=4, num_replicas=4, program=("x",))
     text = "fd00::1 slots=2\nfd00::2 slots=2\n"
-    made = make_plan(
+    made = plan_blindly(
         config,
         hosts=parse_host_file(text, source="test"),
-        machines=(None,) * 2,
         mpi=MPI,
         environ=ENVIRON,
         reached=REACHED,
@@ -187,7 +186,7 @@ def test_addresses_of_a_plan_are_read_back_as_they_are():
 def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
     monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(survey, "reach", lambda *_, **__: REACHED)
+    monkeypatch.setattr(survey, "survey", lambda *_, **__: REACHED)
     file = tmp_path / "hosts"
     file.write_text("".join(f"fd00::{index} slots=3\n" for index in (1, 2, 3)))
     config = LaunchConfig(
@@ -200,7 +199,7 @@ def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
         instances=tuple(InstanceResult(index=i, code=-9, was_lost=i in (0, 1)) for i in range(6)),
     )
     said: list[str] = []
-    fewer = launcher._without_lost_hosts(whole, ended, dict(os.environ), said.append)
+    fewer = launcher.without_lost_hosts(whole, ended, said.append)
     assert said == ["going on without fd00::1"]
     assert [(h.name, h.slots) for h in fewer.topology.hosts] == [("fd00::2", 3), ("fd00::3", 3)]
     assert fewer.config == whole.config
@@ -210,10 +209,9 @@ def test_a_job_goes_on_with_the_addresses_and_slots_of_the_hosts_that_are_left(
 def test_plans_of_every_mpi_are_read_back_whole(kind):
     hosts = parse_host_list("a,b", source="test")
     config = LaunchConfig(num_instances=4, num_replicas=4, program=("x", ":", "%:"))
-    made = make_plan(
+    made = plan_blindly(
         config,
         hosts=hosts,
-        machines=(None, None),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ=ENVIRON,
         reached=REACHED,
@@ -252,16 +250,15 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     assert plan.compact
     assert sum(map(len, plan.command)) < 20_000
     assert plan.command.count(":") == 0
-    told = plan.told(4095, {})
+    told = plan.channel_variables(4095)
     assert told["RANK"] == "4095"
     assert told["POPDIST_REPLICA_INDEX_OFFSET"] == "8190"
     assert told["A"] == "1"
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan))), {}).told(7, {}) == plan.told(
-        7, {}
-    )
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), {})
+    assert again.channel_variables(7) == plan.channel_variables(7)
     few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
     assert not few.compact
-    assert few.told(1, {}) == {"A": "1"}
+    assert few.channel_variables(1) == {"A": "1"}
     with pytest.raises(UsageError, match="--instance-mpi-local-args"):
         planned(
             LaunchConfig(num_instances=4096, num_replicas=4096, instance_mpi_local_args=("1:-x A",))

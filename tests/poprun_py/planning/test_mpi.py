@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.plans import plan_blindly
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
-from poprun_py.planning.launch_plan import make_plan
+from poprun_py.planning.mpi_arguments import split_args
 from poprun_py.planning.mpi_dialects import (
     MPICH,
     OPEN_MPI_4,
     OPEN_MPI_5,
     Mpi,
-    split_args,
 )
 from poprun_py.planning.mpi_install import _wheel_version, find_mpi, recognise
 
@@ -53,10 +53,9 @@ def command(kind, **settings):
         }
     )
     hosts = parse_host_list(config.host, source="test") if config.host else (LOCALHOST,)
-    return make_plan(
+    return plan_blindly(
         config,
         hosts=hosts,
-        machines=(None,) * len(hosts),
         mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
         environ={"PATH": "/bin", "PYTHONPATH": "/lib", "UNRELATED": "1"},
     ).command
@@ -158,10 +157,9 @@ def test_a_library_of_another_mpi_is_none_and_this_environments_needs_no_name(tm
 def test_instances_load_the_library_of_the_mpirun_that_starts_them():
     def variables(library, environ, **settings):
         config = LaunchConfig(num_instances=2, num_replicas=2, program=("x",), **settings)
-        plan = make_plan(
+        plan = plan_blindly(
             config,
             hosts=(LOCALHOST,),
-            machines=(None,),
             mpi=Mpi(path="/mpi/bin/mpirun", kind=MPICH, library=library),
             environ=environ,
         )

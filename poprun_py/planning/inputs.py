@@ -1,0 +1,181 @@
+"""Everything outside the configuration that a plan depends on, gathered as one value.
+
+Looks at files, at this machine and, where that is wanted, at other hosts. Decides nothing and
+starts nothing of the job.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import UsageError
+from poprun_py.hardware.reader import Machine, load_machines, read_machine
+from poprun_py.hosts.allocation import resolve_hosts
+from poprun_py.hosts.host_list import Host
+from poprun_py.planning.mpi_dialects import Mpi
+from poprun_py.planning.mpi_install import find_mpi
+
+if TYPE_CHECKING:
+    from poprun_py.hosts.survey import Survey
+
+__all__ = ["Inputs", "Purpose", "gather_inputs", "hosts_of", "is_described", "read_text_file"]
+
+
+class Purpose(Enum):
+    """What the inputs are for; it decides what is looked at.
+
+    A plan to be looked at uses what is remembered of other hosts; a launch fills and asks them.
+    For ``CHECK`` the survey is left to the caller, who shows also what fails. ``HARDWARE`` needs
+    MPI only to ask other hosts.
+    """
+
+    DRY_RUN = auto()
+    LAUNCH = auto()
+    CHECK = auto()
+    HARDWARE = auto()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What a plan is made of, besides the configuration.
+
+    ``environ`` is the launcher's environment. ``machines`` has one entry for each of ``hosts``,
+    None where nothing is known; it is empty for ``CHECK``. ``mpi`` is None where only hardware is
+    looked at and no other host is asked. ``reached`` says how other hosts are reached; None when
+    there are none. ``env_file_text`` is the content of ``--env-file``.
+    """
+
+    environ: Mapping[str, str]
+    hosts: tuple[Host, ...]
+    machines: tuple[Machine | None, ...] = ()
+    mpi: Mpi | None = None
+    reached: Survey | None = None
+    env_file_text: str | None = None
+
+    @property
+    def installed_mpi(self) -> Mpi:
+        """The MPI, for all purposes that need one."""
+        assert self.mpi is not None
+        return self.mpi
+
+
+def gather_inputs(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    purpose: Purpose,
+    *,
+    hosts: tuple[Host, ...] | None = None,
+    mpi: Mpi | None = None,
+) -> Inputs:
+    """Gather what is needed for ``purpose``.
+
+    Args:
+        config: what is asked for.
+        environ: the launcher's environment.
+        purpose: what the inputs are for.
+        hosts: the hosts to look at; by default ``hosts_of(config, environ)``.
+        mpi: the MPI to use; found by default.
+
+    Raises:
+        UsageError: a file cannot be read, or options do not fit together.
+        StartError: no MPI is installed, or a host cannot take part.
+    """
+    hosts = hosts_of(config, environ) if hosts is None else hosts
+    needs_survey = not all(host.is_local for host in hosts)
+    if purpose is Purpose.CHECK:
+        return Inputs(environ=environ, hosts=hosts, mpi=mpi or find_mpi(config.mpi, environ))
+    if purpose is Purpose.HARDWARE and (is_described(config) or not needs_survey):
+        return Inputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
+    mpi = mpi or find_mpi(config.mpi, environ)
+    reached = None
+    if needs_survey:
+        from poprun_py.hosts.survey import survey
+
+        contact = purpose is not Purpose.DRY_RUN
+        reached = survey(config, hosts, mpirun=mpi.path, environ=environ, contact=contact)
+    return Inputs(
+        environ=environ,
+        hosts=hosts,
+        machines=_machines_of(config, hosts, reached.machines if reached is not None else {}),
+        mpi=mpi,
+        reached=reached,
+        env_file_text=(
+            read_text_file(config.env_file, "--env-file")
+            if config.env_file is not None and purpose is not Purpose.HARDWARE
+            else None
+        ),
+    )
+
+
+def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """Return the hosts that ``config`` names, else those of the environment, else this machine.
+
+    Raises:
+        UsageError: a malformed list, or one that cannot be read.
+    """
+    return resolve_hosts(
+        host=config.host,
+        host_file=config.host_file,
+        environ=environ,
+        read_text=lambda path: read_text_file(
+            path, "--host-file" if config.host_file is not None else "host file"
+        ),
+        local_names=_own_names(config.host is not None or config.host_file is not None),
+        num_instances=config.num_instances,
+    )
+
+
+def _own_names(with_addresses: bool) -> frozenset[str]:
+    """Return the names of this machine: nobody needs ssh to reach it by its own address."""
+    name = socket.gethostname()
+    addresses: list[str] = []
+    if with_addresses:
+        from poprun_py.hosts.host_probe import networks
+
+        addresses = [address for _, address, *_ in networks()]
+    return frozenset({name, name.partition(".")[0], *addresses})
+
+
+def is_described(config: LaunchConfig) -> bool:
+    """Tell whether ``config`` itself describes the machines, with a file or a folder."""
+    return config.hardware is not None or config.hardware_root is not None
+
+
+def _machines_of(
+    config: LaunchConfig, hosts: tuple[Host, ...], reported: Mapping[str, Machine]
+) -> tuple[Machine | None, ...]:
+    """Return the machine behind each host; None where nothing is known of it.
+
+    Args:
+        config: names a file or folder that describes the machines, or neither.
+        hosts: the hosts, in order.
+        reported: what other hosts report of themselves, by name.
+    """
+    if config.hardware is not None:
+        text = read_text_file(config.hardware, "--hardware")
+        return load_machines(text, config.hardware, [host.name for host in hosts])
+    if config.hardware_root is not None:
+        return (read_machine(Path(config.hardware_root)),) * len(hosts)
+    here = read_machine() if any(host.is_local for host in hosts) else None
+    return tuple(here if host.is_local else reported.get(host.name) for host in hosts)
+
+
+def read_text_file(path: str, option: str) -> str:
+    """Return the text of a file that an option names.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        # Editors of other systems begin a file with a byte order mark.
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{option} {path}: not a UTF-8 text file") from None

@@ -1,0 +1,125 @@
+"""The user's arguments for MPI as words: split once, for the whole launch and for each instance.
+
+Pure: a configuration in, words out. What a dialect makes of them: mpi_dialects.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import UsageError
+
+__all__ = ["MpiArguments", "names_set_by", "split_args", "split_mpi_arguments"]
+
+_OUTPUT_FILENAME = "output-filename"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MpiArguments:
+    """The words of --mpi-global-args, --mpi-local-args and --instance-mpi-local-args.
+
+    ``of_instance`` holds, by instance index, what only one instance gets.
+    """
+
+    for_mpirun: tuple[str, ...] = ()
+    of_every_instance: tuple[str, ...] = ()
+    of_instance: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def local(self, index: int) -> tuple[str, ...]:
+        """Return the words of one instance's part of the command."""
+        return (*self.of_every_instance, *self.of_instance.get(index, ()))
+
+
+def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArguments]:
+    """Split the MPI arguments of ``config`` into words.
+
+    Open MPI's ``--output-filename DIR`` is taken out and becomes ``output_dir``, since mpirun sees
+    none of the instances' output. An ``--output-dir`` that is given wins.
+
+    Returns:
+        The configuration without ``--output-filename``, and the words.
+
+    Raises:
+        UsageError: a quotation is not closed, or no such instance exists.
+    """
+    folder, by_option = None, []
+    for text in config.mpi_global_args:
+        words, found = _without_output_filename(split_args(text, "--mpi-global-args"))
+        by_option.append(words)
+        folder = found if found is not None else folder
+    arguments = MpiArguments(
+        for_mpirun=tuple(word for words in by_option for word in words),
+        of_every_instance=tuple(
+            word for text in config.mpi_local_args for word in split_args(text, "--mpi-local-args")
+        ),
+        of_instance=_by_instance(config),
+    )
+    if folder is None:
+        return config, arguments
+    config = replace(
+        config,
+        mpi_global_args=tuple(map(shlex.join, by_option)),
+        output_dir=config.output_dir or folder,
+    )
+    return config, arguments
+
+
+def split_args(text: str, option: str) -> tuple[str, ...]:
+    """Split an argument string as a shell would.
+
+    Raises:
+        UsageError: a quotation is not closed.
+    """
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r}: {str(error).lower()}; expected arguments quoted as in a shell"
+        ) from None
+
+
+def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return the other words, and the folder of the last ``--output-filename`` if there is one."""
+    left, others, folder = list(words), [], None
+    while left:
+        name, equals, value = left.pop(0).partition("=")
+        is_option = name.startswith("-") and name.lstrip("-") == _OUTPUT_FILENAME
+        if is_option and (equals or left):
+            folder = (value if equals else left.pop(0)).partition(":")[0]
+        else:
+            others.append(name + equals + value)
+    return others, folder
+
+
+def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
+    """Return the words of --instance-mpi-local-args by instance index."""
+    by_instance: dict[int, tuple[str, ...]] = {}
+    for entry in config.instance_mpi_local_args:
+        index, colon, text = entry.partition(":")
+        if not colon or not index.isascii() or not index.isdigit() or len(index) > 9:
+            raise UsageError(f'--instance-mpi-local-args {entry!r}: expected INDEX:"ARGS"')
+        if int(index) >= config.num_instances:
+            raise UsageError(
+                f"--instance-mpi-local-args {entry!r}: expected an index from 0 to "
+                f"{config.num_instances - 1}"
+            )
+        words = split_args(text, "--instance-mpi-local-args")
+        by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
+    return by_instance
+
+
+def names_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value.
+
+    A bare NAME that is not set in ``environ`` gives none.
+    """
+    names = set()
+    for option, argument in pairwise(local_args):
+        name, equals, _ = argument.partition("=")
+        if option in {"-x", "--x"} and (equals or name in environ):
+            names.add(name)
+    return frozenset(names)
