@@ -33,7 +33,8 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.placement import strategies
+from popdist_py.poptorch.placement.place import Placement
+from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.update.gradients import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState
 
@@ -57,7 +58,7 @@ class Executable:
     """
 
     trace: Trace
-    placement: strategies.Placement
+    placement: Placement
     replica_execution: str
     widen_integers: bool
     mixed_precision: bool
@@ -173,11 +174,11 @@ class Compiler:
         if state.has_own_tensors:
             state.select(0, self._first_replica)
         strategy = self.options._execution_strategy
-        recorded: list[strategies.Placement] = []
+        recorded: list[Placement] = []
 
         @contextmanager
         def around(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
-            with strategies.record_placement(
+            with record_placement(
                 strategy,
                 self.model,
                 self.training,
@@ -200,10 +201,9 @@ class Compiler:
 
     # -- checks -------------------------------------------------------------------------------
 
-    def _check_placement(self, placement: strategies.Placement, batching: Batching) -> None:
+    def _check_placement(self, placement: Placement, batching: Batching) -> None:
         """Check that the pipeline can be filled and that there are enough IPUs."""
-        strategy = self.options._execution_strategy
-        if isinstance(strategy, strategies.PipelinedExecution):
+        if self.options._execution_strategy.is_pipelined:
             _check_pipeline(placement.num_stages, batching, training=self.training)
         ipus = placement.num_ipus
         rounded = 1 << (ipus - 1).bit_length()
@@ -339,7 +339,7 @@ class Compiler:
         """Return the forward, with its operations named as in the first one and seen by anchors."""
 
         def forward(leaves: Sequence[torch.Tensor]) -> Any:
-            with strategies.record_placement(
+            with record_placement(
                 self.options._execution_strategy,
                 self.model,
                 self.training,
@@ -351,7 +351,7 @@ class Compiler:
 
         return forward
 
-    def _captures_quickly(self, placement: strategies.Placement) -> bool:
+    def _captures_quickly(self, placement: Placement) -> bool:
         """Tell whether a graph of the model is small: recurrent layers have one for each step."""
         recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS

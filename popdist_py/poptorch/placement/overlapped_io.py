@@ -195,11 +195,7 @@ def _index(tensors: list[torch.Tensor], wanted: torch.Tensor) -> int | None:
 
 
 def _check_options(mark: _Mark, options: Any, training: bool) -> None:
-    from popdist_py.poptorch.placement.strategies import (
-        PipelinedExecution,  # placement imports this module
-    )
-
-    if isinstance(options._execution_strategy or PipelinedExecution(), PipelinedExecution):
+    if options._execution_strategy.is_pipelined:
         raise Error(
             f"poptorch.{mark.function} is not supported with poptorch.PipelinedExecution: use "
             "poptorch.ShardedExecution"

@@ -1,7 +1,7 @@
-"""Which IPU and which stage every block, parameter and operation of a model belongs to.
+"""The recorder: follows the blocks and operations of one traced forward.
 
-Annotations tell the recorder of the forward that is being traced; the strategy decides where a
-block goes; what comes out is a Placement. No numbers are computed here, and none depend on it.
+Annotations tell the recorder where blocks begin and end. The strategy decides where a block goes.
+The result is a Placement. The recorder computes no numbers, and no numbers depend on it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -23,52 +22,9 @@ from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.operation_names import OperationNames
 from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
 from popdist_py.poptorch.placement.overlapped_io import checked_overlap
+from popdist_py.poptorch.placement.place import BlockPlace, Placement, Strategy
 
-__all__ = ["BlockPlace", "Placement", "Strategy", "current_recorder", "on_host", "record_placement"]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockPlace:
-    """Where a block goes.
-
-    Attributes:
-        user_id: the block's id; None for what comes before the first block.
-        ipu: index of the IPU within a replica.
-        stage: the strategy's stage number (within its phase, if it has phases).
-        phase: the phase number; 0 for strategies without phases.
-    """
-
-    user_id: Any
-    ipu: int
-    stage: int
-    phase: int = 0
-
-
-class Strategy(Protocol):
-    """An execution strategy, as far as placing blocks goes."""
-
-    def _placer(self) -> Callable[[Any, int | None], BlockPlace]:
-        """Return a function of block id and IPU id, to be used for one forward."""
-
-
-@dataclass
-class Placement:
-    """What tracing a forward found out; filled when :func:`record_placement` ends.
-
-    Attributes:
-        blocks: the blocks in the order they were met, repetitions included.
-        num_ipus: IPUs that one replica needs.
-        num_stages: pipeline stages: neighbouring blocks on one IPU count as one; a training model
-            has all but the last one twice.
-        ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
-        operations: name of each operation's result and the index of its IPU, in order.
-    """
-
-    blocks: tuple[BlockPlace, ...] = ()
-    num_ipus: int = 1
-    num_stages: int = 1
-    ipu_of_parameter: dict[str, int] = field(default_factory=dict)
-    operations: tuple[tuple[str, int], ...] = ()
+__all__ = ["current_recorder", "on_host", "record_placement"]
 
 
 # Told the name and the value of an operation's result.

@@ -1,30 +1,26 @@
 """Execution strategies: to which stage and IPU each block of a model goes.
 
 A strategy is data (stages, phases) and one pure decision, ``_placer``, that maps block ids to
-places; what records the blocks is in ``placement.py``.
+places. ``recorder.py`` records the blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 from popdist_py.poptorch.enums import AutoStage, Liveness
-from popdist_py.poptorch.placement.recorder import BlockPlace, Placement, record_placement
+from popdist_py.poptorch.placement.place import BlockPlace, PlaceBlock
 
 __all__ = [
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
-    "Placement",
     "SerialPhasedExecution",
     "ShardedExecution",
     "Stage",
-    "record_placement",
 ]
-
-_Place = Callable[[Any, int | None], BlockPlace]
 
 
 class Stage:
@@ -61,7 +57,9 @@ class Stage:
 class _IExecutionStrategy:
     """Any execution strategy."""
 
-    def _placer(self) -> _Place:
+    is_pipelined = False
+
+    def _placer(self) -> PlaceBlock:
         raise NotImplementedError(f"{type(self).__name__} cannot place blocks")
 
     def _description(self) -> tuple[Any, ...]:
@@ -140,7 +138,7 @@ class ShardedExecution(_IExecutionStrategy):
     def _description(self) -> tuple[Any, ...]:
         return (type(self).__name__, self._auto_stage, _described(self._stages))
 
-    def _placer(self) -> _Place:
+    def _placer(self) -> PlaceBlock:
         if self._auto_stage == AutoStage.SameAsIpu:
             return _same_as_ipu()
         if self._auto_stage == AutoStage.AutoIncrement:
@@ -158,8 +156,10 @@ class PipelinedExecution(ShardedExecution):
     Takes the arguments of :class:`ShardedExecution`.
     """
 
+    is_pipelined = True
 
-def _same_as_ipu() -> _Place:
+
+def _same_as_ipu() -> PlaceBlock:
     ipus: dict[Any, int] = {}
 
     def place(user_id: Any, ipu_id: int | None) -> BlockPlace:
@@ -173,7 +173,7 @@ def _same_as_ipu() -> _Place:
     return place
 
 
-def _auto_increment() -> _Place:
+def _auto_increment() -> PlaceBlock:
     stages: dict[Any, BlockPlace] = {}
     numbers = count(1)  # PopTorch counts these from 1
 
@@ -283,7 +283,7 @@ class _PhasedExecution(_IExecutionStrategy):
     def _description(self) -> tuple[Any, ...]:
         return (type(self).__name__, self._separate_backward_phase, _described(self._stages))
 
-    def _placer(self) -> _Place:
+    def _placer(self) -> PlaceBlock:
         return self._listed
 
     def _listed(self, user_id: Any, ipu_id: int | None) -> BlockPlace:

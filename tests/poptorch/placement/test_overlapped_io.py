@@ -11,10 +11,10 @@ from popdist_py.poptorch.enums import (
 )
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.placement.strategies import (
     PipelinedExecution,
     ShardedExecution,
-    record_placement,
 )
 
 LOOP = OverlapMode.OverlapAccumulationLoop

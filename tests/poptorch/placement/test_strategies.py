@@ -9,6 +9,7 @@ from torch import nn
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.annotations import BeginBlock, Block
+from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.placement.strategies import (
     ParallelPhasedExecution,
     Phase,
@@ -16,7 +17,6 @@ from popdist_py.poptorch.placement.strategies import (
     SerialPhasedExecution,
     ShardedExecution,
     Stage,
-    record_placement,
 )
 
 torch.set_num_threads(1)
