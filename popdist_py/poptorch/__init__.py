@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from popdist_py import __version__
 from popdist_py.poptorch import enums, ops, optim, options, poptorch_core, profiling, testing
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
@@ -159,4 +161,5 @@ __all__ = [
 ]
 
 torchvision_shim.define_missing_operators()
+Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()

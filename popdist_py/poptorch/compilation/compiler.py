@@ -31,7 +31,6 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
-from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
@@ -104,7 +103,7 @@ class Compiler:
     @property
     def batching(self) -> Batching:
         """How a call's samples are cut."""
-        return Batching.of(self.options, training=self.training)
+        return self.options.batching(training=self.training)
 
     def compile(
         self, call: Call, known: Executable | None, advance: Callable[[int], None]
@@ -214,8 +213,7 @@ class Compiler:
                     f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
                 )
             logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
-        if isinstance(self.options, DistributedOptions):
-            self.options._check_ipus(rounded)
+        self.options.check_ipus(rounded)
         total = rounded * batching.replicas
         if total > _MAX_IPUS:
             raise Error(

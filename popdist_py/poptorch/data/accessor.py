@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import weakref
 from collections.abc import Iterator
 from multiprocessing import util
 from multiprocessing.connection import Connection
@@ -19,8 +18,7 @@ import torch
 
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.data import loader_process
-from popdist_py.poptorch.data.dataloader import DataLoader
-from popdist_py.poptorch.data.loader_process import Job, LoaderArguments
+from popdist_py.poptorch.data.loader_process import Job
 from popdist_py.poptorch.data.memory_pickle import Parcel
 from popdist_py.poptorch.data.messages import (
     Channel,
@@ -32,14 +30,14 @@ from popdist_py.poptorch.data.messages import (
     Stop,
 )
 from popdist_py.poptorch.data.slots import Slot, read
-from popdist_py.poptorch.enums import DataLoaderMode, SharingStrategy
+from popdist_py.poptorch.data.source import source_of
+from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["AsynchronousDataAccessor"]
 
 _SECONDS_TO_STOP: Final = 10.0  # as long as PopTorch waits before it sends a signal
 _SECONDS_TO_TERMINATE: Final = 5.0
-_MAX_SLOTS: Final = 200  # Python passes at most 256 file descriptors to a fork server
 
 _START_METHODS: Final = {
     SharingStrategy.SharedMemory: "spawn",
@@ -84,19 +82,16 @@ class AsynchronousDataAccessor:
         sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
-        _check(dataset, buffer_size, miss_sleep_time_in_ms, rebatched_size)
-        # A loader in an asynchronous mode holds its accessor: no cycle, so that both end promptly.
-        owned = isinstance(dataset, DataLoader) and dataset._mode != DataLoaderMode.Sync
-        self._dataset = weakref.proxy(dataset) if owned else dataset
-        self._rebatched_size = rebatched_size
-        source, in_place, ahead = _source(dataset, rebatched_size)
+        _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
+        source = source_of(dataset, rebatched_size)
+        self._length = source.length
         job = Job(
-            source=source,
-            slots=[Slot() for _ in range(buffer_size + ahead)],
+            source=source.items,
+            slots=[Slot() for _ in range(buffer_size + source.ahead)],
             buffer_size=buffer_size,
             rebatched_size=rebatched_size,
-            drop_last=_drops_last(dataset),
-            in_place=in_place,
+            drop_last=source.drop_last,
+            in_place=source.in_place,
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
             seed=int(torch.empty((), dtype=torch.int64).random_().item()),
@@ -137,11 +132,7 @@ class AsynchronousDataAccessor:
 
     def __len__(self) -> int:
         """Return the number of items in an epoch, if the data set knows its length."""
-        length = len(self._dataset)
-        counted = isinstance(self._dataset, DataLoader) and self._dataset._batching.rebatched
-        if self._rebatched_size is None or counted:
-            return length
-        return length * (getattr(self._dataset, "batch_size", 1) or 1) // self._rebatched_size
+        return self._length()
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch: one that was begun and not finished is left."""
@@ -199,9 +190,7 @@ class AsynchronousDataAccessor:
             return Failure(f"the loader process ended with exit code {self._process.exitcode}")
 
 
-def _check(
-    dataset: Any, buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int | None
-) -> None:
+def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int | None) -> None:
     assert buffer_size >= 1, f"buffer_size is {buffer_size}: it must be at least 1"
     assert miss_sleep_time_in_ms >= 0, (
         f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}: it must not be negative"
@@ -209,72 +198,6 @@ def _check(
     assert rebatched_size is None or rebatched_size > 1, (
         f"rebatched_size is {rebatched_size}: it must be None or greater than 1"
     )
-    if not isinstance(dataset, DataLoader):
-        return
-    if dataset._accessor is not None:
-        raise Error(
-            "The DataLoader already uses an AsynchronousDataAccessor: iterate it directly, or make "
-            "it with mode=DataLoaderMode.Sync"
-        )
-    if dataset._mode == DataLoaderMode.Sync and rebatched_size is None:
-        assert dataset.combinedBatchSize in (None, 1) or dataset._batching.drop_last, (
-            "The last batch of the DataLoader may be incomplete (drop_last=False): give "
-            "rebatched_size, or use drop_last=True"
-        )
-
-
-def _drops_last(dataset: Any) -> bool:
-    if isinstance(dataset, DataLoader):
-        return dataset._batching.drop_last
-    return not isinstance(dataset, torch.utils.data.DataLoader) or dataset.drop_last
-
-
-def _source(dataset: Any, rebatched_size: int | None) -> tuple[Any, bool, int]:
-    """Decide what the loader process iterates.
-
-    Returns:
-        The data set or, of a DataLoader, its arguments; whether its batches can be collated in
-        place; and how many batches its workers load at once.
-    """
-    ordinary = (DataLoader.__iter__, torch.utils.data.DataLoader.__iter__)
-    if (
-        not isinstance(dataset, torch.utils.data.DataLoader)
-        or type(dataset).__iter__ not in ordinary
-    ):
-        return dataset, False, 0
-    arguments = _arguments(dataset)
-    ahead = dataset.num_workers * (dataset.prefetch_factor or 0)
-    in_place = (
-        not isinstance(dataset.dataset, torch.utils.data.IterableDataset)
-        and dataset.batch_sampler is not None
-        and dataset.worker_init_fn is None  # it may ask for the data set, and expects its own
-        and rebatched_size in (None, dataset.batch_size)
-        and ahead < _MAX_SLOTS
-    )
-    return LoaderArguments(arguments), in_place, ahead if in_place else 0
-
-
-def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that make a plain torch DataLoader equal to ``loader``."""
-    names = [
-        "dataset",
-        "num_workers",
-        "collate_fn",
-        "timeout",
-        "worker_init_fn",
-        "generator",
-        "persistent_workers",
-        "in_order",
-    ]
-    if loader.num_workers > 0:
-        names += ["prefetch_factor", "multiprocessing_context"]
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        names += ["batch_size", "drop_last"]
-    elif loader.batch_sampler is not None:
-        names += ["batch_sampler"]
-    else:
-        names += ["batch_size", "sampler"]
-    return {name: getattr(loader, name) for name in names}
 
 
 def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:

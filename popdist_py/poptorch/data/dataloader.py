@@ -7,14 +7,17 @@ and gives each instance its own share of the data set. How tensors travel from a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     GroupedBatchSampler,
@@ -22,6 +25,7 @@ from popdist_py.poptorch.data.samplers import (
     concatenate,
     sampler_length,
 )
+from popdist_py.poptorch.data.source import Source, length_of, loader_source
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -32,7 +36,7 @@ __all__ = ["DataLoader"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batching:
+class LoadSizes:
     """How many elements a batch holds, on the way from the data set to the model."""
 
     combined: int | None  # per call of the model; None when the data set yields whole batches
@@ -100,13 +104,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if batch_sampler is not None:
             _check_batch_sampler(batch_size, shuffle, partitioned)
             batch_size = getattr(batch_sampler, "batch_size", batch_size)
-        batching = _batching(
-            options, batch_size, drop_last, mode, rebatched_worker_size, async_options
+        micro_batches = options.batching(training=False).num_slices
+        sizes = _load_sizes(
+            micro_batches, batch_size, drop_last, mode, rebatched_worker_size, async_options
         )
         if batch_sampler is not None and mode != DataLoaderMode.AsyncRebatched:
-            batching = replace(batching, rebatched=False)  # its batches may differ in size
-        self._batching = batching
-        self._steps_per_call = _micro_batches(options)
+            sizes = replace(sizes, rebatched=False)  # its batches may differ in size
+        self._sizes = sizes
 
         torch_arguments: dict[str, Any] = {
             "num_workers": num_workers,
@@ -117,32 +121,30 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         }
         if batch_sampler is not None:
             dataset, grouped = _group_batches(
-                dataset, batch_sampler, self._steps_per_call, drop_last, kwargs.get("collate_fn")
+                dataset, batch_sampler, micro_batches, drop_last, kwargs.get("collate_fn")
             )
             torch_arguments |= grouped
         else:
-            torch_arguments["batch_size"] = batching.loaded
+            torch_arguments["batch_size"] = sizes.loaded
             # The accessor drops a last incomplete batch itself when it rebatches.
             torch_arguments["drop_last"] = (
-                drop_last and not batching.rebatched and batching.loaded is not None
+                drop_last and not sizes.rebatched and sizes.loaded is not None
             )
             if isinstance(dataset, IterableDataset):
                 _check_iterable(num_workers, partitioned, kwargs)
                 torch_arguments["shuffle"] = shuffle
             elif partitioned and not (shuffle and "sampler" in kwargs):
                 torch_arguments["sampler"] = _shard_sampler(
-                    options, dataset, batching, shuffle, kwargs.get("sampler")
+                    options, dataset, sizes, shuffle, kwargs.get("sampler")
                 )
             else:
                 torch_arguments["shuffle"] = shuffle
         super().__init__(dataset, **torch_arguments)
 
-        if batching.combined is not None and not drop_last and batch_sampler is None:
-            self._warn_of_short_batch(batching.combined)
+        if sizes.combined is not None and not drop_last and batch_sampler is None:
+            self._warn_of_short_batch(sizes.combined)
         if mode != DataLoaderMode.Sync:
-            from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
-
-            rebatched_size = batching.combined if batching.rebatched else None
+            rebatched_size = sizes.combined if sizes.rebatched else None
             self._accessor = AsynchronousDataAccessor(
                 self, **(async_options or {}), rebatched_size=rebatched_size
             )
@@ -150,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def combinedBatchSize(self) -> int | None:
         """Number of elements per call of the model; None if batch_size is None."""
-        return self._batching.combined
+        return self._sizes.combined
 
     @property
     def options(self) -> Options:
@@ -164,16 +166,41 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        combined = self._batching.combined
-        if not self._batching.rebatched or combined is None:
+        combined = self._sizes.combined
+        if not self._sizes.rebatched or combined is None:
             return super().__len__()
         elements = self._num_elements()
-        return elements // combined if self._batching.drop_last else ceil(elements / combined)
+        return elements // combined if self._sizes.drop_last else ceil(elements / combined)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._accessor is not None:
             return iter(self._accessor)
         return super().__iter__()
+
+    def _loader_source(self, size: int | None) -> Source:
+        """Answer an accessor that asks what its loader process shall iterate.
+
+        Raises:
+            Error: an accessor iterates this loader already.
+            AssertionError: the last batch may be short, and nothing assembles whole ones.
+        """
+        if self._accessor is not None:
+            raise Error(
+                "The DataLoader already uses an AsynchronousDataAccessor: iterate it directly, or "
+                "make it with mode=DataLoaderMode.Sync"
+            )
+        if self._mode == DataLoaderMode.Sync and size is None:
+            assert self.combinedBatchSize in (None, 1) or self._sizes.drop_last, (
+                "The last batch of the DataLoader may be incomplete (drop_last=False): give "
+                "rebatched_size, or use drop_last=True"
+            )
+        # A loader in an asynchronous mode holds its accessor: no cycle, so that both end promptly.
+        known = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
+        # Of a loader that rebatches, the length counts the rebatched ones already.
+        length = partial(length_of, known, None if self._sizes.rebatched else size)
+        if type(self).__iter__ is not DataLoader.__iter__:
+            return Source(items=self, drop_last=self._sizes.drop_last, length=length)
+        return loader_source(self, size, drop_last=self._sizes.drop_last, length=length)
 
     def _num_elements(self) -> int:
         """Return how many elements an epoch of this process has."""
@@ -194,22 +221,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
 
 
-def _micro_batches(options: Options) -> int:
-    """Return how many micro-batches one call of the model takes: DI x (R / G) x GA."""
-    groups = options.replication_factor // options.input_group_size
-    return int(options.device_iterations * groups * options.Training.gradient_accumulation)
-
-
-def _batching(
-    options: Options,
+def _load_sizes(
+    micro_batches: int,
     batch_size: int | None,
     drop_last: bool,
     mode: DataLoaderMode,
     rebatched_worker_size: int | None,
     async_options: dict[str, Any] | None,
-) -> _Batching:
-    """Decide the sizes of batches; AssertionError for sizes that do not go together."""
-    combined = None if batch_size is None else batch_size * _micro_batches(options)
+) -> LoadSizes:
+    """Decide the sizes of batches for a model whose calls take ``micro_batches`` of them.
+
+    Raises:
+        AssertionError: sizes that do not go together.
+    """
+    combined = None if batch_size is None else batch_size * micro_batches
     assert "rebatched_size" not in (async_options or {}), (
         "'rebatched_size' is not an option for async_options: use mode AsyncRebatched"
     )
@@ -225,7 +250,7 @@ def _batching(
             f"greater than the combined batch size, {combined}"
         )
         loaded = rebatched_worker_size
-    return _Batching(combined=combined, loaded=loaded, rebatched=rebatched, drop_last=drop_last)
+    return LoadSizes(combined=combined, loaded=loaded, rebatched=rebatched, drop_last=drop_last)
 
 
 def _check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool) -> None:
@@ -273,10 +298,10 @@ def _group_batches(
 
 
 def _shard_sampler(
-    options: Options, dataset: Any, batching: _Batching, shuffle: bool, sampler: Any
+    options: Options, dataset: Any, sizes: LoadSizes, shuffle: bool, sampler: Any
 ) -> ShardSampler:
     """Return the sampler of this process's share of the data set."""
-    assert batching.combined is not None, (
+    assert sizes.combined is not None, (
         "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
         "auto_distributed_partitioning=False"
     )
@@ -289,7 +314,7 @@ def _shard_sampler(
         len(order),
         num_processes=options.Distributed.numProcesses,
         process=options.Distributed.processId,
-        step=batching.combined,
-        drop_last=batching.drop_last,
+        step=sizes.combined,
+        drop_last=sizes.drop_last,
     )
     return ShardSampler(order, share, options.random_seed if shuffle else None)

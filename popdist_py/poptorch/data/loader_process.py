@@ -36,15 +36,9 @@ from popdist_py.poptorch.data.messages import (
     Stop,
 )
 from popdist_py.poptorch.data.slots import Slot, SlotWriter
+from popdist_py.poptorch.data.source import LoaderArguments
 
-__all__ = ["Job", "LoaderArguments", "run"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderArguments:
-    """A source that is a torch DataLoader, to be made in the loader process."""
-
-    arguments: dict[str, Any]
+__all__ = ["Job", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

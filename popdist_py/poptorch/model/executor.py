@@ -25,7 +25,6 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, saved_model
 from popdist_py.poptorch.model.inspection import Observable
 from popdist_py.poptorch.model.progress import progress_bar
-from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.update.optimizer_rules import (
     Layout,
@@ -429,7 +428,7 @@ class PoplarExecutor(Observable):
 
     def _acquire(self) -> None:
         # Instances of a job share ids with nobody; a program that was told an id has to wait.
-        if self._options.exists("ipu_id") and not isinstance(self._options, DistributedOptions):
+        if self._options.exists("ipu_id") and not self._options.shares_devices:
             devices.acquire(self._options.ipu_id, self)
         self._attached = True
 

@@ -18,19 +18,18 @@ from popdist_py.poptorch.logger import logger
 __all__ = ["apply_json", "apply_lines", "engine_options"]
 
 
-def apply_lines(options: Any, path: Path) -> None:
+def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
     """Run every line of the file ``path`` as a call on ``options``.
 
-    Blank lines and lines that start with ``#`` are skipped; ``poptorch`` is the package.
+    Blank lines and lines that start with ``#`` are skipped. Arguments may use ``names``, such as
+    the package ``poptorch``.
 
     Raises:
         ConfigFileError: a line is no valid Python.
     """
-    import popdist_py.poptorch as poptorch
-
     lines = [line.strip() for line in path.read_text().splitlines()]
     kept = [line for line in lines if line and not line.startswith("#")]
-    names = {"options": options, "poptorch": poptorch}
+    namespace = {**names, "options": options}
     for number, line in enumerate(kept, start=1):
         try:
             code = compile(f"options.{line}", path.name, "exec")
@@ -38,7 +37,7 @@ def apply_lines(options: Any, path: Path) -> None:
             raise ConfigFileError(
                 f"{type(error).__name__} at line {number} of {path.name}: {error.msg}\n> {line}"
             ) from error
-        exec(code, names)
+        exec(code, namespace)
 
 
 def apply_json(options: Any, text: str) -> None:

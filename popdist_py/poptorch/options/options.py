@@ -10,11 +10,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
 from popdist_py.poptorch import enums
+from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.errors import ConfigFileError
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
@@ -65,13 +66,20 @@ class Options(OptionStore):
     Emulator: _EmulatorOptions
     _Popart: _PopartOptions
 
-    def __new__(cls, *_: Any, **arguments: Any) -> Options:
-        """Make the object, DistributedOptions where PopDist's argument asks for them."""
-        if cls is Options and "ipus_per_replica" in arguments:
-            from popdist_py.poptorch.options.launcher_options import DistributedOptions
+    # What ``ipus_per_replica`` makes: a subclass, which enters itself here.
+    _for_launcher: ClassVar[type[Options]]
+    # What a file of setter calls may name beside the setters: ``poptorch`` enters itself here.
+    _names_in_files: ClassVar[dict[str, Any]] = {}
 
-            return super().__new__(DistributedOptions)
-        return super().__new__(cls)
+    def __new__(cls, *_: Any, **arguments: Any) -> Options:
+        """Make the object; with PopDist's argument, one of the subclass for the launcher's jobs.
+
+        PopDist and PopTorch each have a class ``Options``, and programs of both write
+        ``Options(...)``. Here the two packages are one, so the name is one, and the argument that
+        only PopDist's has tells which is meant. What comes back is still an ``Options``.
+        """
+        named_by_popdist = cls is Options and "ipus_per_replica" in arguments
+        return super().__new__(Options._for_launcher if named_by_popdist else cls)
 
     def __init__(self) -> None:
         super().__init__(
@@ -195,6 +203,21 @@ class Options(OptionStore):
             mode, period = _output_mode(output_mode, output_return_period)
             entry = [long_name, False, mode, period]
         self._values["anchored_tensors"][short_name] = entry
+
+    def batching(self, *, training: bool) -> Batching:
+        """Return the factors of a model; the default output mode depends on ``training``."""
+        mode = self.output_mode
+        if mode == enums.OutputMode.Default:
+            mode = enums.OutputMode.Final if training else enums.OutputMode.All
+        return Batching(
+            device_iterations=self.device_iterations,
+            gradient_accumulation=self.Training.gradient_accumulation,
+            replicas=self.replication_factor,
+            group_size=self.input_group_size,
+            group_type=self.input_cgt,
+            output_mode=mode,
+            output_period=self.output_return_period,
+        )
 
     # -- execution ----------------------------------------------------------------------------
 
@@ -355,7 +378,7 @@ class Options(OptionStore):
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self
 
-    # -- the object as a whole ----------------------------------------------------------------
+    # -- from text ----------------------------------------------------------------------------
 
     def loadFromFile(self, filepath: str | Path) -> Options:
         """Apply a file of setter calls, one per line, without the ``options.`` prefix.
@@ -363,13 +386,25 @@ class Options(OptionStore):
         Raises:
             ConfigFileError: a line is not a call that Python understands.
         """
-        from_text.apply_lines(self, Path(filepath))
+        from_text.apply_lines(self, Path(filepath), self._names_in_files)
         return self
 
     def from_json(self, string: str) -> Options:
         """Apply ``{"Training.gradientAccumulation": 2, ...}``: dotted setters and arguments."""
         from_text.apply_json(self, string)
         return self
+
+    # -- what the launcher decides ------------------------------------------------------------
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether the launcher hands out the devices; otherwise a model waits for its id."""
+        return False
+
+    def check_ipus(self, needed: int) -> None:
+        """Do nothing: a program on its own has as many IPUs for each replica as it asks for."""
+
+    # -- the object as a whole ----------------------------------------------------------------
 
     def clone(self) -> Options:
         """Return an independent copy that is not frozen."""
