@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from popdist_py.atomic_file import PARTIAL_SUFFIX, replaced_at_end
+
 __all__ = ["Checkpoint", "Checkpoints"]
 
 _MAGIC = b"popdist checkpoint 1\n"
@@ -63,30 +65,27 @@ class Checkpoints:
             ValueError: ``step`` is negative.
             OSError: the folder or file cannot be written; older checkpoints are as they were.
         """
-        # What is written as 1.0 or True would never be found again.
+        # The file name of 1.0 or True would not match the pattern that latest() looks for.
         step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_partial()
         path = self.folder / f"step-{step:012}.checkpoint"
-        partial = self.folder / f".{path.name}.{os.getpid()}.partial"
         try:
-            with partial.open("wb") as file:
+            with replaced_at_end(path) as partial, partial.open("wb") as file:
                 file.write(_MAGIC + _digest(step, data) + data)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{partial} vanished while it was written: another job saves to {self.folder}; "
                 "give each job a folder of its own"
             ) from None
-        finally:
-            partial.unlink(missing_ok=True)
         self._sync_folder()
-        for old in [path for at, path in self._files() if at <= step][self._keep :]:
-            _remove(old)
+        up_to_step = [path for saved_step, path in self._files() if saved_step <= step]
+        for old_path in up_to_step[self._keep :]:
+            _remove(old_path)
         return path
 
     def latest(self) -> Checkpoint | None:
@@ -102,12 +101,12 @@ class Checkpoints:
             try:
                 content = path.read_bytes()
             except PermissionError:
-                raise  # it may be whole: the training must not begin again in silence
+                raise  # the file may be whole: training must not silently begin again
             except OSError:
                 continue
-            head = len(_MAGIC) + _DIGEST_BYTES
-            data = content[head:]
-            if content[:head] == _MAGIC + _digest(step, data):
+            header_bytes = len(_MAGIC) + _DIGEST_BYTES
+            data = content[header_bytes:]
+            if content[:header_bytes] == _MAGIC + _digest(step, data):
                 yield Checkpoint(step, data)
 
     def _files(self) -> list[tuple[int, Path]]:
@@ -118,12 +117,12 @@ class Checkpoints:
         return sorted(((int(m[1]), path) for m, path in matches if m), reverse=True)
 
     def _remove_partial(self) -> None:
-        """Remove what a writer that was killed left behind."""
-        for path in self.folder.glob(".step-*.partial"):
+        """Remove the partial files of writers that were killed."""
+        for path in self.folder.glob(f".step-*{PARTIAL_SUFFIX}"):
             _remove(path)
 
     def _sync_folder(self) -> None:
-        """Have the new name itself on the disk."""
+        """Write the folder to the disk: the new name must survive a power failure too."""
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -139,13 +138,13 @@ def _whole_number(name: str, value: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file if possible: what cannot be removed is no reason to end a training."""
+    """Remove a file if possible: a file that stays is no reason to end a training."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def _digest(step: int, data: bytes) -> bytes:
-    """Return the checksum of a checkpoint; a renamed file does not pass for another step."""
+    """Return the checksum of a checkpoint, with its step: a renamed file must not pass."""
     digest = hashlib.blake2b(f"{step}:".encode(), digest_size=_DIGEST_BYTES)
     digest.update(data)
     return digest.digest()

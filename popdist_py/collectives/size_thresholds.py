@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+
+from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["measure", "recall", "remember"]
 
@@ -54,14 +55,13 @@ def remember(instances: int, cores: int, limit: int) -> None:
     path = _file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        known: dict[str, int] = {}
+        limits: dict[str, int] = {}
         with suppress(OSError, ValueError):
-            known = dict(json.loads(path.read_text()))
-        known[_key(instances, cores)] = limit
-        # Another job may read it at any time: it sees the old file or the new one.
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(known, file)
-        Path(file.name).replace(path)
+            limits = dict(json.loads(path.read_text()))
+        limits[_key(instances, cores)] = limit
+        # Another job may read the file at any time.
+        with replaced_at_end(path) as partial:
+            partial.write_text(json.dumps(limits))
 
 
 def _file() -> Path:

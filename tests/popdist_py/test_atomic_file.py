@@ -1,0 +1,40 @@
+"""A file is replaced as a whole, or stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from popdist_py.atomic_file import replaced_at_end
+
+
+def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replaced_at_end(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write_half():
+        with replaced_at_end(path) as partial:
+            partial.write_text("ne")
+            raise ValueError("half written")
+
+    with pytest.raises(ValueError, match="half"):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_do_not_share_a_partial_file(tmp_path):
+    path = tmp_path / "file"
+    with replaced_at_end(path) as first, replaced_at_end(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first"
