@@ -186,7 +186,7 @@ def table() -> str:
         if file.name != "__init__.py":
             inside.setdefault(str(file.parent.relative_to(ROOT)), []).append(file.stem)
     rows = ["| room | what lives there | modules |", "| --- | --- | --- |"]
-    for folder, names in inside.items():
+    for folder, names in sorted(inside.items()):
         source = (ROOT / folder / "__init__.py").read_text(encoding="utf-8")
         sentence = (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
         listed = ", ".join(f"`{name}`" for name in names)
