@@ -61,12 +61,13 @@ class Batching:
                 f"Options.deviceIterations({self.device_iterations})"
             )
 
-    def micro_batch(self, size: int, shape: Sequence[int]) -> int:
-        """Return the micro-batch of an input whose first dimension is ``size``.
+    def micro_batch(self, shape: Sequence[int]) -> int:
+        """Return the micro-batch of an input of this shape; a 0-d one counts as one row.
 
         Raises:
-            AssertionError: ``size`` is not divisible by the factors.
+            AssertionError: the first dimension is not divisible by the factors.
         """
+        size = shape[0] if len(shape) else 1
         assert size % self.num_slices == 0, (
             f"Invalid batch dimension: In the input {list(shape)}, the batch dimension ({size}) "
             f"must be a multiple of Options.deviceIterations({self.device_iterations}) * "
@@ -78,7 +79,41 @@ class Batching:
         )
         return size // self.num_slices
 
-    def group_of(self, replica: int) -> int:
+    def combined_micro_batches(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Cut an input of a call into what all replicas get at once: DI x GA parts.
+
+        A combined micro-batch is [replica groups x micro-batch, ...].
+        """
+        steps = self.num_steps
+        return (tensor,) if steps == 1 else tensor.split(tensor.shape[0] // steps)
+
+    def per_replica(self, combined: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Cut a combined micro-batch into what each replica gets: R views [micro-batch, ...]."""
+        groups = self.num_groups
+        if groups == 1:
+            return [combined] * self.replicas
+        parts = combined.split(combined.shape[0] // groups)
+        return [parts[self._group_of(replica)] for replica in range(self.replicas)]
+
+    def inputs_of_replicas(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """Return what each replica gets of the combined micro-batches of all inputs."""
+        if self.num_groups == 1:
+            return [list(inputs)] * self.replicas
+        parts = [self.per_replica(combined) for combined in inputs]
+        return [[part[replica] for part in parts] for replica in range(self.replicas)]
+
+    def stacked(self, combined: torch.Tensor) -> torch.Tensor:
+        """Return a combined micro-batch as one tensor [R, micro-batch, ...]."""
+        groups = self.num_groups
+        parts = combined.view(groups, combined.shape[0] // groups, *combined.shape[1:])
+        if self.group_size == 1:
+            return parts
+        is_orthogonal = self.group_type == enums.CommGroupType.Orthogonal
+        sizes = (self.group_size, groups) if is_orthogonal else (groups, self.group_size)
+        shared = parts.unsqueeze(0 if is_orthogonal else 1)
+        return shared.expand(*sizes, *parts.shape[1:]).reshape(self.replicas, *parts.shape[1:])
+
+    def _group_of(self, replica: int) -> int:
         """Return the input group of a replica."""
         if self.group_type == enums.CommGroupType.Orthogonal:
             return replica % self.num_groups

@@ -1,5 +1,7 @@
 """Tensors on their way between host and device: dtypes, layout, warnings.
 
+Decides nothing about a model: what the compiler found out is handed in.
+
 Sources of the rules: PopTorch's supported types; 64-bit integers travel as 32-bit ones, doubles and
 bfloat16 as floats.
 """
@@ -14,7 +16,7 @@ import torch
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 
-__all__ = ["Boundary", "forbid_backward"]
+__all__ = ["Transfer", "forbid_backward"]
 
 _SUPPORTED: Final = (
     torch.float32,
@@ -31,8 +33,8 @@ _SUPPORTED: Final = (
 _NARROW: Final = (torch.int32, torch.int16, torch.int8)
 
 
-class Boundary:
-    """What happens to a tensor that enters or leaves the device.
+class Transfer:
+    """What happens to a tensor between host and device.
 
     Args:
         double_precision: keep float64 instead of computing in float32.
@@ -41,8 +43,6 @@ class Boundary:
     def __init__(self, *, double_precision: bool) -> None:
         self._double = double_precision
         self._warned: set[str] = set()
-        # Whether narrow integers are widened: torch takes indices and labels in 64 bits.
-        self.widen_integers = False
 
     def dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the device's dtype for state of a host dtype."""
@@ -64,8 +64,14 @@ class Boundary:
         if tensor.numel() == 0:
             raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
 
-    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the input as the device gets it; the same tensor if nothing has to change."""
+    def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
+        """Return the input as the device gets it; the same tensor if nothing has to change.
+
+        Args:
+            tensor: the input.
+            widen_integers: whether narrow integers are widened, because torch takes indices and
+                labels in 64 bits.
+        """
         if tensor.requires_grad:
             self.warn_once(
                 "Input tensor has requires_grad=True set. This tensor will be detached because "
@@ -80,7 +86,7 @@ class Boundary:
             )
             tensor = tensor.contiguous()
         wanted = self.dtype(tensor.dtype)
-        if self.widen_integers and tensor.dtype in _NARROW:
+        if widen_integers and tensor.dtype in _NARROW:
             wanted = torch.int64
         return tensor if tensor.dtype is wanted else tensor.to(wanted)
 

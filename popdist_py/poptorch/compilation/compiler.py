@@ -1,14 +1,15 @@
 """Compiling: from a module, options and example arguments to a program.
 
 Every check of a model against its options stands here or is called from here; running the result is
-``program.py``'s.
+``execution/device_loop.py``'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,16 +18,16 @@ from torch import nn
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.calls.transfer import Boundary
-from popdist_py.poptorch.compilation.backend_choice import choose_replicas
+from popdist_py.poptorch.calls.transfer import Transfer
+from popdist_py.poptorch.compilation.backend_choice import choose_backend
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import Anchors
+from popdist_py.poptorch.execution.device_context import DeviceContext, Mode
 from popdist_py.poptorch.execution.device_loop import Program
-from popdist_py.poptorch.execution.modes import FloatingPointTraps, MixedPrecision
+from popdist_py.poptorch.execution.modes import FloatingPointTraps, MixedPrecision, OneThread
 from popdist_py.poptorch.execution.random_streams import RandomStreams
-from popdist_py.poptorch.execution.replicas import Model
-from popdist_py.poptorch.execution.threads import OneThread
+from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
@@ -34,7 +35,7 @@ from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
-from popdist_py.poptorch.update.gradients import FlatBuffers
+from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["Compiled", "Compiler", "Executable"]
@@ -51,8 +52,8 @@ class Executable:
     Attributes:
         trace: what the first forward showed.
         placement: which IPU holds what.
-        replica_execution: "loop" or "fused".
-        widen_integers: whether 32-bit integers are indices.
+        replica_execution: name of the replica back end.
+        widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
     """
 
@@ -82,18 +83,16 @@ class Compiler:
         user_model: the user's module that ``model`` is a shallow copy of.
         options: the wrapper's options.
         optimizer: the user's optimiser; None for inference.
-        boundary: how tensors enter and leave.
+        transfer: how tensors enter and leave.
         communicator: the other instances; one alone for inference.
-        forward: runs the model on the tensors of one micro-batch.
     """
 
     model: nn.Module
     user_model: nn.Module
     options: Options
     optimizer: torch.optim.Optimizer | None
-    boundary: Boundary
+    transfer: Transfer
     communicator: Communicator
-    forward: Callable[[Sequence[torch.Tensor]], Any]
 
     @property
     def training(self) -> bool:
@@ -121,14 +120,13 @@ class Compiler:
         session.check(self.options._Popart.options)
         batching = self.batching
         batching.check()
-        sizes = [_micro_batch(batching, tensor) for tensor in call.leaves]
         for tensor in call.leaves:
-            self.boundary.check(tensor)
+            self.transfer.check(tensor)
+        sizes = [batching.micro_batch(tensor.shape) for tensor in call.leaves]
         advance(10)
         state = self._make_state()
         advance(30)
         found = known or self._trace(call, sizes, state)
-        self.boundary.widen_integers = found.widen_integers
         self._check_placement(found.placement, batching)
         advance(60)
         self._give_buffers(found.trace, state, batching)
@@ -140,7 +138,7 @@ class Compiler:
 
     def _make_state(self) -> DeviceState:
         replicas = self.options.replication_factor * self.communicator.num_instances
-        state = DeviceState(self.model, self.user_model, self.boundary.dtype, replicas)
+        state = DeviceState(self.model, self.user_model, self.transfer.dtype, replicas)
         _share(state, self.communicator)
         for name in self.options._Popart.options.get("updatableNamedBuffers", ()):
             if name not in state.buffers:
@@ -156,18 +154,17 @@ class Compiler:
             return self._trace_with(call, sizes, state, widen_integers=False)
         except (RuntimeError, IndexError) as error:
             logger.debug("Tracing again with 64-bit integers: %s", error)
-            try:
+            with suppress(RuntimeError, IndexError):
                 return self._trace_with(call, sizes, state, widen_integers=True)
-            except (RuntimeError, IndexError):
-                self.boundary.widen_integers = False
             raise
 
     def _trace_with(
         self, call: Call, sizes: Sequence[int], state: DeviceState, *, widen_integers: bool
     ) -> Executable:
-        self.boundary.widen_integers = widen_integers
         inputs = [
-            self.boundary.to_device(tensor if tensor.dim() == 0 else tensor[:size])
+            self.transfer.to_device(
+                tensor if tensor.dim() == 0 else tensor[:size], widen_integers=widen_integers
+            )
             for tensor, size in zip(call.leaves, sizes, strict=True)
         ]
         if state.has_own_tensors:
@@ -189,7 +186,8 @@ class Compiler:
                 yield
 
         with MixedPrecision() as precision:
-            found = trace(self.forward, inputs, state, training=self.training, around=around)
+            forward = partial(self._forward, call)
+            found = trace(forward, inputs, state, training=self.training, around=around)
         return Executable(
             trace=found,
             placement=recorded[0],
@@ -243,7 +241,8 @@ class Compiler:
         """Return a program for what was found, on device tensors that exist already."""
         batching = self.batching
         setup = self._training_setup
-        training = setup.make(found.trace, state) if setup else None
+        streams = RandomStreams(self._seed())
+        training = setup.make(found.trace, state, streams.seed_update) if setup else None
         anchors = Anchors(
             self.options.anchored_tensors,
             batching,
@@ -258,42 +257,41 @@ class Compiler:
             loss_output=found.trace.loss_output,
             settings=training.optimizer.parameter_tensors if training else dict,
         )
-        streams = RandomStreams(self._seed())
-        rounds_at_random = setup is not None and setup.rounds_at_random
-        if training is not None and rounds_at_random:
-            training.rounding = streams
-        model = Model(
-            forward=self._watched(anchors) if anchors.needs_operations else self.forward,
+        context = DeviceContext(
             state=state,
+            training=self.training,
+            is_random=found.trace.is_random or bool(training and training.rounding),
+            modes=self._modes(found),
+        )
+        model = DeviceModel(
+            forward=self._watched(anchors) if anchors.needs_operations else self._forward,
+            context=context,
             trace=found.trace,
             batching=batching,
             streams=streams,
-            training=self.training,
             first_replica=self._first_replica,
             gradients=training.gradients if training else None,
+            trained=training.optimizer.parameters if training else (),
+            only_loop=self._why_loop(anchors, found.trace, state, call),
             # Inputs that the forward changes are the caller's own, so they cannot be copies.
             aligned_inputs=bool(
                 self.options.Emulator.deterministic_reduction and not found.trace.changed_inputs
             ),
         )
-        modes = self._modes(found)
-        how, replicas = choose_replicas(
+        backend = choose_backend(
             found.replica_execution,
             model,
-            [self._first_step(tensor) for tensor in call.leaves],
-            trained=training.optimizer.parameters if training else [],
-            loop_reason=self._why_loop(anchors),
+            call,
+            self._first_inputs(call, found),
             quick_capture=self._captures_quickly(found.placement),
-            modes=modes,
         )
         popart = self.options._Popart.options
         program = Program(
-            state=state,
             batching=batching,
-            replicas=replicas,
+            replicas=backend.replicas,
             training=training,
-            is_random=found.trace.is_random or rounds_at_random,
-            modes=modes,
+            context=context,
+            num_outputs=len(found.trace.shared),
             anchors=anchors,
             counters=Counters(
                 batching,
@@ -302,7 +300,7 @@ class Compiler:
                 synthetic=bool(popart.get("syntheticDataMode", 0)),
             ),
         )
-        executable = replace(found, replica_execution=how)
+        executable = replace(found, replica_execution=backend.name)
         return Compiled(executable=executable, state=state, program=program, streams=streams)
 
     @property
@@ -313,17 +311,24 @@ class Compiler:
             options=self.options, optimizer=self.optimizer, communicator=self.communicator
         )
 
-    def _modes(self, found: Executable) -> list[type[Any]]:
-        modes: list[type[Any]] = []
+    def _forward(self, call: Call, leaves: Sequence[torch.Tensor]) -> Any:
+        """Run the model on the arguments of a call, with these tensors in their places."""
+        args, kwargs = call.arguments(leaves)
+        return self.model(*args, **kwargs)
+
+    def _modes(self, found: Executable) -> tuple[Mode, ...]:
+        modes: list[Mode] = []
         if self.options.Emulator.deterministic_reduction:
             modes.append(OneThread)
         if found.mixed_precision:
             modes.append(MixedPrecision)
         if self.options._Popart.options.get("enableFloatingPointChecks"):
             modes.append(FloatingPointTraps)
-        return modes
+        return tuple(modes)
 
-    def _why_loop(self, anchors: Anchors) -> str | None:
+    def _why_loop(
+        self, anchors: Anchors, trace: Trace, state: DeviceState, call: Call
+    ) -> str | None:
         """Return why replicas have to run one after the other; None if they need not."""
         if self.options.Emulator.deterministic_reduction and self.training:
             return "the reduction is deterministic"
@@ -331,12 +336,18 @@ class Compiler:
             return "gradients of single replicas are anchored"
         if anchors.needs_operations:
             return "results of operations are anchored"
+        if state.has_groups:
+            return "parameters are grouped over replicas"
+        if any(tensor.dim() == 0 for tensor in call.leaves):
+            return "an input has no batch dimension"
+        if trace.needs_python:
+            return "the forward prints or runs Python on the host, once for each replica"
         return None
 
-    def _watched(self, anchors: Anchors) -> Callable[[Sequence[torch.Tensor]], Any]:
+    def _watched(self, anchors: Anchors) -> Forward:
         """Return the forward, with its operations named as in the first one and seen by anchors."""
 
-        def forward(leaves: Sequence[torch.Tensor]) -> Any:
+        def forward(call: Call, leaves: Sequence[torch.Tensor]) -> Any:
             with record_placement(
                 self.options._execution_strategy,
                 self.model,
@@ -345,7 +356,7 @@ class Compiler:
                 watch=anchors.see,
                 module_scopes=self.options._module_namescope_enabled,
             ):
-                return self.forward(leaves)
+                return self._forward(call, leaves)
 
         return forward
 
@@ -354,11 +365,14 @@ class Compiler:
         recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS
 
-    def _first_step(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what all replicas get of an input in the first micro-batch."""
-        device = self.boundary.to_device(tensor)
-        steps = self.batching.num_steps
-        return device if steps == 1 else device[: device.shape[0] // steps]
+    def _first_inputs(self, call: Call, found: Executable) -> list[torch.Tensor]:
+        """Return the first combined micro-batch of each input."""
+        return [
+            self.batching.combined_micro_batches(
+                self.transfer.to_device(tensor, widen_integers=found.widen_integers)
+            )[0]
+            for tensor in call.leaves
+        ]
 
     def _seed(self) -> int:
         """Return the seed of the device, equal on all instances."""
@@ -373,13 +387,6 @@ def _fresh_generator() -> torch.Generator:
     generator = torch.Generator()
     generator.seed()
     return generator
-
-
-def _micro_batch(batching: Batching, tensor: torch.Tensor) -> int:
-    size = 1 if tensor.dim() == 0 else tensor.shape[0]
-    if tensor.numel() == 0:
-        raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
-    return batching.micro_batch(size, tensor.shape)
 
 
 def _share(state: DeviceState, communicator: Communicator) -> None:

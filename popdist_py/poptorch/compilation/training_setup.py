@@ -6,7 +6,7 @@ Made while compiling, from the options, the optimiser and the other instances.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +15,14 @@ from popdist_py.collectives import Communicator
 from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.compilation.allocator import keep_freed_memory
-from popdist_py.poptorch.execution.device_loop import Training
 from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.update.gradients import Gradients, SharedGradients, TreeGradients
-from popdist_py.poptorch.update.half_accumulators import HalfAccumulators, keep_half_state
+from popdist_py.poptorch.update.half_accumulators import keep_half_state
 from popdist_py.poptorch.update.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.update.shared_optimizer import SharedOptimizer, can_share
+from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["TrainingSetup"]
@@ -42,8 +42,16 @@ class TrainingSetup:
     optimizer: torch.optim.Optimizer
     communicator: Communicator
 
-    def make(self, trace: Trace, state: DeviceState) -> Training:
-        """Return the reduction and the update of a model with this trace and these tensors."""
+    def make(
+        self, trace: Trace, state: DeviceState, seed_update: Callable[[int], None]
+    ) -> Training:
+        """Return the reduction and the update of a model with this trace and these tensors.
+
+        Args:
+            trace: what the first forward showed.
+            state: the device's tensors.
+            seed_update: sets the random numbers of the update after a micro-batch.
+        """
         keep_freed_memory()
         used = _same_group(trace.used_parameters, state)
         groups = parameter_groups(self.optimizer, state.device_tensors, used)
@@ -76,13 +84,15 @@ class TrainingSetup:
                 used,
                 stochastic_rounding=self.rounds_at_random,
             )
-        training = Training(
+        keep_half_state(optimizer._optimizer, self.optimizer)
+        return Training(
             optimizer=optimizer,
             gradients=gradients,
             gradient_scale=self._gradient_scale(replicas * self.communicator.num_instances),
+            half_accumulators=self._has_half_accumulators,
+            scaler=self._scaler(),
+            rounding=seed_update if self.rounds_at_random else None,
         )
-        self._treat_halves(training)
-        return training
 
     def _updates_slices(
         self, trace: Trace, state: DeviceState, parameters: Sequence[torch.Tensor]
@@ -99,19 +109,10 @@ class TrainingSetup:
             and not trace.modified_parameters
         )
 
-    def _treat_halves(self, training: Training) -> None:
-        """Give a training model the accumulators and the loss scaling that were asked for."""
-        gradients, device = training.gradients, training.optimizer
-        keep_half_state(device._optimizer, self.optimizer)
-        # In deterministic mode every replica has gradients of its own.
-        own = self.options.replication_factor if isinstance(gradients, TreeGradients) else 1
-        if self._has_half_accumulators:
-            training.accumulators = HalfAccumulators(device.parameters, gradients, own)
-        if self._scales_automatically:
-            settings = self.options._Popart.options
-            training.automatic = AutomaticLossScaling(
-                device, gradients, own, self.communicator, settings
-            )
+    def _scaler(self) -> AutomaticLossScaling | None:
+        if not self._scales_automatically:
+            return None
+        return AutomaticLossScaling(self.communicator, self.options._Popart.options)
 
     @property
     def _has_half_accumulators(self) -> bool:

@@ -120,7 +120,7 @@ class Anchors:
         kind, _, parameter = name.rpartition("___")
         if name in self._inputs:
             index = self._inputs[name]
-            return lambda slabs, _: self._input(slabs[index])
+            return lambda inputs, _: self._batching.per_replica(inputs[index])
         if kind == "Gradient" and parameter in self._updated:
             found = self._gradients.setdefault(parameter, [])
             self._parameters[parameter].register_hook(
@@ -149,11 +149,6 @@ class Anchors:
             f"{', '.join(nearest)}; getTensorNames() lists all"
         )
 
-    def _input(self, slab: torch.Tensor) -> list[torch.Tensor]:
-        groups = self._batching.num_groups
-        parts = [slab] if groups == 1 else list(slab.split(slab.shape[0] // groups))
-        return [parts[self._batching.group_of(r)] for r in range(self._batching.replicas)]
-
     def begin(self) -> None:
         """Start a call."""
         if self._anchors:
@@ -161,10 +156,10 @@ class Anchors:
                 short: Collector(batching) for short, (batching, _) in self._anchors.items()
             }
 
-    def after_step(self, step: int, slabs: Sequence[torch.Tensor], results: Results) -> None:
+    def after_step(self, step: int, inputs: Sequence[torch.Tensor], results: Results) -> None:
         """Take what is wanted of micro-batch ``step``, after the update that it may end."""
         for short, (batching, getter) in self._anchors.items():
-            tensors = getter(slabs, results)
+            tensors = getter(inputs, results)
             if batching.wanted(step):
                 self._collectors[short].add(step, tensors)
 

@@ -1,7 +1,7 @@
 """Replicas as one captured graph: forward, backward and nothing of Python between the operations.
 
-A third way of running replicas, which must agree with the loop like the others. What is recorded
-is what one forward and its backward do, so Python code in a forward runs while compiling only.
+What is recorded is what one forward and its backward do, so Python code in a forward runs while
+compiling only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.batch_folding import folded_batches
 from popdist_py.poptorch.execution.graph_code import function_of
-from popdist_py.poptorch.execution.replicas import LoopReplicas, Model, Outputs
+from popdist_py.poptorch.execution.replicas import DeviceModel, Outputs
 
 __all__ = ["GraphReplicas"]
 
@@ -26,26 +28,23 @@ class GraphReplicas:
 
     Args:
         model: what runs.
-        parameters: the device parameters that are trained; none for inference.
-        slabs: inputs of one micro-batch of all replicas, as examples.
+        call: arguments as an example.
+        inputs: a combined micro-batch of each input, as an example.
         vectorised: one graph for all local replicas instead of one for each.
 
     Raises:
         RuntimeError: what the model does cannot be captured.
     """
 
+    # Nothing of the user's runs: neither modules nor functions that a mode could watch.
+    needs_context = False
+
     def __init__(
-        self,
-        model: Model,
-        parameters: Sequence[torch.Tensor],
-        slabs: Sequence[torch.Tensor],
-        *,
-        vectorised: bool,
+        self, model: DeviceModel, call: Call, inputs: Sequence[torch.Tensor], *, vectorised: bool
     ) -> None:
         self._model = model
         self._vectorised = vectorised
-        self._loop = LoopReplicas(model)
-        self._trained = list(parameters)
+        self._trained = list(model.trained)
         own = model.state.stacked_buffers() if model.batching.replicas > 1 else []
         self._stacks = list({id(stack): stack for _, _, stack in own}.values())
         stacked = {id(place[key]) for place, key, _ in own}
@@ -53,29 +52,28 @@ class GraphReplicas:
         trained = {id(parameter) for parameter in self._trained}
         self._fixed = [t for t in state if id(t) not in trained and id(t) not in stacked]
         self._own = own
-        groups = [model.batching.group_of(r) for r in range(model.batching.replicas)]
-        self._groups = torch.tensor(groups) if model.batching.group_size > 1 else None
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
         self._copied: list[bool] = []
-        self._graph = self._capture(slabs)
+        self._graph = self._capture(call, inputs)
 
     # -- capturing ----------------------------------------------------------------------------
 
-    def _capture(self, slabs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
+    def _capture(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
+        batching = self._model.batching
         if self._vectorised:
             buffers: Sequence[torch.Tensor] = self._stacks
-            inputs = self._stacked_inputs(slabs)
+            own_inputs = [batching.stacked(tensor) for tensor in inputs]
         else:
             buffers = [stack[0] for stack in self._stacks]
-            inputs = self._loop.inputs(slabs)[0]
-        examples = [*self._trained, *self._fixed, *buffers, *inputs]
+            own_inputs = batching.inputs_of_replicas(inputs)[0]
+        examples = [*self._trained, *self._fixed, *buffers, *own_inputs]
         examples = [tensor.detach().clone() for tensor in examples] + [
             torch.ones((), dtype=torch.float64)
         ]
         with torch.enable_grad(), _without_onednn():
-            module = make_fx(self._joint)(*examples)
+            module = make_fx(partial(self._joint, call))(*examples)
         graph = function_of(module, self._num_outputs)
         gradients: list[torch.Tensor | None] = [None] * len(self._trained)
         with torch.no_grad():
@@ -83,7 +81,7 @@ class GraphReplicas:
         self._copied = _not_alone([*outputs, *gradients], examples)[self._num_outputs :]
         return graph
 
-    def _joint(self, *flat: torch.Tensor) -> list[Any]:
+    def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:
         """Return the outputs and the gradients, for arguments in the order of the examples."""
         sizes = (len(self._trained), len(self._fixed), len(self._stacks))
         ends = [sum(sizes[: n + 1]) for n in range(3)]
@@ -94,11 +92,11 @@ class GraphReplicas:
         shown.update(zip(map(id, self._fixed), fixed, strict=True))
         with self._model.state.substituted(shown):
             if self._vectorised:
-                run = torch.func.vmap(self._one)
+                run = torch.func.vmap(partial(self._one, call))
                 with folded_batches():
                     outputs, loss = run(list(buffers), list(inputs))
             else:
-                outputs, loss = self._one(list(buffers), list(inputs))
+                outputs, loss = self._one(call, list(buffers), list(inputs))
         self._num_outputs = len(outputs)
         results = [output.detach() for output in outputs]
         if not self._model.training:
@@ -109,61 +107,56 @@ class GraphReplicas:
         return [*results, *gradients]
 
     def _one(
-        self, buffers: list[torch.Tensor], inputs: list[torch.Tensor]
+        self, call: Call, buffers: list[torch.Tensor], inputs: list[torch.Tensor]
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
         """The forward of one replica."""
         by_stack = dict(zip(map(id, self._stacks), buffers, strict=True))
         for place, key, stack in self._own:
             place[key] = by_stack[id(stack)]
-        leaves, loss = self._model.run(inputs)
+        leaves, loss = self._model.run(call, inputs)
         results = [
             leaf.clone() if shared else leaf
             for leaf, shared in zip(leaves, self._model.trace.shared, strict=True)
         ]
         return results, leaves[0] if loss is None else loss
 
-    def _stacked_inputs(self, slabs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        groups = self._model.batching.num_groups
-        views = [slab.view(groups, slab.shape[0] // groups, *slab.shape[1:]) for slab in slabs]
-        return views if self._groups is None else [view[self._groups] for view in views]
-
     # -- running ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, slabs: Sequence[torch.Tensor], step: int, scale: float) -> Outputs:
+    def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         """Run the replicas."""
         if scale != self._scale:
             self._scale, self._factor = scale, torch.tensor(scale, dtype=torch.float64)
-        factor, state = self._factor, self._state
+        batching = self._model.batching
         if self._vectorised:
-            inputs = self._stacked_inputs(slabs)
-            return self._graph(*state, *self._stacks, *inputs, factor, self._arrived)
+            stacked = [batching.stacked(tensor) for tensor in inputs]
+            return self._run_graph(self._stacks, stacked)
         each = [
-            self._run_one(replica, inputs, step, factor, state)
-            for replica, inputs in enumerate(self._loop.inputs(slabs))
+            self._run_one(replica, tensors, number)
+            for replica, tensors in enumerate(batching.inputs_of_replicas(inputs))
         ]
         return list(zip(*each, strict=True))
 
     def _run_one(
-        self,
-        replica: int,
-        inputs: Sequence[torch.Tensor],
-        step: int,
-        factor: torch.Tensor,
-        state: Sequence[torch.Tensor],
+        self, replica: int, tensors: Sequence[torch.Tensor], number: int
     ) -> list[torch.Tensor]:
         model = self._model
         if model.trace.is_random:
-            model.streams.seed(model.first_replica + replica, step)
+            model.streams.seed(model.first_replica + replica, number)
         buffers = [stack[replica] for stack in self._stacks]
         if model.gradients is None:
-            return self._graph(*state, *buffers, *inputs, factor, self._arrived)
-        model.gradients.enter(replica)
-        outputs = self._graph(*state, *buffers, *inputs, factor, self._arrived)
-        model.gradients.leave(replica)
+            return self._run_graph(buffers, tensors)
+        model.gradients.select_replica(replica)
+        outputs = self._run_graph(buffers, tensors)
+        model.gradients.collect()
         return outputs
 
-    def _arrived(self, index: int, gradient: torch.Tensor) -> None:
+    def _run_graph(
+        self, buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        return self._graph(*self._state, *buffers, *tensors, self._factor, self._add_gradient)
+
+    def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Add to the gradient of one parameter, while the graph goes on."""
         parameter = self._trained[index]
         if parameter.grad is not None:
@@ -173,7 +166,7 @@ class GraphReplicas:
         else:
             parameter.grad = gradient
         assert self._model.gradients is not None
-        self._model.gradients.arrived(index)
+        self._model.gradients.on_grad_ready(index)
 
 
 def _not_alone(results: Sequence[Any], arguments: Sequence[torch.Tensor]) -> list[bool]:

@@ -1,4 +1,7 @@
-"""Number formats as the device treats them: mixed half and float, and traps on bad results."""
+"""Modes that a model may run in: mixed half and float, traps on bad results, one thread.
+
+Each is a context; which ones a model needs is decided while compiling.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["FloatingPointTraps", "MixedPrecision"]
+__all__ = ["FloatingPointTraps", "MixedPrecision", "OneThread"]
 
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 
@@ -110,7 +113,7 @@ def _is_half_or_float(value: Any) -> bool:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    # A walk of its own: it runs with every product, and structure.map_tensors() takes double.
+    # A walk of its own: it runs with every product, and map_tensors() takes twice as long.
     if _is_half_or_float(value):
         return value.to(dtype)
     if isinstance(value, tuple | list):
@@ -168,3 +171,18 @@ def _is_bad(value: Any) -> bool:
 
 def _has_nan(value: Any) -> bool:
     return _is_floating(value) and bool(torch.isnan(value).any())
+
+
+class OneThread:
+    """A context in which every operation runs on one thread.
+
+    PyTorch cuts sums by the number of threads, which depends on how the cores of a host are shared
+    among instances: with one thread the bits of a result do not.
+    """
+
+    def __enter__(self) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._threads)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch import phase
 from popdist_py.poptorch.calls.nested_values import Tree, check_outputs, flatten
+from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.weights.device_state import DeviceState
 
@@ -164,10 +165,9 @@ def _run(
 ) -> tuple[Any, torch.Tensor | None]:
     """Return what the forward returns, and the loss of a training model."""
     recorder = LossRecorder()
-    with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(training))
-        stack.enter_context(state.shown())
-        stack.enter_context(phase.entered(phase.Phase(training=training, tracing=True)))
+    # trace() itself puts the host's random stream back.
+    context = DeviceContext(state=state, training=training, is_random=False)
+    with context.enter(tracing=True) as stack:
         if training:
             stack.enter_context(recorder)
         leaves = [tensor.detach() for tensor in inputs]

@@ -18,7 +18,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.poptorch import enums, optim
 from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
-from popdist_py.poptorch.calls.transfer import Boundary, forbid_backward
+from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
 from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -70,7 +70,7 @@ class PoplarExecutor(Observable):
         self._optimizer: Any = optimizer
         self._rules = self._new_rules()
         self._layout: Layout | None = None
-        self._boundary = Boundary(double_precision=options.Emulator.double_precision)
+        self._transfer = Transfer(double_precision=options.Emulator.double_precision)
         self._compiled: Compiled | None = None
         self._compilation_seconds: float | None = None
         self._attached = False
@@ -78,8 +78,9 @@ class PoplarExecutor(Observable):
         self._unwatch: Callable[[], None] | None = None
         self._party: Party | None = None
         self._after_compiling: Callable[[], None] | None = None
-        self._call = Call((), (), [])
-        self._template = self._call
+        # Arguments to build the program with again, for another optimiser.
+        self._last_call = Call((), (), [])
+        self._template = self._last_call
         self._names: list[str] = []
         if training:
             assert optimizer is not None
@@ -156,9 +157,9 @@ class PoplarExecutor(Observable):
         self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Executable | None
     ) -> None:
         self._names = check_call(self._model.forward, args, kwargs)
-        self._call = Call.of(args, kwargs)
-        if self._call.has_dictionary:
-            self._boundary.warn_once("Dicts as inputs are flattened in the order of their keys")
+        self._last_call = Call.of(args, kwargs)
+        if self._last_call.has_dictionary:
+            self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
         compile_hooks.before_compile()
         if self._unwatch is None and self._training:
@@ -168,12 +169,12 @@ class PoplarExecutor(Observable):
         self._update_from_host_parties()
         with progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
-            cache = saved_model.Cache.of(compiler, self._call)
+            cache = saved_model.Cache.of(compiler, self._last_call)
             with cache.locked():
-                compiled = compiler.compile(self._call, known or cache.load(), advance)
+                compiled = compiler.compile(self._last_call, known or cache.load(), advance)
                 cache.store(compiled.executable)
         self._compiled = compiled
-        self._template = self._call.without_data()
+        self._template = self._last_call.without_data()
         self._party = Party(
             [*self._user_model.parameters(), *self._user_model.buffers()], compiled.state.download
         )
@@ -208,14 +209,9 @@ class PoplarExecutor(Observable):
             user_model=self._user_model,
             options=self._options,
             optimizer=self._optimizer,
-            boundary=self._boundary,
+            transfer=self._transfer,
             communicator=_join(self._options) if self._training else _Alone(self._options),
-            forward=self._forward,
         )
-
-    def _forward(self, leaves: Sequence[torch.Tensor]) -> Any:
-        args, kwargs = self._call.arguments(leaves)
-        return self._model(*args, **kwargs)
 
     def _update_from_host_parties(self) -> None:
         """Have the host's weights up to date before they are uploaded."""
@@ -246,14 +242,14 @@ class PoplarExecutor(Observable):
                 return self(*args, **kwargs)
         if self._compiled is None:
             self._compile(args, kwargs, None)
-            given = self._call
+            given = self._last_call
         else:
             given = Call.of(args, kwargs)
             if not self._template.fits(given):
                 check_call(self._model.forward, args, kwargs)
                 given = self._template.like(args, kwargs)
                 check_same(self._template, given, self._names)
-            self._call = given
+            self._last_call = given
         assert self._options.connection_type != enums.ConnectionType.Never, (
             "Trying to run a model on an offline device: ConnectionType.Never has none"
         )
@@ -269,12 +265,13 @@ class PoplarExecutor(Observable):
             if party.needs_upload:
                 self.copyWeightsToDevice()
         self._load_optimizer_state()
-        leaves = [self._boundary.to_device(tensor) for tensor in given.leaves]
+        widen = compiled.executable.widen_integers
+        leaves = [self._transfer.to_device(t, widen_integers=widen) for t in given.leaves]
         found = compiled.executable.trace
-        results = compiled.program.run(leaves, len(found.shared))
+        results = compiled.program.run(given, leaves)
         if found.changed_inputs:
-            self._boundary.write_back(found.changed_inputs, given.leaves, leaves)
-        results = self._boundary.to_host(results)
+            self._transfer.write_back(found.changed_inputs, given.leaves, leaves)
+        results = self._transfer.to_host(results)
         heartbeat.step()
         if self._training:
             party.mark_stale()
@@ -349,7 +346,7 @@ class PoplarExecutor(Observable):
     @_as_on_device
     def _rebuild(self, before: Compiled) -> None:
         """Make the program again for another optimiser, which may train other parameters."""
-        compiled = self._compiler().build(before.executable, before.state, self._call)
+        compiled = self._compiler().build(before.executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
         self._compiled = compiled

@@ -137,23 +137,23 @@ class DeviceOptimizer:
         self.max_grad_norm = float(getattr(source, "max_grad_norm", float("inf")))
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update the parameters from their ``grad``, which is scaled by ``loss_scaling``."""
+    def step(self, loss_scale: float) -> None:
+        """Update the parameters from their ``grad``, which is ``loss_scale`` times too large."""
         for shadow in self._shadows:
             shadow.single.copy_(shadow.half)
             shadow.single.grad = (
                 None if shadow.half.grad is None else shadow.half.grad.to(torch.float32)
             )
-        self._update()
+        self._update(loss_scale)
         for shadow in self._shadows:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._stochastic else single)
 
-    def _update(self) -> None:
+    def _update(self, loss_scale: float) -> None:
         updated = self._all()
         gradients = [p.grad for p in updated if p.grad is not None]
-        if self.loss_scaling != 1.0:
-            torch._foreach_div_(gradients, self.loss_scaling)
+        if loss_scale != 1.0:
+            torch._foreach_div_(gradients, loss_scale)
         if self.max_grad_norm != float("inf"):
             self._clip(updated)
         self._optimizer.step()

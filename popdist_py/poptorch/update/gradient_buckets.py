@@ -18,10 +18,10 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.background import Handle
 
-__all__ = ["Buckets", "Trial"]
+__all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# A choice is made after so many steps of each way; after the fewer ones if they took long.
+# The autotuner decides after _STEPS steps of each way, or after _FEW_STEPS if they took long.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
@@ -59,17 +59,18 @@ class Buckets:
         self._is_open = False
         self._has_learned = False
 
-    def begin(self, *, overlap: bool) -> None:
-        """Start an accumulation window, in which buckets may be reduced before ``finish``.
+    def zero(self, *, overlap: bool) -> None:
+        """Start an accumulation window, in which buckets may be reduced before ``all_reduce``.
 
-        After a window without ``finish``, as trials of other ways of running are, none are.
+        None are after a window without ``all_reduce``, as the autotuning of replica back ends
+        makes.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
         self._handles = []
         self._is_open = overlap and self._has_learned
         self._has_learned = False
 
-    def arrived(self, index: int) -> None:
+    def on_grad_ready(self, index: int) -> None:
         """Take note of an addition to one gradient, and reduce the buckets that are complete."""
         self._arrivals[index] += 1
         if not self._is_open:
@@ -93,7 +94,7 @@ class Buckets:
         reduce = partial(self._communicator.all_reduce, array, name="gradients")
         self._handles.append(self._communicator.background.submit(reduce))
 
-    def finish(self) -> None:
+    def all_reduce(self) -> None:
         """Reduce what was not, once all gradients are in their views, and wait for all."""
         self._is_open = False
         self._has_learned = True
@@ -125,7 +126,7 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
     return np.asarray(flat)
 
 
-class Trial:
+class Autotuner:
     """Chooses between two ways by timing the first steps of each; all instances choose alike.
 
     Args:

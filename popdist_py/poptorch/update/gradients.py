@@ -2,13 +2,13 @@
 
 With several instances the gradients of one dtype live in one flat buffer, in memory that the
 instances of a host share, so that the reduction is one call without copies; with one instance
-nothing is copied.
+nothing is copied. When gradients are reduced is decided in ``training.py``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,69 +17,13 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch.update.gradient_buckets import Buckets, Trial
+from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
+from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
 
-__all__ = ["FlatBuffers", "Gradients", "SharedGradients", "TreeGradients", "element_counts"]
-
+__all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
 # A gradient of this size is worth a call of its own when it leaves the cache.
 _LARGE_BYTES = 1 << 20
-
-
-class FlatBuffers:
-    """One flat buffer per dtype, and a view of it for every tensor.
-
-    Args:
-        tensors: what the views look like.
-        buffers: the memory, one flat tensor for each dtype; made here by default.
-    """
-
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        buffers: Mapping[torch.dtype, torch.Tensor] | None = None,
-    ) -> None:
-        sizes = element_counts(tensors)
-        self.buffers = buffers or {d: torch.zeros(size, dtype=d) for d, size in sizes.items()}
-        offsets = dict.fromkeys(sizes, 0)
-        self.views: list[torch.Tensor] = []
-        for tensor in tensors:
-            start = offsets[tensor.dtype]
-            offsets[tensor.dtype] = start + tensor.numel()
-            flat = self.buffers[tensor.dtype][start : offsets[tensor.dtype]]
-            self.views.append(flat.view(tensor.shape))
-
-    @torch.no_grad()
-    def fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in."""
-        if self.views:
-            torch._foreach_copy_(self.views, list(tensors))
-
-    @torch.no_grad()
-    def take(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients of ``parameters`` in; those that live here already stay."""
-        arrived = [
-            (parameter, parameter.grad, view)
-            for parameter, view in zip(parameters, self.views, strict=True)
-            if parameter.grad is not None and parameter.grad is not view
-        ]
-        if arrived:
-            torch._foreach_copy_([view for *_, view in arrived], [grad for _, grad, _ in arrived])
-        for parameter, _, view in arrived:
-            parameter.grad = view
-
-    @torch.no_grad()
-    def complete(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Move the gradients in, and zeros for parameters that have none."""
-        self.take(parameters)
-        for parameter, view in zip(parameters, self.views, strict=True):
-            if parameter.grad is None:
-                parameter.grad = view.zero_()
-
-    @property
-    def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The buffers as arrays that share their memory."""
-        return [buffer.numpy() for buffer in self.buffers.values()]
 
 
 def _remove(handles: Sequence[RemovableHandle]) -> None:
@@ -88,17 +32,9 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 
 def _tell(listener: weakref.WeakMethod[Any], index: int, _: torch.Tensor) -> None:
-    arrived = listener()
-    if arrived is not None:
-        arrived(index)
-
-
-def element_counts(tensors: Sequence[torch.Tensor]) -> dict[torch.dtype, int]:
-    """Return the number of elements of each dtype."""
-    sizes: dict[torch.dtype, int] = {}
-    for tensor in tensors:
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
-    return sizes
+    on_grad_ready = listener()
+    if on_grad_ready is not None:
+        on_grad_ready(index)
 
 
 def _memory(
@@ -119,19 +55,25 @@ def _memory(
 class Gradients(Protocol):
     """What happens to gradients during one accumulation window."""
 
-    def begin(self) -> None:
+    def zero(self) -> None:
         """Start a window: no parameter has a gradient."""
 
-    def enter(self, replica: int) -> None:
+    def select_replica(self, replica: int) -> None:
         """Let the next backward add to the gradients of one local replica."""
 
-    def arrived(self, index: int) -> None:
+    def on_grad_ready(self, index: int) -> None:
         """Take note that a backward has added to the gradient of a parameter, while it runs."""
 
-    def leave(self, replica: int) -> None:
-        """End what ``enter`` began."""
+    def collect(self) -> None:
+        """Keep what the backward of the selected replica has added."""
 
-    def finish(self) -> None:
+    def local_sums(self) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients that add up apart from one another, to be read or changed in place.
+
+        One list if all local replicas add to the same gradients, otherwise one for each replica.
+        """
+
+    def all_reduce(self) -> None:
         """Leave in every parameter's ``grad`` the sum over all replicas of all instances."""
 
 
@@ -161,7 +103,7 @@ class SharedGradients:
         self._buckets: Buckets | None = None
         if overlap is None and not communicator.spans_hosts:
             overlap = False
-        self._trial = Trial(self._largest, overlap)
+        self._autotuner = Autotuner(self._largest, overlap)
         if communicator.num_instances > 1:
             memory = _memory(self._parameters, communicator, 1)
             self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in memory.items()})
@@ -171,7 +113,7 @@ class SharedGradients:
 
     def _listen(self) -> None:
         """Hear of gradients while autograd's backward runs."""
-        listener = weakref.WeakMethod(self.arrived)
+        listener = weakref.WeakMethod(self.on_grad_ready)
         handles = [
             parameter.register_post_accumulate_grad_hook(partial(_tell, listener, index))
             for index, (parameter, view) in enumerate(
@@ -183,7 +125,7 @@ class SharedGradients:
         weakref.finalize(self, _remove, handles)
 
     @torch.no_grad()
-    def arrived(self, index: int) -> None:
+    def on_grad_ready(self, index: int) -> None:
         """Move a gradient to where it is reduced while it is in the cache; begin to reduce it."""
         if self._flat is None:
             return
@@ -194,7 +136,7 @@ class SharedGradients:
             view.copy_(parameter.grad)
             parameter.grad = view
         if self._buckets is not None:
-            self._buckets.arrived(index)
+            self._buckets.on_grad_ready(index)
 
     @property
     def views(self) -> list[torch.Tensor]:
@@ -206,29 +148,33 @@ class SharedGradients:
         self._communicator.all_reduce(largest, "max", "seconds of a step")
         return float(largest[0])
 
-    def begin(self) -> None:
+    def zero(self) -> None:
         """Start a window."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._buckets is not None:
-            self._buckets.begin(overlap=self._trial.begin())
+            self._buckets.zero(overlap=self._autotuner.begin())
 
-    def enter(self, replica: int) -> None:
+    def select_replica(self, replica: int) -> None:
         """Do nothing: replicas share the gradients."""
 
-    def leave(self, replica: int) -> None:
+    def collect(self) -> None:
         """Move the gradients to where they are reduced."""
         if self._flat is not None:
             self._flat.take(self._parameters)
 
-    def finish(self) -> None:
+    def local_sums(self) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients that all local replicas add to."""
+        yield _present(self._parameters)
+
+    def all_reduce(self) -> None:
         """Sum over the instances."""
         if self._flat is None:
             return
         self._flat.complete(self._parameters)
         if self._buckets is not None:
-            self._buckets.finish()
-            self._trial.end()
+            self._buckets.all_reduce()
+            self._autotuner.end()
             return
         for array in self._flat.arrays:
             if self._slices is not None:
@@ -256,28 +202,41 @@ class TreeGradients:
             for row in range(replicas)
         ]
         self._own: list[list[torch.Tensor | None]] = []
+        self._selected = 0
 
-    def begin(self) -> None:
+    def zero(self) -> None:
         """Start a window."""
         self._own = [[None] * len(self._parameters) for _ in self._rows]
 
-    def enter(self, replica: int) -> None:
+    def select_replica(self, replica: int) -> None:
         """Let the next backward add to the gradients of this replica."""
+        self._selected = replica
         for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
             parameter.grad = gradient
 
-    def arrived(self, index: int) -> None:
+    def on_grad_ready(self, index: int) -> None:
         """Do nothing: gradients of a replica are complete when it ends."""
 
-    def leave(self, replica: int) -> None:
-        """Put the replica's gradients aside."""
-        self._rows[replica].take(self._parameters)
-        self._own[replica] = [parameter.grad for parameter in self._parameters]
+    def collect(self) -> None:
+        """Put the selected replica's gradients aside."""
+        self._rows[self._selected].take(self._parameters)
+        self._own[self._selected] = [parameter.grad for parameter in self._parameters]
 
-    def finish(self) -> None:
+    def local_sums(self) -> Iterator[list[torch.Tensor]]:
+        """Yield the gradients of each replica."""
+        for replica in range(len(self._rows)):
+            self.select_replica(replica)
+            yield _present(self._parameters)
+
+    def all_reduce(self) -> None:
         """Add up the tree."""
         for replica, row in reversed(list(enumerate(self._rows))):
-            self.enter(replica)
+            self.select_replica(replica)
             row.complete(self._parameters)
         for leaves in self._leaves.values():
             self._communicator.add_replicas(leaves.numpy())
+
+
+def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the gradients of the parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -6,7 +6,7 @@ the device would write them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,31 +14,13 @@ import torch
 from popdist_py.poptorch.update.device_optimizer import kind_of
 from popdist_py.poptorch.update.gradients import Gradients
 
-__all__ = ["HalfAccumulators", "keep_half_state"]
+__all__ = ["keep_half_state", "round_gradients"]
 
 
-class HalfAccumulators:
-    """Gradients that are rounded to half after every micro-batch.
-
-    Args:
-        parameters: whose gradients they are.
-        gradients: where they add up.
-        replicas: how many replicas have gradients of their own; 1 if all share the same.
-    """
-
-    def __init__(
-        self, parameters: Sequence[torch.Tensor], gradients: Gradients, replicas: int
-    ) -> None:
-        self._parameters = list(parameters)
-        self._gradients = gradients
-        self._replicas = replicas
-
-    def round(self) -> None:
-        """Round what has added up so far."""
-        for replica in range(self._replicas):
-            self._gradients.enter(replica)
-            _round_to_half(p.grad for p in self._parameters if p.grad is not None)
-            self._gradients.leave(replica)
+def round_gradients(gradients: Gradients) -> None:
+    """Round what has added up so far."""
+    for local in gradients.local_sums():
+        _round_to_half(local)
 
 
 def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimizer) -> None:

@@ -1,19 +1,19 @@
 """Automatic loss scaling: the factor on the loss that keeps half gradients in range.
 
 The rule is PopART's: after every update the scale is halved if too many elements of the gradients
-are near half's largest value, and doubled otherwise.
+are near half's largest value, and doubled otherwise. As torch.amp.GradScaler, the scaler looks at
+gradients and adapts a factor; reducing and updating is ``training.py``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from popdist_py.collectives import Communicator
-from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
@@ -27,26 +27,16 @@ class AutomaticLossScaling:
     """Adapts a factor on the optimiser's own ``loss_scaling``, equal on all instances.
 
     Args:
-        optimizer: whose loss scaling it multiplies.
-        gradients: where gradients add up before they are reduced.
-        replicas: how many replicas have gradients of their own; 1 if all share the same.
         communicator: the other instances.
         settings: session options: binEdgeLocation (as a part of half's largest value, 0.125),
             thresholdUpperCountProportion (of all elements, 1e-7), updatePeriod (in steps, 1).
+
+    Attributes:
+        factor: a power of two.
     """
 
-    def __init__(
-        self,
-        optimizer: DeviceOptimizer,
-        gradients: Gradients,
-        replicas: int,
-        communicator: Communicator,
-        settings: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, communicator: Communicator, settings: Mapping[str, Any]) -> None:
         self.factor = 1.0
-        self._optimizer = optimizer
-        self._gradients = gradients
-        self._replicas = replicas
         self._communicator = communicator
         largest = torch.finfo(torch.float16).max
         self._edge = largest * float(settings.get(f"{_SETTINGS}binEdgeLocation", 0.125))
@@ -54,29 +44,30 @@ class AutomaticLossScaling:
         self._period = int(settings.get(f"{_SETTINGS}updatePeriod", 1))
         self._steps = 0
 
-    def update(self) -> None:
-        """Reduce the gradients, update the parameters, and adapt the factor."""
-        self._steps += 1
-        adapts = self._steps % self._period == 0
-        too_large = adapts and self._are_too_large(self._optimizer.parameters)
-        self._gradients.finish()
-        own = self._optimizer.loss_scaling
-        self._optimizer.loss_scaling = own * self.factor
-        self._optimizer.step()
-        self._optimizer.loss_scaling = own
-        if adapts:
-            scale = own * self.factor * (0.5 if too_large else 2.0)
-            if 1 / _LARGEST <= scale <= _LARGEST:
-                self.factor = scale / own
+    @property
+    def _ends_period(self) -> bool:
+        """Whether the factor is adapted after the present step."""
+        return (self._steps + 1) % self._period == 0
 
-    def _are_too_large(self, parameters: Sequence[torch.Tensor]) -> bool:
+    def overflows(self, gradients: Gradients) -> bool:
+        """Tell whether too many elements are near half's largest value; collective.
+
+        Looks at the gradients of every instance before they are reduced, and only in a step after
+        which the factor is adapted.
+        """
+        if not self._ends_period:
+            return False
         counts = np.zeros(2)
-        for replica in range(self._replicas):
-            self._gradients.enter(replica)
-            for gradient in (p.grad for p in parameters if p.grad is not None):
-                # Not "greater than": a NaN is too large as well.
-                inside = torch.count_nonzero(gradient.abs() <= self._edge)
-                counts += (gradient.numel() - int(inside), gradient.numel())
-            self._gradients.leave(replica)
+        for gradient in (gradient for local in gradients.local_sums() for gradient in local):
+            # Not "greater than": a NaN is too large as well.
+            inside = torch.count_nonzero(gradient.abs() <= self._edge)
+            counts += (gradient.numel() - int(inside), gradient.numel())
         self._communicator.all_reduce(counts, name="gradients near half's largest value")
         return bool(counts[0] > self._allowed * counts[1])
+
+    def adapt(self, too_large: bool, loss_scale: float) -> None:
+        """End a step that ran with ``loss_scale``, the factor included: halve or double it."""
+        change = 0.5 if too_large else 2.0
+        if self._ends_period and 1 / _LARGEST <= loss_scale * change <= _LARGEST:
+            self.factor *= change
+        self._steps += 1

@@ -19,7 +19,7 @@ import torch
 from popdist_py.collectives import Communicator, HostMemory
 from popdist_py.collectives.signature import Signature
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, is_kept, kind_of
-from popdist_py.poptorch.update.gradients import FlatBuffers, element_counts
+from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
 
 __all__ = ["SharedOptimizer", "can_share"]
 
@@ -118,20 +118,20 @@ class SharedOptimizer(DeviceOptimizer):
         self._state_is_shared = False
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, loss_scale: float) -> None:
         """Update this instance's slice from its gradients, and return when all have."""
         self._take_weights()
         self._take_loaded()
-        self._update()
+        self._update(loss_scale)
         self._share_state()
         self._done += 1
         self._communicator.agree(_UPDATED)
         self._show_weights()
 
-    def _update(self) -> None:
+    def _update(self, loss_scale: float) -> None:
         # An instance without a slice takes part in the others' norm all the same.
         if self._shards:
-            super()._update()
+            super()._update(loss_scale)
         elif self.max_grad_norm != float("inf"):
             self._clip([])
 

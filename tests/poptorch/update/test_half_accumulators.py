@@ -133,7 +133,7 @@ def test_automatic_loss_scaling_halves_or_doubles(gradient, settings, factors):
     found = []
     for _ in factors:
         training(torch.full((1, 1), gradient))
-        found.append(training._compiled.program.training.automatic.factor)
+        found.append(training._compiled.program.training.scaler.factor)
     assert found == factors
 
 

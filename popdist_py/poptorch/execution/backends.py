@@ -1,0 +1,100 @@
+"""The replica back ends: which there are, which models each can run, and how each is made.
+
+Another device is one file with a class that runs replicas, and one row here: the choice among the
+rows, in ``compilation/backend_choice.py``, knows no names. The first row defines the result; what
+another one computes is compared with it before it is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+
+from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.replicas import (
+    DeviceModel,
+    FusedReplicas,
+    LoopReplicas,
+    Replicas,
+)
+
+__all__ = ["BACKENDS", "Backend"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """One row of the registry.
+
+    Attributes:
+        name: what an executable remembers.
+        option: the value of ``replicaExecution`` that asks for it; None if only "auto" finds it.
+            Of the rows with the same value, the first that agrees with the reference counts.
+        can_run: returns why it cannot run a model, or None.
+        make: returns what runs a model's replicas, from the model, arguments of a call, and a
+            combined micro-batch of each input. Whatever it raises is a reason not to take it.
+        captures: whether making it takes time for each operation of the model.
+    """
+
+    name: str
+    option: str | None = None
+    can_run: Callable[[DeviceModel], str | None]
+    make: Callable[[DeviceModel, Call, Sequence[torch.Tensor]], Replicas]
+    captures: bool = False
+
+
+def _always(_: DeviceModel) -> None:
+    """Every model runs as it is written."""
+
+
+def _why_not_captured(model: DeviceModel) -> str | None:
+    if model.context.modes:
+        return "a captured graph knows nothing of the modes that the model runs in"
+    if model.training and not model.trace.loss_has_gradient:
+        return "no parameter leads to the loss"
+    return model.only_loop
+
+
+def _why_not_fused(model: DeviceModel) -> str | None:
+    if model.batching.replicas == 1:
+        return "there is one replica only"
+    return model.only_loop
+
+
+def _why_not_fused_and_captured(model: DeviceModel) -> str | None:
+    if model.trace.is_random:
+        return "random numbers of one pass over all replicas need Python: each has its own stream"
+    return _why_not_fused(model) or _why_not_captured(model)
+
+
+BACKENDS: Final[tuple[Backend, ...]] = (
+    Backend(
+        name="loop",
+        option="loop",
+        can_run=_always,
+        make=lambda model, *_: LoopReplicas(model),
+    ),
+    Backend(
+        name="graph",
+        can_run=_why_not_captured,
+        make=partial(GraphReplicas, vectorised=False),
+        captures=True,
+    ),
+    Backend(
+        name="fused graph",
+        option="fused",
+        can_run=_why_not_fused_and_captured,
+        make=partial(GraphReplicas, vectorised=True),
+        captures=True,
+    ),
+    Backend(
+        name="fused",
+        option="fused",
+        can_run=_why_not_fused,
+        make=lambda model, *_: FusedReplicas(model),
+    ),
+)

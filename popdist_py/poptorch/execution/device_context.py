@@ -1,0 +1,55 @@
+"""Where a model's forward runs: on the device's tensors, in the model's modes.
+
+The one list of the contexts that every forward needs, whoever runs it: a call, the first forward,
+or the choice of a replica back end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popdist_py.poptorch import phase
+from popdist_py.poptorch.execution.random_streams import host_stream_kept
+from popdist_py.poptorch.weights.device_state import DeviceState
+
+__all__ = ["DeviceContext", "Mode"]
+
+# Makes a context that every forward of a model runs in.
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceContext:
+    """What surrounds a forward.
+
+    Attributes:
+        state: the device's tensors.
+        training: whether autograd records.
+        is_random: whether the model or its update draws random numbers.
+        modes: further contexts, outermost first.
+    """
+
+    state: DeviceState
+    training: bool
+    is_random: bool = False
+    modes: tuple[Mode, ...] = ()
+
+    def enter(self, *, tracing: bool = False) -> ExitStack:
+        """Return the context, entered: ``with context.enter(): ...`` leaves it.
+
+        Args:
+            tracing: whether this is the first forward, the one that compiles the model.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.training))
+            stack.enter_context(host_stream_kept(self.is_random))
+            stack.enter_context(self.state.shown())
+            stack.enter_context(phase.entered(phase.Phase(self.training, tracing)))
+            for mode in self.modes:
+                stack.enter_context(mode())
+            return stack.pop_all()
