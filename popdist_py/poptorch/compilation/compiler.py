@@ -141,7 +141,7 @@ class Compiler:
         replicas = self.options.replication_factor * self.communicator.num_instances
         state = DeviceState(self.model, self.user_model, self.boundary.dtype, replicas)
         _share(state, self.communicator)
-        for name in self.options._Popart.options.get("updatableNamedBuffers", ()):
+        for name in self.options.updatable_buffers:
             if name not in state.buffers:
                 raise Error(
                     f"Options.updatableNamedBuffers: the model has no buffer {name!r}, only "
@@ -286,7 +286,6 @@ class Compiler:
             quick_capture=self._captures_quickly(found.placement),
             modes=modes,
         )
-        popart = self.options._Popart.options
         program = Program(
             state=state,
             batching=batching,
@@ -299,7 +298,7 @@ class Compiler:
                 batching,
                 len(call.leaves),
                 len(found.trace.shared),
-                synthetic=bool(popart.get("syntheticDataMode", 0)),
+                synthetic=self.options.synthetic_data,
             ),
         )
         executable = replace(found, replica_execution=how)
@@ -319,7 +318,7 @@ class Compiler:
             modes.append(OneThread)
         if found.mixed_precision:
             modes.append(MixedPrecision)
-        if self.options._Popart.options.get("enableFloatingPointChecks"):
+        if self.options.Precision.floating_point_exceptions:
             modes.append(FloatingPointTraps)
         return modes
 
