@@ -140,7 +140,7 @@ class Compiler:
         replicas = self.options.replication_factor * self.communicator.num_instances
         state = DeviceState(self.model, self.user_model, self.transfer.dtype, replicas)
         _share(state, self.communicator)
-        for name in self.options._Popart.options.get("updatableNamedBuffers", ()):
+        for name in self.options.updatable_buffers:
             if name not in state.buffers:
                 raise Error(
                     f"Options.updatableNamedBuffers: the model has no buffer {name!r}, only "
@@ -285,7 +285,6 @@ class Compiler:
             self._first_inputs(call, found),
             quick_capture=self._captures_quickly(found.placement),
         )
-        popart = self.options._Popart.options
         program = Program(
             batching=batching,
             replicas=backend.replicas,
@@ -297,7 +296,7 @@ class Compiler:
                 batching,
                 len(call.leaves),
                 len(found.trace.shared),
-                synthetic=bool(popart.get("syntheticDataMode", 0)),
+                synthetic=self.options.synthetic_data,
             ),
         )
         executable = replace(found, replica_execution=backend.name)
@@ -322,7 +321,7 @@ class Compiler:
             modes.append(OneThread)
         if found.mixed_precision:
             modes.append(MixedPrecision)
-        if self.options._Popart.options.get("enableFloatingPointChecks"):
+        if self.options.Precision.floating_point_exceptions:
             modes.append(FloatingPointTraps)
         return tuple(modes)
 

@@ -121,11 +121,11 @@ class TrainingSetup:
     @property
     def rounds_at_random(self) -> bool:
         """Whether updates of half parameters are rounded at random."""
-        return bool(self.options._Popart.options.get("enableStochasticRounding"))
+        return self.options.Precision.stochastic_rounding
 
     @property
     def _scales_automatically(self) -> bool:
-        return bool(self.options._Popart.options.get("automaticLossScalingSettings.enabled"))
+        return self.options.Training.automatic_loss_scaling
 
     def _gradient_scale(self, replicas: int) -> float:
         training = self.options.Training

@@ -306,7 +306,7 @@ class PoplarExecutor(Observable):
             Error: no buffers were named.
         """
         compiled = self._require_compiled()
-        names = self._options._Popart.options.get("updatableNamedBuffers")
+        names = self._options.updatable_buffers
         if not names:
             raise Error("copyNamedBuffersToDevice() needs Options.updatableNamedBuffers([names])")
         compiled.state.upload(only=frozenset(names))
@@ -358,10 +358,9 @@ class PoplarExecutor(Observable):
             compiled.program.training.optimizer.load_state_tensors(state)
 
     def _new_rules(self) -> OptimizerRules:
-        automatic = self._options._Popart.options.get("automaticLossScalingSettings.enabled")
         return OptimizerRules(
             relaxed=self._options._relax_optimizer_checks,
-            automatic_loss_scaling=bool(automatic),
+            automatic_loss_scaling=self._options.Training.automatic_loss_scaling,
         )
 
     def _accept_optimizer(self, optimizer: torch.optim.Optimizer) -> None:

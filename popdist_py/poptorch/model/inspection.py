@@ -87,7 +87,7 @@ class Observable:
         Raises:
             Error: counting is off, or nothing ran yet.
         """
-        if not self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+        if not self._options.counts_cycles:
             raise Error("Cycle counting is disabled: set Options.logCycleCount(True)")
         cycles = None if self._compiled is None else self._compiled.program.counters.cycles()
         if cycles is None:
@@ -95,5 +95,5 @@ class Observable:
         return cycles
 
     def _log_cycles(self) -> None:
-        if self._options._Popart.options["instrumentWithHardwareCycleCounter"]:
+        if self._options.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", self.cycleCount())

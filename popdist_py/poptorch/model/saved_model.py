@@ -166,11 +166,10 @@ class Cache:
     @classmethod
     def of(cls, compiler: Compiler, call: Call) -> Cache:
         """Return the place that the options choose."""
-        popart = compiler.options._Popart.options
-        folder = popart.get("cachePath")
-        if not folder or not popart.get("enableEngineCaching"):
+        folder = compiler.options.executable_cache
+        if folder is None:
             return cls(None)
-        return cls(Path(folder) / f"{_key(compiler, call)}.executable")
+        return cls(folder / f"{_key(compiler, call)}.executable")
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import torch
 
@@ -27,33 +27,33 @@ __all__ = [
 ]
 
 Execution = Literal["auto", "loop", "fused"]
+# Where executables are cached, which changes none of them.
+_CACHING: Final = ("enableEngineCaching", "cachePath")
 _Location = TypeVar("_Location", bound="TensorLocationSettings")
 
 
-class _PopartOptions:
+class _PopartOptions(OptionStore):
     """Session options of PopART, by name; they have no numeric effect unless said otherwise."""
 
     def __init__(self) -> None:
-        self.options: dict[str, Any] = {
-            "instrumentWithHardwareCycleCounter": False,
-            "rearrangeAnchorsOnHost": False,
-        }
-        self._is_frozen = False
+        super().__init__(instrumentWithHardwareCycleCounter=False, rearrangeAnchorsOnHost=False)
 
-    def checkIsFrozen(self) -> None:
-        """Do nothing unless frozen.
+    @property
+    def options(self) -> dict[str, Any]:
+        """The session options that were set, and those with a default."""
+        return cast(dict[str, Any], self._values)
 
-        Raises:
-            AttributeError: the options are frozen.
+    def set(self, key: str, value: Any) -> _PopartOptions:  # type: ignore[override]
+        """Set one session option; names are checked when a model is compiled.
+
+        The arguments are PopTorch's: names have dots in them.
         """
-        if self._is_frozen:
-            raise AttributeError("Can't modify frozen Options")
-
-    def set(self, key: str, value: Any) -> _PopartOptions:
-        """Set one session option; names are checked when a model is compiled."""
         self.checkIsFrozen()
-        self.options[key] = value
+        self._change(key, value)
         return self
+
+    def _change(self, name: str, value: Any) -> None:
+        self._values[name] = value
 
     def update(self, key: str, entries: Mapping[str, Any]) -> None:
         """Add ``entries`` to the session option ``key``, which holds a dictionary."""
@@ -61,36 +61,31 @@ class _PopartOptions:
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
         """Set the options of the engine."""
-        self.checkIsFrozen()
-        self.options["engineOptions"] = dict(engine_options)
-        return self
+        return self.set("engineOptions", dict(engine_options))
 
     def setPatterns(self, patterns: Mapping[str, bool], level: int = 2) -> _PopartOptions:
         """Switch graph patterns; no numeric effect."""
         assert isinstance(level, int), f"level is {level!r}: expected a whole number"
-        self.checkIsFrozen()
-        self.options["patterns_level"] = level
+        self.set("patterns_level", level)
         for name, enabled in patterns.items():
-            self.options[f"patterns.{name}"] = bool(enabled)
+            self.set(f"patterns.{name}", bool(enabled))
         return self
 
-    def __getattr__(self, name: str) -> Any:
-        options = self.__dict__.get("options", {})
-        if name in options:
-            return options[name]
-        raise AttributeError(f"Invalid attribute {name!r} of _PopartOptions")
+    def _description(self) -> tuple[Any, ...]:
+        """Return all values but where executables are cached, on which no executable depends."""
+        described = {key: value for key, value in self.options.items() if key not in _CACHING}
+        return (type(self).__name__, sorted(described.items()))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _PopartOptions:
-        duplicate = _PopartOptions()
-        memo[id(self)] = duplicate
-        duplicate.options = {
-            key: dict(value) if isinstance(value, dict) else value
-            for key, value in self.options.items()
-        }
-        return duplicate
 
-    def __repr__(self) -> str:
-        return f"_PopartOptions({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+class _SessionGroup(OptionStore):
+    """A group some of whose setters store session options, which belong to Options."""
+
+    def __init__(self, popart: _PopartOptions, **defaults: Any) -> None:
+        super().__init__(**defaults)
+        self._declare(_popart=popart)
+
+    def _groups(self) -> dict[str, OptionStore]:
+        return {}
 
 
 class _JitOptions(OptionStore):
@@ -111,16 +106,16 @@ class _JitOptions(OptionStore):
         return self
 
 
-class _TrainingOptions(OptionStore):
+class _TrainingOptions(_SessionGroup):
     """Options of training models only."""
 
     def __init__(self, popart: _PopartOptions) -> None:
         super().__init__(
+            popart,
             gradient_accumulation=1,
             accumulation_and_replication_reduction_type=enums.ReductionType.Mean,
             meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
         )
-        self._declare(_popart=popart)
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
         """Set the micro-batches (GA) whose gradients make one weight update."""
@@ -161,6 +156,11 @@ class _TrainingOptions(OptionStore):
         self._popart.set("automaticLossScalingSettings.enabled", bool(enabled))
         return self
 
+    @property
+    def automatic_loss_scaling(self) -> bool:
+        """Whether the loss scaling adapts while training."""
+        return bool(self._popart.options.get("automaticLossScalingSettings.enabled"))
+
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
         """Spread convolutions over tiles; no numeric effect."""
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
@@ -169,12 +169,11 @@ class _TrainingOptions(OptionStore):
         return self
 
 
-class _PrecisionOptions(OptionStore):
+class _PrecisionOptions(_SessionGroup):
     """Options on number formats."""
 
     def __init__(self, popart: _PopartOptions) -> None:
-        super().__init__(half_float_casting=enums.HalfFloatCastingBehavior.Default)
-        self._declare(_popart=popart)
+        super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
         """Raise Error for divisions by zero, invalid operations and overflows on the device."""
@@ -185,6 +184,11 @@ class _PrecisionOptions(OptionStore):
         self._popart.set("enableFloatingPointChecks", enabled)
         return self
 
+    @property
+    def floating_point_exceptions(self) -> bool:
+        """Whether invalid operations and overflows on the device raise."""
+        return bool(self._popart.options.get("enableFloatingPointChecks"))
+
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
         """Round half results up or down at random, so that their expectation is exact."""
         assert isinstance(enabled, bool), (
@@ -193,6 +197,11 @@ class _PrecisionOptions(OptionStore):
         self.checkIsFrozen()
         self._popart.set("enableStochasticRounding", enabled)
         return self
+
+    @property
+    def stochastic_rounding(self) -> bool:
+        """Whether half results are rounded at random."""
+        return bool(self._popart.options.get("enableStochasticRounding"))
 
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
         """Set the format in which matrix products and convolutions add up.
@@ -309,12 +318,24 @@ class _TensorLocationOptions(OptionStore):
 
 
 class _DistributedOptions(OptionStore):
-    """Which of several processes this one is."""
+    """Which of several processes this one is.
 
-    def __init__(self) -> None:
-        super().__init__(num_distributed_processes=1, distributed_process_id=0, ipuof_configs={})
+    Args:
+        process_id: index of this process, from 0; None takes what Open MPI says.
+        num_processes: number of processes; None likewise.
+    """
+
+    def __init__(self, process_id: int | None = None, num_processes: int | None = None) -> None:
+        if process_id is None:
+            process_id = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
+        if num_processes is None:
+            num_processes = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+        super().__init__(
+            num_distributed_processes=num_processes,
+            distributed_process_id=process_id,
+            ipuof_configs={},
+        )
         self._declare(_gcd_mappings={})
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> _DistributedOptions:
         """Be one process, whatever the environment says."""

@@ -26,23 +26,12 @@ def _refuse(setter: str) -> NoReturn:
 class _LauncherDistributedOptions(_DistributedOptions):
     """Process index and count of the instance; the program cannot change them."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        instance = context.environment()
-        self.set(
-            distributed_process_id=instance.instance_index,
-            num_distributed_processes=instance.num_instances,
-        )
-        self._declare(_fixed=True)
-
     def disable(self) -> _DistributedOptions:
         """Raise RuntimeError: the launcher decides."""
         _refuse("Distributed.disable")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> _DistributedOptions:
-        """Raise RuntimeError, except while the object is made: the launcher decides."""
-        if "_fixed" not in self.__dict__:
-            return self
+        """Raise RuntimeError: the launcher decides."""
         _refuse("Distributed.setEnvVarNames")
 
     def configureProcessId(self, process_id: int, num_processes: int) -> _DistributedOptions:
@@ -81,7 +70,8 @@ class DistributedOptions(Options):
         )
 
     def _make_distributed(self) -> _DistributedOptions:
-        return _LauncherDistributedOptions()
+        instance = context.environment()
+        return _LauncherDistributedOptions(instance.instance_index, instance.num_instances)
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Set the local replicas of a program that runs alone.

@@ -1,4 +1,4 @@
-"""Options: what a program says about how its model runs. Groups live in ``option_groups.py``.
+"""Options: what a program says about how its model runs. Groups live in ``groups.py``.
 
 Every default of an option stands here, once.
 """
@@ -47,7 +47,6 @@ __all__ = [
 
 _UNLIMITED: Final = 2**64 - 1
 _OFFLINE_VERSIONS: Final = (1, 2, 21)
-_CACHING: Final = ("enableEngineCaching", "cachePath")
 
 
 class Options(OptionStore):
@@ -100,13 +99,13 @@ class Options(OptionStore):
         )
         popart = _PopartOptions()
         self._declare(
-            _Popart=popart,
             Training=_TrainingOptions(popart),
             Precision=_PrecisionOptions(popart),
             TensorLocations=_TensorLocationOptions(),
             Distributed=self._make_distributed(),
             Jit=_JitOptions(),
             Emulator=_EmulatorOptions(),
+            _Popart=popart,
             _execution_strategy=strategies.PipelinedExecution(),
             _show_compilation_progress_bar=True,
             _module_namescope_enabled=True,
@@ -204,7 +203,7 @@ class Options(OptionStore):
             entry = [long_name, False, mode, period]
         self._values["anchored_tensors"][short_name] = entry
 
-    def batching(self, *, training: bool) -> Batching:
+    def batching(self, training: bool) -> Batching:
         """Return the factors of a model; the default output mode depends on ``training``."""
         mode = self.output_mode
         if mode == enums.OutputMode.Default:
@@ -270,10 +269,20 @@ class Options(OptionStore):
         self._Popart.set("syntheticDataMode", 2 if enabled else 0)
         return self
 
+    @property
+    def synthetic_data(self) -> bool:
+        """Whether inputs are made on the device."""
+        return bool(self._Popart.options.get("syntheticDataMode"))
+
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
         """Name the buffers that copyNamedBuffersToDevice() sends."""
         self._Popart.set("updatableNamedBuffers", list(buffers))
         return self
+
+    @property
+    def updatable_buffers(self) -> tuple[str, ...]:
+        """The buffers that copyNamedBuffersToDevice() sends."""
+        return tuple(self._Popart.options.get("updatableNamedBuffers", ()))
 
     # -- device -------------------------------------------------------------------------------
 
@@ -339,6 +348,11 @@ class Options(OptionStore):
         self._Popart.set("instrumentWithHardwareCycleCounter", bool(log_cycle_count))
         return self
 
+    @property
+    def counts_cycles(self) -> bool:
+        """Whether the IPU cycles of every call are counted."""
+        return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
+
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
         """Write reports into ``profile_dir``."""
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
@@ -377,6 +391,12 @@ class Options(OptionStore):
         self._Popart.set("enableEngineCaching", path is not None)
         self._Popart.set("cachePath", "" if path is None else str(path))
         return self
+
+    @property
+    def executable_cache(self) -> Path | None:
+        """The folder of compiled models; None where they are not kept."""
+        folder = self._Popart.options.get("cachePath")
+        return Path(folder) if folder and self._Popart.options.get("enableEngineCaching") else None
 
     # -- from text ----------------------------------------------------------------------------
 
@@ -420,9 +440,8 @@ class Options(OptionStore):
             "An output mode must be picked before generating a dict"
         )
         values = dict(self._values)
-        for group in self._groups():
+        for group in self._groups().values():
             values.update(group.toDict())
-        values.update(self._Popart.options)
         return values
 
     def _description(self) -> tuple[Any, ...]:
@@ -430,25 +449,11 @@ class Options(OptionStore):
 
         Where executables are cached and what is shown or logged are left out.
         """
-        session = {key: value for key, value in self._Popart.options.items() if key not in _CACHING}
         return (
             *super()._description(),
-            sorted(session.items()),
             self._execution_strategy._description(),
             self._module_namescope_enabled,
         )
-
-    def _mark_frozen(self, frozen: bool) -> None:
-        super()._mark_frozen(frozen)
-        object.__setattr__(self._Popart, "_is_frozen", frozen)
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, _Popart={self._Popart!r})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
-        duplicate = super().__deepcopy__(memo)
-        duplicate._unfreeze()
-        return duplicate
 
 
 def _check_type(setter: str, value: Any, expected: Any) -> None:

@@ -1,7 +1,7 @@
 """A set of named option values: typed, readable as attributes, freezable.
 
 The rules that all groups of options share; which options exist is said in ``options.py`` and
-``option_groups.py``.
+``groups.py``.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ class OptionStore:
         """
         self.checkIsFrozen()
         for name, value in values.items():
-            assert name in self._values, (
-                f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
-            )
-            expected = type(self._values[name])
-            assert isinstance(value, expected), (
-                f"Unexpected type {type(value)} for option {name}. Expected {expected}"
-            )
-            self._values[name] = value
+            self._change(name, value)
+
+    def _change(self, name: str, value: Any) -> None:
+        """Change one existing option, whose type stays."""
+        assert name in self._values, (
+            f"Invalid option {name}: valid options are {', '.join(sorted(self._values))}"
+        )
+        expected = type(self._values[name])
+        assert isinstance(value, expected), (
+            f"Unexpected type {type(value)} for option {name}. Expected {expected}"
+        )
+        self._values[name] = value
 
     def createOrSet(self, **values: Any) -> None:
         """Change options, making those that do not exist yet."""
         self.checkIsFrozen()
         for name, value in values.items():
             if name in self._values:
-                self.set(**{name: value})
+                self._change(name, value)
             else:
                 self._values[name] = value
 
@@ -90,7 +94,8 @@ class OptionStore:
                 f"Invalid private attribute {name!r}: {type(self).__name__} takes no new ones"
             )
         else:
-            self.set(**{name: value})
+            self.checkIsFrozen()
+            self._change(name, value)
 
     def _declare(self, **attributes: Any) -> None:
         """Give the object its private attributes and groups, in a constructor."""
@@ -111,8 +116,9 @@ class OptionStore:
                 f"{type(self).__name__} already; change a clone() of it and make a new one"
             )
 
-    def _groups(self) -> list[OptionStore]:
-        return [value for value in self.__dict__.values() if isinstance(value, OptionStore)]
+    def _groups(self) -> dict[str, OptionStore]:
+        """Return the stores that are part of this one, by attribute."""
+        return {n: value for n, value in self.__dict__.items() if isinstance(value, OptionStore)}
 
     def _freeze(self) -> None:
         self._mark_frozen(True)
@@ -122,7 +128,7 @@ class OptionStore:
 
     def _mark_frozen(self, frozen: bool) -> None:
         object.__setattr__(self, "_is_frozen", frozen)
-        for group in self._groups():
+        for group in self._groups().values():
             group._mark_frozen(frozen)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -145,20 +151,12 @@ class OptionStore:
 
     def _description(self) -> tuple[Any, ...]:
         """Return all values, those of the groups included: equal for options that are set alike."""
-        groups = [
-            (name, value._description())
-            for name, value in self.__dict__.items()
-            if isinstance(value, OptionStore)
-        ]
+        groups = [(name, group._description()) for name, group in self._groups().items()]
         return (type(self).__name__, sorted(self._values.items()), sorted(groups))
 
     def __repr__(self) -> str:
         values = [f"{name}={value!r}" for name, value in self._values.items()]
-        groups = [
-            f"{name}={value!r}"
-            for name, value in self.__dict__.items()
-            if isinstance(value, OptionStore) and not name.startswith("__")
-        ]
+        groups = [f"{name}={group!r}" for name, group in self._groups().items()]
         return f"{type(self).__name__}({', '.join(values + groups)})"
 
     @staticmethod

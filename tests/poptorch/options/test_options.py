@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -172,6 +173,63 @@ def test_options_from_the_environment(monkeypatch, tmp_path):
     assert options._Popart.options["engineOptions"]["autoReport.all"] == "false"
     assert (options.Distributed.processId, options.Distributed.numProcesses) == (1, 4)
     assert options.Distributed.disable().numProcesses == 1
+
+
+@pytest.mark.parametrize(
+    ("choose", "value", "before", "after"),
+    [
+        (lambda o: o.Training.setAutomaticLossScaling(True),
+         lambda o: o.Training.automatic_loss_scaling, False, True),
+        (lambda o: o.Precision.enableStochasticRounding(True),
+         lambda o: o.Precision.stochastic_rounding, False, True),
+        (lambda o: o.Precision.enableFloatingPointExceptions(True),
+         lambda o: o.Precision.floating_point_exceptions, False, True),
+        (lambda o: o.updatableNamedBuffers(["a"]), lambda o: o.updatable_buffers, (), ("a",)),
+        (lambda o: o.enableSyntheticData(True), lambda o: o.synthetic_data, False, True),
+        (lambda o: o.logCycleCount(True), lambda o: o.counts_cycles, False, True),
+        (lambda o: o.enableExecutableCaching("a"),
+         lambda o: o.executable_cache, None, Path("a")),
+        (lambda o: o.enableExecutableCaching("a").enableExecutableCaching(None),
+         lambda o: o.executable_cache, None, None),
+    ],
+)  # fmt: skip
+def test_session_options_are_read_as_values(choose, value, before, after):
+    options = poptorch.Options()
+    assert value(options) == before
+    choose(options)
+    assert value(options) == value(options.clone()) == after
+
+
+def test_session_options_are_a_group_like_others():
+    options = poptorch.Options()
+    options._Popart.set("syntheticDataMode", 1).setPatterns({"a": True})
+    options._Popart.set("syntheticDataMode", "of any type")
+    values = options.outputMode(poptorch.OutputMode.All).toDict()
+    assert values["syntheticDataMode"] == options._Popart.syntheticDataMode == "of any type"
+    assert (values["patterns.a"], values["patterns_level"]) == (True, 2)
+    assert repr(options).count("_PopartOptions(") == 1
+    with pytest.raises(AttributeError, match="Invalid attribute 'no_such' of _PopartOptions"):
+        _ = options._Popart.no_such
+    duplicate = pickle.loads(pickle.dumps(options)).clone()
+    duplicate.Training.setAutomaticLossScaling(True)
+    assert duplicate._Popart.options["automaticLossScalingSettings.enabled"]
+    assert not options.Training.automatic_loss_scaling
+
+
+def test_executables_do_not_depend_on_where_they_are_cached():
+    plain, other = poptorch.Options(), poptorch.Options()
+    assert plain._description() == other.enableExecutableCaching("a")._description()
+    assert plain._description() != other.enableStableNorm(True)._description()
+
+
+def test_processes_are_those_of_open_mpi_unless_told(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    for group, expected in (
+        (poptorch.options._DistributedOptions(), (1, 4)),
+        (poptorch.options._DistributedOptions(2, 3), (2, 3)),
+    ):
+        assert (group.processId, group.numProcesses) == expected
 
 
 def test_unknown_session_options_fail_when_the_model_is_compiled():
