@@ -31,7 +31,6 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import session
-from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
@@ -214,8 +213,7 @@ class Compiler:
                     f"on {rounded}, or let Options.autoRoundNumIPUs(True) round up"
                 )
             logger.warning("The number of IPUs is rounded up from %d to %d", ipus, rounded)
-        if isinstance(self.options, DistributedOptions):
-            self.options._check_ipus(rounded)
+        self.options.check_ipus(rounded)
         total = rounded * batching.replicas
         if total > _MAX_IPUS:
             raise Error(

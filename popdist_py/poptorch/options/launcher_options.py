@@ -97,7 +97,12 @@ class DistributedOptions(Options):
         """Raise RuntimeError: the launcher decides."""
         _refuse("useIpuId")
 
-    def _check_ipus(self, needed: int) -> None:
+    @property
+    def shares_devices(self) -> bool:
+        """True: the launcher hands the devices out, so no instance waits for another's."""
+        return True
+
+    def check_ipus(self, needed: int) -> None:
         """Check that a model's replica needs no more IPUs than the launcher gave it.
 
         Raises:

@@ -371,6 +371,18 @@ class Options(OptionStore):
         from_text.apply_json(self, string)
         return self
 
+    # -- what the launcher decides ------------------------------------------------------------
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether the launcher hands out devices; otherwise a model waits for the id it names."""
+        return False
+
+    def check_ipus(self, needed: int) -> None:
+        """Do nothing: a program on its own has as many IPUs for each replica as it asks for."""
+
+    # -- the object as a whole ----------------------------------------------------------------
+
     def clone(self) -> Options:
         """Return an independent copy that is not frozen."""
         return copy.deepcopy(self)
