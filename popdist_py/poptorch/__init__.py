@@ -34,8 +34,7 @@ from popdist_py.poptorch.model.devices import ipuHardwareIsAvailable, ipuHardwar
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.module_text import print_module as print
-from popdist_py.poptorch.model.saved_model import load
-from popdist_py.poptorch.model.wrap import inferenceModel, trainingModel
+from popdist_py.poptorch.model.wrap import inferenceModel, load, trainingModel
 from popdist_py.poptorch.operators import torchvision_shim
 from popdist_py.poptorch.operators.tensor_ids import getIpuTensorId
 from popdist_py.poptorch.ops import (

@@ -19,14 +19,14 @@ from popdist_py import context
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
+from popdist_py.poptorch.model.training_state import own_state
 
 __all__ = ["TrainingCheckpoints"]
 
-_VERSION = 1
+_VERSION = 2
 # Where torch's and our loaders and samplers keep what they go through.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
-_SETTING = (int, float, bool, tuple, list, torch.Tensor)
 _COUNTERS = ("_epoch", "epoch")
 
 
@@ -91,29 +91,21 @@ class TrainingCheckpoints:
             Error: the model has not run yet, or ``extra`` holds something else.
         """
         _check_extra(extra or {})
-        compiled = self._model._require_compiled()
-        assert compiled.program.training is not None
-        self._model.copyWeightsToHostIfNeeded()
         own = {
             "random": _host_random(),
-            "host_buffers": dict(self._model._user_model.named_buffers()),
             "epoch_start": self._epoch_start,
-            "buffers": [rows.clone() for _, _, rows in compiled.state.stacked_buffers()],
+            **self._model.instance_state(),
         }
         communicator = context.communicator()
-        gathered = communicator.all_gather_object(_to_bytes(own))
+        instances = communicator.all_gather_object(_to_bytes(own))
         if communicator.instance_index != 0:
             return
-        optimizer = self._model._optimizer
         state = {
             "version": _VERSION,
-            "model": dict(self._model.state_dict()),
-            "settings": None if optimizer is None else _settings(optimizer),
-            "optimizer": compiled.program.training.optimizer.state_tensors(),
-            "rng": list(self._model.rng_state),
+            "training": self._model.training_state(),
+            "instances": list(instances),
             "epoch": self._epoch,
             "done": self._done,
-            "instances": list(gathered),
             "extra": dict(extra or {}),
         }
         self._files.save(step, _to_bytes(state))
@@ -131,48 +123,31 @@ class TrainingCheckpoints:
             Error: the checkpoint is of another version, or no training's.
         """
         communicator = context.communicator()
-        found = self._files.latest() if communicator.instance_index == 0 else None
-        found = communicator.broadcast_object(found)
-        if found is None:
+        newest = self._files.latest() if communicator.instance_index == 0 else None
+        newest = communicator.broadcast_object(newest)
+        if newest is None:
             return 0, {}
         try:
-            state = _from_bytes(found.data)
+            state = _from_bytes(newest.data)
             version = state["version"]
         except Exception as error:
             raise Error(
-                f"checkpoint of step {found.step} in {self._files.folder} holds no training "
+                f"checkpoint of step {newest.step} in {self._files.folder} holds no training "
                 f"({type(error).__name__}): give each training a folder of its own"
             ) from None
         if version != _VERSION:
             raise Error(
-                f"checkpoint of step {found.step} in {self._files.folder} has version "
-                f"{version}: expected {_VERSION}"
+                f"checkpoint of step {newest.step} in {self._files.folder} has version "
+                f"{version}: expected {_VERSION}. Resume with the version of this package that "
+                "saved it, or give the training another folder"
             )
-        self._model._user_model.load_state_dict(state["model"])
-        if self._model._optimizer is not None and state["settings"] is not None:
-            _load_settings(self._model._optimizer, state["settings"])
-        saved = [_from_bytes(data) for data in state["instances"]]
-        # Of another number of instances any will do: see the class.
-        own = saved[communicator.instance_index if len(saved) == communicator.num_instances else 0]
-        self._model._user_model.load_state_dict(own["host_buffers"], strict=False)
-        self._model._when_compiled(lambda: self._load_device(state, saved))
+        instances = [_from_bytes(data) for data in state["instances"]]
+        self._model.load_training_state(state["training"], instances)
+        own = own_state(instances)
         self._epoch, self._done = state["epoch"], state["done"]
         self._epoch_start = own["epoch_start"]
         self._resumed = {"random": own["random"]}
-        return found.step, state["extra"]
-
-    def _load_device(self, state: Mapping[str, Any], saved: list[dict[str, Any]]) -> None:
-        """Give the compiled model what only the device holds."""
-        compiled = self._model._require_compiled()
-        assert compiled.program.training is not None
-        compiled.program.training.optimizer.load_state_tensors(state["optimizer"])
-        self._model._optimizer_ran = True
-        self._model.rng_state = state["rng"]
-        instance = context.communicator().instance_index
-        for number, (_, _, rows) in enumerate(compiled.state.stacked_buffers()):
-            every = torch.cat([own["buffers"][number] for own in saved])
-            first = instance * len(rows)
-            rows.copy_(every[first : first + len(rows)])
+        return newest.step, state["extra"]
 
     def _wind_forward(self, resumed: Mapping[str, Any]) -> Iterator[Any]:
         """Begin the epoch as it began, and skip the batches that were trained on."""
@@ -283,30 +258,3 @@ def _load_loader_state(loader: Any, state: list[dict[str, Any]]) -> None:
                 values[name].set_state(value)
             elif isinstance(values.get(name), int):
                 setattr(part, name, value)
-
-
-# --- the optimiser's settings -----------------------------------------------------------------
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group that are plain values, such as lr."""
-    return [
-        {
-            key: _plain(value)
-            for key, value in group.items()
-            if key != "params" and isinstance(value, _SETTING)
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting without NumPy's kind of float, which only looks like Python's."""
-    if isinstance(value, tuple | list):
-        return type(value)(_plain(each) for each in value)
-    return float(value) if isinstance(value, float) else value
-
-
-def _load_settings(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
-    for group, saved in zip(optimizer.param_groups, settings, strict=True):
-        group.update(saved)

@@ -48,7 +48,7 @@ def test_numpys_floats_among_the_optimisers_settings_are_floats(tmp_path):
     trained(tmp_path, lr=np.float64(0.25)).save(1)
     model = training()
     TrainingCheckpoints(tmp_path, model).resume()
-    assert model._optimizer.param_groups[0]["lr"] == 0.25
+    assert model._link.optimizer.param_groups[0]["lr"] == 0.25
 
 
 @pytest.mark.parametrize("data", [b"no training", b""])

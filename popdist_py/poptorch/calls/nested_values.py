@@ -1,4 +1,4 @@
-"""Nested arguments and results: flattening, rebuilding, and comparing with what was compiled.
+"""Nested arguments and results: flattening and rebuilding.
 
 Registered custom types, tuples, named tuples, lists, dicts; tensors are the leaves, anything else
 is a constant. This is the one walk through nested values. It is not torch's pytree, which knows
@@ -9,7 +9,6 @@ and its subclasses.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
 from typing import Any
@@ -22,17 +21,11 @@ from popdist_py.poptorch.errors import Error
 __all__ = [
     "Call",
     "Tree",
-    "check_call",
     "check_outputs",
-    "check_same",
     "flatten",
     "map_tensors",
     "tensors_of",
 ]
-
-_RECOMPILE = (
-    " Make a new wrapper, or call destroy() on this one, to compile the model for other arguments."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,154 +261,3 @@ def _same_trees(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 def _has_dictionary(tree: Tree) -> bool:
     return issubclass(tree.kind, dict) or any(_has_dictionary(child) for child in tree.children)
-
-
-def check_call(
-    forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[str]:
-    """Check a call against the signature of ``forward``; return the positional names.
-
-    Raises:
-        AssertionError: too many arguments, an unknown keyword, or a parameter given twice.
-        Error: a parameter without default is missing.
-    """
-    parameters = list(_signature(forward).parameters.values())
-    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    variadic = next((p for p in parameters if p.kind == p.VAR_POSITIONAL), None)
-    assert variadic or len(args) <= len(plain), (
-        f"Too many arguments provided: expected at most {len(plain)}, got {len(args)}"
-    )
-    open_keywords = any(p.kind == p.VAR_KEYWORD for p in parameters)
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    filled = {p.name for p in plain[: len(args)]}
-    for name in kwargs:
-        assert open_keywords or name in named, f"{name} is not a valid parameter"
-        assert name not in filled, f"Parameter {name} was passed more than once"
-    for parameter in parameters:
-        if (
-            parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and parameter.default is parameter.empty
-            and parameter.name not in filled
-            and parameter.name not in kwargs
-        ):
-            raise Error(f"Mandatory parameter {parameter.name} missing")
-    extra = [f"*{variadic.name}[{i}]" for i in range(len(args) - len(plain))] if variadic else []
-    return [p.name for p in plain[: len(args)]] + extra
-
-
-def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``forward``; of a function in C, which tells none, that of any."""
-    try:
-        return inspect.signature(forward)
-    except ValueError:
-        return inspect.signature(lambda *_args, **_kwargs: None)
-
-
-def check_same(compiled: Call, given: Call, names: Sequence[str]) -> None:
-    """Compare the arguments of a call with those the model was compiled for.
-
-    Raises:
-        Error: count, names, types, lengths, constants, dtypes or shapes differ.
-    """
-    expected, got = len(compiled.positional), len(given.positional)
-    if expected != got:
-        raise Error(
-            f"Number of positional arguments mismatch: expected {expected} but got {got}."
-            + _RECOMPILE
-        )
-    leaves = iter(zip(compiled.leaves, given.leaves, strict=False))
-    for name, before, now in zip(names, compiled.positional, given.positional, strict=True):
-        _check_tree(name, before, now, leaves)
-    before_keywords, now_keywords = dict(compiled.keywords), dict(given.keywords)
-    _check_keys("keyword arguments", tuple(before_keywords), tuple(now_keywords))
-    for name, before in before_keywords.items():
-        _check_tree(name, before, now_keywords[name], leaves)
-
-
-def _count(tree: Tree) -> int:
-    if tree.kind is torch.Tensor:
-        return 1
-    if tree.kind is _Custom:
-        parser, original = tree.constant
-        return sum(1 for _ in parser.yieldTensors(original))
-    return sum(_count(child) for child in tree.children)
-
-
-def _check_keys(name: str, expected: tuple[Any, ...], got: tuple[Any, ...]) -> None:
-    if set(expected) == set(got):
-        return
-    unexpected = ", ".join(sorted(str(key) for key in set(got) - set(expected)))
-    missing = ", ".join(sorted(str(key) for key in set(expected) - set(got)))
-    raise Error(
-        f"Keys mismatch for {name}."
-        + (f" Unexpected arguments: {unexpected}." if unexpected else "")
-        + (f" Missing arguments: {missing}." if missing else "")
-        + _RECOMPILE
-    )
-
-
-def _kind_name(tree: Tree) -> str:
-    if tree.kind in (_Constant, _Custom):
-        value = tree.constant[1] if tree.kind is _Custom else tree.constant
-        return str(type(value))
-    return str(tree.kind)
-
-
-def _check_tree(
-    name: str, before: Tree, now: Tree, leaves: Iterator[tuple[torch.Tensor, torch.Tensor]]
-) -> None:
-    if _kind_name(before) != _kind_name(now):
-        raise Error(
-            f"Type mismatch for {name}: expected {_kind_name(before)} but got "
-            f"{_kind_name(now)}." + _RECOMPILE
-        )
-    if before.kind is torch.Tensor:
-        _check_tensor(name, *next(leaves))
-    elif before.kind is _Custom:
-        for index in range(_count(before)):
-            _check_tensor(f"{name}[{index}]", *next(leaves))
-    elif before.kind is _Constant:
-        _check_constant(name, before.constant, now.constant)
-    else:
-        _check_children(name, before, now, leaves)
-
-
-def _check_children(
-    name: str, before: Tree, now: Tree, leaves: Iterator[tuple[torch.Tensor, torch.Tensor]]
-) -> None:
-    if issubclass(before.kind, dict):
-        _check_keys(name, before.keys, now.keys)
-        for key, old, new in zip(before.keys, before.children, now.children, strict=True):
-            _check_tree(f"{name}[{key}]", old, new, leaves)
-        return
-    if len(before.children) != len(now.children):
-        raise Error(
-            f"Length mismatch for {name}: expected {len(before.children)} but got "
-            f"{len(now.children)}." + _RECOMPILE
-        )
-    for index, (old, new) in enumerate(zip(before.children, now.children, strict=True)):
-        _check_tree(f"{name}[{index}]", old, new, leaves)
-
-
-def _check_constant(name: str, before: Any, now: Any) -> None:
-    if before is now:
-        return
-    try:
-        same = bool(before == now)
-    except (RuntimeError, ValueError, TypeError):
-        same = False
-    if not same:
-        raise Error(f"Value mismatch for {name}: expected {before} but got {now}." + _RECOMPILE)
-
-
-def _check_tensor(name: str, before: torch.Tensor, now: torch.Tensor) -> None:
-    if before.dtype != now.dtype:
-        raise Error(
-            f"Data type mismatch for {name}: expected {before.dtype} but got {now.dtype}."
-            + _RECOMPILE
-        )
-    if before.shape != now.shape:
-        raise Error(
-            f"Shape mismatch for {name}: expected {tuple(before.shape)} but got "
-            f"{tuple(now.shape)}." + _RECOMPILE
-        )

@@ -1,4 +1,8 @@
-"""The model wrappers: a user's module that trains or infers on emulated IPUs: its life cycle."""
+"""PoplarExecutor: a user's module that trains or infers on emulated IPUs, and its life cycle.
+
+Here a wrapper is compiled, called, attached, saved and destroyed. What its parts do is in the
+modules that it is made of: it computes and writes nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +17,25 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from popdist_py import context, heartbeat
-from popdist_py.collectives import Communicator
-from popdist_py.collectives.communicators.solo import SoloCommunicator
-from popdist_py.poptorch import enums, optim
-from popdist_py.poptorch.calls.nested_values import Call, check_call, check_same
+from popdist_py import heartbeat
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.calls.call_signature import CallSignature
+from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
 from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
+from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.model import compile_hooks, devices, saved_model
-from popdist_py.poptorch.model.inspection import Observable
+from popdist_py.poptorch.model import compile_hooks, devices, inspection, training_state
+from popdist_py.poptorch.model.instances import communicator_for
+from popdist_py.poptorch.model.module_text import module_repr
+from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.model.progress import progress_bar
+from popdist_py.poptorch.model.saved_model import SavedModel
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.update.optimizer_rules import (
-    Layout,
-    OptimizerRules,
-    check_optimizer,
-    mean_strategy,
-)
 from popdist_py.poptorch.weights import watched_module
-from popdist_py.poptorch.weights.freshness import Party, fetch_stale
-from popdist_py.poptorch.weights.replica_grouping import join_groups, make_groupable, split_groups
+from popdist_py.poptorch.weights.freshness import WeightCopy, pull_newer
+from popdist_py.poptorch.weights.replica_grouping import make_groupable
 
 __all__ = ["PoplarExecutor"]
 
@@ -43,7 +44,7 @@ __all__ = ["PoplarExecutor"]
 _as_on_device: Final = torch.inference_mode(False)
 
 
-class PoplarExecutor(Observable):
+class PoplarExecutor:
     """A model on its emulated device; made by trainingModel() and inferenceModel().
 
     Calling it runs the model: the first dimension of every input is micro-batch x device iterations
@@ -66,25 +67,21 @@ class PoplarExecutor(Observable):
         self._options = options.clone()
         self._options._freeze()
         self._training = training
-        # Any: one of torch's, and perhaps one of ours, which mypy takes for a contradiction.
-        self._optimizer: Any = optimizer
-        self._rules = self._new_rules()
-        self._layout: Layout | None = None
         self._transfer = Transfer(double_precision=options.Emulator.double_precision)
-        self._compiled: Compiled | None = None
-        self._compilation_seconds: float | None = None
         self._attached = False
-        self._optimizer_ran = False
         self._unwatch: Callable[[], None] | None = None
-        self._party: Party | None = None
-        self._after_compiling: Callable[[], None] | None = None
         # Arguments to build the program with again, for another optimiser.
         self._last_call = Call((), (), [])
-        self._template = self._last_call
-        self._names: list[str] = []
+        # What compiling makes:
+        self._compiled: Compiled | None = None
+        self._signature: CallSignature | None = None
+        self._weights: WeightCopy | None = None
+        self._compilation_seconds = 0.0
+        self._when_compiled: Callable[[], None] | None = None
+        self._link: OptimizerLink | None = None
         if training:
             assert optimizer is not None
-            self._accept_optimizer(optimizer)
+            self._link = OptimizerLink(self._options, optimizer)
             self._wrap_user_model()
 
     # -- the user's module --------------------------------------------------------------------
@@ -108,8 +105,6 @@ class PoplarExecutor(Observable):
         return value
 
     def __repr__(self) -> str:
-        from popdist_py.poptorch.model.module_text import module_repr
-
         return module_repr(self._user_model)
 
     def _wrap_user_model(self) -> None:
@@ -154,10 +149,10 @@ class PoplarExecutor(Observable):
 
     @_as_on_device
     def _compile(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], known: Executable | None
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], executable: Executable | None
     ) -> None:
-        self._names = check_call(self._model.forward, args, kwargs)
-        self._last_call = Call.of(args, kwargs)
+        """Compile for these arguments; an executable from a file spares the forward's trace."""
+        self._signature, self._last_call = CallSignature.of(self._model.forward, args, kwargs)
         if self._last_call.has_dictionary:
             self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
@@ -166,37 +161,29 @@ class PoplarExecutor(Observable):
             self._wrap_user_model()
         if self._options.connection_type == enums.ConnectionType.Always:
             self._acquire()
-        self._update_from_host_parties()
+        tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
+        pull_newer(tensors)
         with progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
-            cache = saved_model.Cache.of(compiler, self._last_call)
+            cache = ExecutableCache.of(
+                self._user_model, self._options, compiler.optimizer, self._last_call
+            )
             with cache.locked():
-                compiled = compiler.compile(self._last_call, known or cache.load(), advance)
+                compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
                 cache.store(compiled.executable)
         self._compiled = compiled
-        self._template = self._last_call.without_data()
-        self._party = Party(
-            [*self._user_model.parameters(), *self._user_model.buffers()], compiled.state.download
-        )
+        self._weights = WeightCopy(tensors, compiled.state.download)
         if compiler.communicator.num_instances > 1:
-            self._party.mark_stale()
-        if self._training:
-            self._layout = Layout.of(self._optimizer)
-        self._connect_optimizer()
+            self._weights.mark_device_newer()
+        if self._link is not None:
+            self._link.compiled_to(compiled)
         compile_hooks.after_compile()
         self._compilation_seconds = time.perf_counter() - start
         if self._options.connection_type != enums.ConnectionType.Never:
             self._acquire()
-        action, self._after_compiling = self._after_compiling, None
+        action, self._when_compiled = self._when_compiled, None
         if action is not None:
             action()
-
-    def _when_compiled(self, action: Callable[[], None]) -> None:
-        """Do ``action`` once the model is compiled: now, or right after it will be."""
-        if self._compiled is not None:
-            action()
-        else:
-            self._after_compiling = action
 
     @property
     def _shows_progress(self) -> bool:
@@ -208,14 +195,22 @@ class PoplarExecutor(Observable):
             model=self._model,
             user_model=self._user_model,
             options=self._options,
-            optimizer=self._optimizer,
+            optimizer=None if self._link is None else self._link.optimizer,
             transfer=self._transfer,
-            communicator=_join(self._options) if self._training else _Alone(self._options),
+            communicator=communicator_for(self._options, training=self._training),
         )
 
-    def _update_from_host_parties(self) -> None:
-        """Have the host's weights up to date before they are uploaded."""
-        fetch_stale(Party([*self._user_model.parameters(), *self._user_model.buffers()], _nothing))
+    def _require_compiled(self) -> Compiled:
+        if self._compiled is None:
+            raise Error(
+                "The model has not been compiled or has been destroyed: call it or compile() first"
+            )
+        return self._compiled
+
+    def _require_weights(self) -> WeightCopy:
+        self._require_compiled()
+        assert self._weights is not None
+        return self._weights
 
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compiling took.
@@ -226,7 +221,7 @@ class PoplarExecutor(Observable):
         if not self._options._show_compilation_progress_bar:
             raise Error("compilationTime() needs Options.showCompilationProgressBar(True)")
         self._require_compiled()
-        return datetime.timedelta(seconds=self._compilation_seconds or 0.0)
+        return datetime.timedelta(seconds=self._compilation_seconds)
 
     # -- running ------------------------------------------------------------------------------
 
@@ -242,29 +237,24 @@ class PoplarExecutor(Observable):
                 return self(*args, **kwargs)
         if self._compiled is None:
             self._compile(args, kwargs, None)
-            given = self._last_call
         else:
-            given = Call.of(args, kwargs)
-            if not self._template.fits(given):
-                check_call(self._model.forward, args, kwargs)
-                given = self._template.like(args, kwargs)
-                check_same(self._template, given, self._names)
-            self._last_call = given
+            assert self._signature is not None
+            self._last_call = self._signature.matched(self._model.forward, args, kwargs)
         assert self._options.connection_type != enums.ConnectionType.Never, (
             "Trying to run a model on an offline device: ConnectionType.Never has none"
         )
         if not self._attached:
             self.attachToDevice()
-        return self._run(given)
+        return self._run(self._last_call)
 
     def _run(self, given: Call) -> Any:
-        compiled, party = self._require_compiled(), self._party
-        assert party is not None
-        if not self._training:
-            fetch_stale(party)
-            if party.needs_upload:
+        compiled, weights = self._require_compiled(), self._require_weights()
+        if self._link is None:
+            weights.pull_newer_of_others()
+            if weights.needs_upload:
                 self.copyWeightsToDevice()
-        self._load_optimizer_state()
+        else:
+            self._link.load_pending_state()
         widen = compiled.executable.widen_integers
         leaves = [self._transfer.to_device(t, widen_integers=widen) for t in given.leaves]
         found = compiled.executable.trace
@@ -273,31 +263,28 @@ class PoplarExecutor(Observable):
             self._transfer.write_back(found.changed_inputs, given.leaves, leaves)
         results = self._transfer.to_host(results)
         heartbeat.step()
-        if self._training:
-            party.mark_stale()
-            self._optimizer_ran = True
+        if self._link is not None:
+            weights.mark_device_newer()
+            self._link.mark_device_ran()
             results = [forbid_backward(result) for result in results]
-        self._log_cycles()
+        if self._options.counts_cycles:
+            logger.debug("Total number of IPU cycles: %d", self.cycleCount())
         return found.outputs.rebuild(iter(results))
 
-    # -- weights ------------------------------------------------------------------------------
+    # -- weights and optimiser ----------------------------------------------------------------
 
     def copyWeightsToHost(self) -> None:
         """Copy the device's weights and buffers into the user's module."""
-        self._require_compiled()
-        assert self._party is not None
-        self._party.download()
+        self._require_weights().pull()
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Do copyWeightsToHost() if training changed the weights since; return whether it did."""
-        return self._party is not None and self._party.fetch()
+        return self._weights is not None and self._weights.pull_if_newer()
 
     def copyWeightsToDevice(self) -> None:
         """Copy the user's weights and buffers to the device."""
-        compiled = self._require_compiled()
-        assert self._party is not None
-        compiled.state.upload()
-        self._party.mark_fresh()
+        self._require_compiled().state.upload()
+        self._require_weights().mark_equal()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers of Options.updatableNamedBuffers() to the device.
@@ -311,8 +298,6 @@ class PoplarExecutor(Observable):
             raise Error("copyNamedBuffersToDevice() needs Options.updatableNamedBuffers([names])")
         compiled.state.upload(only=frozenset(names))
 
-    # -- optimiser ----------------------------------------------------------------------------
-
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use the settings of ``optimizer`` from the next call on.
 
@@ -324,97 +309,29 @@ class PoplarExecutor(Observable):
             Error: an attribute that was constant at compile time has changed, or this is an
                 inference model.
         """
-        if not self._training:
+        if self._link is None:
             raise Error(
                 "setOptimizer() is for training models: an inference model updates nothing. Give "
                 "the optimizer to poptorch.trainingModel()"
             )
-        changed_object = optimizer is not self._optimizer
-        if changed_object:
-            self._fetch_optimizer_state()
-            self._rules = self._new_rules()
-        self._accept_optimizer(optimizer)
-        if self._compiled is None or self._compiled.program.training is None:
+        is_other = self._link.replace(optimizer)
+        if self._compiled is None:
             return
-        if Layout.of(optimizer) == self._layout:
-            self._compiled.program.training.optimizer.sync(optimizer)
+        if self._link.fits_program:
+            self._link.sync()
         else:
-            self._rebuild(self._compiled)
-        if changed_object:
-            self._connect_optimizer()
+            self._rebuild(self._compiled, self._link)
+        if is_other:
+            self._link.connect()
 
     @_as_on_device
-    def _rebuild(self, before: Compiled) -> None:
+    def _rebuild(self, before: Compiled, link: OptimizerLink) -> None:
         """Make the program again for another optimiser, which may train other parameters."""
         compiled = self._compiler().build(before.executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
         self._compiled = compiled
-        old, self._layout = self._layout, Layout.of(self._optimizer)
-        if old is not None and old.type is self._layout.type:
-            assert before.program.training is not None
-            assert compiled.program.training is not None
-            state = before.program.training.optimizer.state_tensors()
-            compiled.program.training.optimizer.load_state_tensors(state)
-
-    def _new_rules(self) -> OptimizerRules:
-        return OptimizerRules(
-            relaxed=self._options._relax_optimizer_checks,
-            automatic_loss_scaling=self._options.Training.automatic_loss_scaling,
-        )
-
-    def _accept_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        check_optimizer(optimizer)
-        compiled = self._compiled is not None
-        self._rules.accept(optimizer, compiled=compiled)
-        training = self._options.Training
-        strategy = mean_strategy(optimizer)
-        name = "meanAccumulationAndReplicationReductionStrategy"
-        if strategy == enums.MeanReductionStrategy.Running and strategy != training(name):
-            if compiled:
-                raise ValueError(
-                    "The model is already compiled with another mean reduction strategy than "
-                    f"this optimizer's accumulation type needs ({strategy.name})"
-                )
-            self._options._unfreeze()
-            training.set(**{name: strategy})
-            self._options._freeze()
-        self._optimizer = optimizer
-
-    def _connect_optimizer(self) -> None:
-        """Let a PopTorch optimiser read and write its state on the device."""
-        if self._training:
-            # The device does what step() would: learning-rate schedulers ask whether it was called.
-            self._optimizer._opt_called = True
-        if isinstance(self._optimizer, optim.Optimizer):
-            self._optimizer._connect(self._fetch_optimizer_state)
-            if self._options.connection_type != enums.ConnectionType.Never:
-                self._load_optimizer_state()
-                self._optimizer_ran = True
-
-    def _load_optimizer_state(self) -> None:
-        """Give the device the optimiser state that the program loaded since the last call."""
-        if not isinstance(self._optimizer, optim.Optimizer):
-            return
-        pending = self._optimizer._take_pending()
-        if pending is not None and self._compiled is not None:
-            training = self._compiled.program.training
-            assert training is not None
-            parameters = self._compiled.state.parameters
-            training.optimizer.load_state_tensors(split_groups(pending, parameters))
-            self._optimizer_ran = True
-
-    def _fetch_optimizer_state(self) -> None:
-        """Give the optimiser its state on the device, if it ran since the last time."""
-        if not isinstance(self._optimizer, optim.Optimizer) or self._compiled is None:
-            return
-        training = self._compiled.program.training
-        if self._optimizer_ran and training is not None:
-            self._optimizer_ran = False
-            self._optimizer._set_device_state(
-                join_groups(training.optimizer.state_tensors()),
-                join_groups(training.optimizer.parameter_tensors()),
-            )
+        link.rebuilt_to(compiled)
 
     # -- device -------------------------------------------------------------------------------
 
@@ -435,17 +352,15 @@ class PoplarExecutor(Observable):
             Error: not compiled, attached already, or another model has the device.
             AssertionError: the connection type is Never.
         """
-        compiled = self._require_compiled()
+        weights = self._require_weights()
         assert self._options.connection_type != enums.ConnectionType.Never, (
             "Trying to attach to an offline device: ConnectionType.Never has none"
         )
         if self._attached:
             raise Error("The model is already attached to its device")
         self._acquire()
-        assert self._party is not None
-        fetch_stale(self._party)
-        compiled.state.upload()
-        self._party.mark_fresh()
+        weights.pull_newer_of_others()
+        self.copyWeightsToDevice()
 
     def detachFromDevice(self) -> None:
         """Fetch weights, optimiser and random state, and give the device back.
@@ -456,24 +371,32 @@ class PoplarExecutor(Observable):
         self._require_compiled()
         if not self._attached:
             raise Error("Device is not attached")
-        self.copyWeightsToHostIfNeeded()
-        self._fetch_optimizer_state()
-        devices.release(self)
-        self._attached = False
+        self._fetch()
+        self._release()
 
     def destroy(self) -> None:
         """Fetch weights and optimiser state, give the device back, unwrap the user's module."""
-        if self._compiled is not None:
-            self.copyWeightsToHostIfNeeded()
-            self._fetch_optimizer_state()
-            self._compiled = None
-            self._party = None
-        devices.release(self)
-        self._attached = False
+        self._fetch()
+        if self._link is not None:
+            self._link.disconnect()
+        self._compiled = self._weights = self._signature = None
+        self._release()
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
         self._model = _shallow_copy(self._user_model)
+
+    def _fetch(self) -> None:
+        """Bring the user's module and optimiser up to date."""
+        self.copyWeightsToHostIfNeeded()
+        if self._link is not None:
+            self._link.fetch_state()
+
+    def _release(self) -> None:
+        devices.release(self)
+        self._attached = False
+
+    # -- state and files ----------------------------------------------------------------------
 
     @property
     def rng_state(self) -> list[int]:
@@ -490,7 +413,57 @@ class PoplarExecutor(Observable):
         compiled = self._require_compiled()
         compiled.streams.seed_value, compiled.program.steps_done = state
 
-    # -- saving -------------------------------------------------------------------------------
+    def instance_state(self) -> dict[str, Any]:
+        """Return the part of a training's state that each instance has of its own.
+
+        Raises:
+            Error: the model is not compiled, or does not train.
+        """
+        compiled, _ = self._require_compiled(), self._require_link()
+        self.copyWeightsToHostIfNeeded()
+        return training_state.instance_state(self._user_model, compiled)
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the part of a training's state that all instances have alike.
+
+        Raises:
+            Error: the model is not compiled, or does not train.
+        """
+        self._require_compiled()
+        self.copyWeightsToHostIfNeeded()
+        shared = training_state.shared_state(self._user_model, self._require_link())
+        return {**shared, "rng": self.rng_state}
+
+    def load_training_state(
+        self, shared: Mapping[str, Any], instances: Sequence[dict[str, Any]]
+    ) -> None:
+        """Go on from a state; what only the device holds follows once the model is compiled.
+
+        Args:
+            shared: what training_state() returned.
+            instances: what instance_state() returned on each instance, in order.
+
+        Raises:
+            Error: the model does not train.
+        """
+        link = self._require_link()
+        training_state.load_host_state(self._user_model, link, shared, instances)
+
+        def load_device() -> None:
+            compiled = self._require_compiled()
+            training_state.load_device_state(compiled, link, shared, instances)
+            self.rng_state = shared["rng"]
+
+        if self._compiled is None:
+            self._when_compiled = load_device
+        else:
+            self.copyWeightsToDevice()
+            load_device()
+
+    def _require_link(self) -> OptimizerLink:
+        if self._link is None:
+            raise Error("This is an inference model: only a poptorch.trainingModel has this state")
+        return self._link
 
     def save(
         self, filename: str | Path, export_model: bool = True, save_rng_state: bool = True
@@ -506,8 +479,19 @@ class PoplarExecutor(Observable):
             Error: the model is not compiled.
             AssertionError: the parent is a file.
         """
-        self._require_compiled()
-        saved_model.save(self, Path(filename), export_model=export_model, rng_state=save_rng_state)
+        compiled, signature = self._require_compiled(), self._signature
+        assert signature is not None
+        self._fetch()
+        optimizer = None if self._link is None else self._link.optimizer
+        SavedModel(
+            options=self._options,
+            call=signature.template,
+            executable=compiled.executable,
+            training=self._training,
+            model=self._user_model if export_model else None,
+            optimizer=optimizer if export_model else None,
+            rng_state=self.rng_state if save_rng_state else None,
+        ).write(Path(filename))
 
     def compileAndExport(
         self, filename: str | Path, *args: Any, export_model: bool = True, **kwargs: Any
@@ -522,11 +506,61 @@ class PoplarExecutor(Observable):
         Raises:
             Error: the file is none that save() wrote.
         """
-        saved = saved_model.read(Path(filename))
+        self._take(SavedModel.read(Path(filename)))
+
+    def _take(self, saved: SavedModel) -> None:
         args, kwargs = saved.call.example()
         self._compile(args, kwargs, saved.executable)
         if saved.rng_state is not None:
             self.rng_state = saved.rng_state
+
+    # -- observing ----------------------------------------------------------------------------
+
+    def getTensorNames(self) -> list[str]:
+        """Return the names of the tensors inside the compiled model.
+
+        Raises:
+            AssertionError: the model is not compiled.
+        """
+        assert self._compiled is not None, "The model must be compiled first"
+        assert self._signature is not None
+        return inspection.tensor_names(self._compiled, len(self._signature.template.leaves))
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """Return the last call's value of a tensor named by Options.anchorTensor().
+
+        Raises:
+            AssertionError: an unknown name.
+        """
+        return self._require_compiled().program.anchors.get(short_name)
+
+    def getPerfCounters(self) -> dict[str, list[list[float]]]:
+        """Return the last call's times, in seconds: event -> [tensor][step]."""
+        return inspection.perf_counters(self._compiled)
+
+    def getHostIpuLatency(self) -> tuple[float, float, float]:
+        """Return minimum, maximum and mean seconds that inputs took to the device."""
+        return inspection.latency(self._compiled, "input", "input_complete")
+
+    def getComputeLatency(self) -> tuple[float, float, float]:
+        """Return minimum, maximum and mean seconds between input and output."""
+        return inspection.latency(self._compiled, "input_complete", "output")
+
+    def getIpuHostLatency(self) -> tuple[float, float, float]:
+        """Return minimum, maximum and mean seconds that outputs took to the host."""
+        return inspection.latency(self._compiled, "output", "output_complete")
+
+    def getLatency(self) -> tuple[float, float, float]:
+        """Return minimum, maximum and mean seconds from the start of input to the end of output."""
+        return inspection.latency(self._compiled, "input", "output_complete")
+
+    def cycleCount(self) -> int:
+        """Return the emulated IPU cycles of the last call.
+
+        Raises:
+            Error: counting is off, or nothing ran yet.
+        """
+        return inspection.cycle_count(self._compiled, self._options)
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:
@@ -536,44 +570,3 @@ def _shallow_copy(module: nn.Module) -> nn.Module:
     twin: nn.Module = object.__new__(type(module))
     twin.__dict__.update(vars(module))
     return twin
-
-
-def _nothing() -> None:
-    """Copy nothing."""
-
-
-class _Alone(SoloCommunicator):
-    """An instance that talks to nobody but keeps its index, so that its replicas keep theirs."""
-
-    def __init__(self, options: Options) -> None:
-        self.instance_index = options.Distributed.processId
-
-
-def _join(options: Options) -> Communicator:
-    """Return the connection to the other instances, joining them if the program did not."""
-    _check_replicas(options)
-    if options.Distributed.numProcesses == 1:
-        return SoloCommunicator()
-    if not context.is_launched():
-        logger.warning(
-            "Options.Distributed has %d processes, but nothing connects them: this one trains on "
-            "its own. Start them with poprun-py, so that gradients are reduced over all",
-            options.Distributed.numProcesses,
-        )
-    if not context.is_initialised():
-        context.init()
-    return context.communicator()
-
-
-def _check_replicas(options: Options) -> None:
-    """Warn if a training model does not run as many replicas as the launcher was asked for."""
-    instance, replicas = context.environment(), options.replication_factor
-    takes_part = options.Distributed.numProcesses == instance.num_instances
-    if context.is_launched() and takes_part and replicas != instance.num_local_replicas:
-        logger.warning(
-            "The launcher gave this instance %d local replicas, but Options.replicationFactor is "
-            "%d, which counts: poptorch.DistributedOptions() takes the launcher's number, as "
-            "popdist.poptorch.Options(ipus_per_replica=...) does",
-            instance.num_local_replicas,
-            replicas,
-        )

@@ -1,20 +1,22 @@
-"""trainingModel() and inferenceModel(): from what a program has to a wrapper."""
+"""trainingModel(), inferenceModel() and load(): from what a program has to a wrapper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from popdist_py.poptorch import optim
+from popdist_py.poptorch import enums, optim
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
+from popdist_py.poptorch.model.saved_model import SavedModel
 from popdist_py.poptorch.options.options import Options
 
-__all__ = ["inferenceModel", "trainingModel"]
+__all__ = ["inferenceModel", "load", "trainingModel"]
 
 
 def _checked(options: Options | None) -> Options:
@@ -81,6 +83,37 @@ def inferenceModel(
         model = _Callable(model)
     _check_modules(model)
     return PoplarExecutor(model, checked, training=False)
+
+
+def load(
+    filename: str | Path, edit_opts_fn: Callable[[Options], Any] | None = None
+) -> PoplarExecutor:
+    """Return the model of a file that save() or compileAndExport() wrote, ready to run.
+
+    Args:
+        filename: the file.
+        edit_opts_fn: called with the options, to change those of the time of running.
+
+    Raises:
+        Error: it is no such file.
+        AssertionError: another version wrote it, or it was saved without the model.
+    """
+    saved = SavedModel.read(Path(filename))
+    assert saved.model is not None, (
+        f"{filename} was saved without the model: make a wrapper of the model and use its "
+        "loadExecutable()"
+    )
+    options = saved.options.clone()
+    if options.connection_type == enums.ConnectionType.Never:
+        options.connectionType(enums.ConnectionType.Always)
+        options.deleteIfExists("ipu_version")
+    if edit_opts_fn is not None:
+        edit_opts_fn(options)
+    executor = PoplarExecutor(
+        saved.model, options, training=saved.training, optimizer=saved.optimizer
+    )
+    executor._take(saved)
+    return executor
 
 
 def _refuse_accumulation() -> NoReturn:

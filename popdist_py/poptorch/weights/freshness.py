@@ -1,6 +1,6 @@
-"""Who has newer weights: the host's copy, a training model's device, an inference model's device.
+"""Who has newer weights: the host, a training model's device or an inference model's device.
 
-Only the bookkeeping: the copying itself is ``device_state.py``'s.
+This module keeps the books. ``device_state.py`` copies.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-__all__ = ["Party", "fetch_stale"]
+__all__ = ["WeightCopy", "pull_newer"]
 
-_stale: weakref.WeakSet[Party] = weakref.WeakSet()
-_parties: weakref.WeakSet[Party] = weakref.WeakSet()
+_copies: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
+_newer_than_host: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
 
 
-class Party:
-    """A model on a device, as far as its weights are concerned.
+class WeightCopy:
+    """The weights of one model on its device, as a copy of the host's.
 
     Args:
         tensors: the host's tensors of the model.
@@ -28,45 +28,60 @@ class Party:
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], download: Callable[[], None]) -> None:
-        self.tensors = frozenset(id(tensor) for tensor in tensors)
+        self._host_ids = _ids(tensors)
         self._download = download
         self.needs_upload = False
-        _parties.add(self)
+        _copies.add(self)
 
     @property
-    def is_stale(self) -> bool:
+    def device_is_newer(self) -> bool:
         """Whether the device has newer weights than the host."""
-        return self in _stale
+        return self in _newer_than_host
 
-    def mark_stale(self) -> None:
+    def mark_device_newer(self) -> None:
         """Note that the device has newer weights than the host."""
-        _stale.add(self)
+        _newer_than_host.add(self)
 
-    def mark_fresh(self) -> None:
+    def mark_equal(self) -> None:
         """Note that device and host agree."""
-        _stale.discard(self)
+        _newer_than_host.discard(self)
         self.needs_upload = False
 
-    def fetch(self) -> bool:
-        """Bring the host up to date; returns whether anything was copied."""
-        if self not in _stale:
+    def pull_if_newer(self) -> bool:
+        """Copy the device's tensors to the host if they are newer; return whether they were."""
+        if not self.device_is_newer:
             return False
-        # First, so that what the download itself reads does not start another one.
-        _stale.discard(self)
-        self.download()
+        self.pull()
         return True
 
-    def download(self) -> None:
-        """Copy the device's tensors to the host and tell the models that share them."""
-        _stale.discard(self)
+    def pull(self) -> None:
+        """Copy the device's tensors to the host, and tell the models that share them."""
+        # First, so that what the download itself reads does not start another one.
+        _newer_than_host.discard(self)
         self._download()
-        for party in _parties:
-            if party is not self and party.tensors & self.tensors:
-                party.needs_upload = True
+        for other in _copies:
+            if other is not self and other.shares(self._host_ids):
+                other.needs_upload = True
+
+    def pull_newer_of_others(self) -> None:
+        """Bring the host up to date with every other model that shares tensors with this one."""
+        _pull_newer(self._host_ids, besides=self)
+
+    def shares(self, host_ids: frozenset[int]) -> bool:
+        """Tell whether one of the host's tensors with these ids is one of this model's."""
+        return not self._host_ids.isdisjoint(host_ids)
 
 
-def fetch_stale(asking: Party) -> None:
-    """Bring the host up to date with every other model that shares tensors with ``asking``."""
-    for party in list(_stale):
-        if party is not asking and party.tensors & asking.tensors:
-            party.fetch()
+def pull_newer(tensors: Iterable[torch.Tensor]) -> None:
+    """Bring these tensors of the host up to date with every device that has newer values."""
+    _pull_newer(_ids(tensors), besides=None)
+
+
+def _pull_newer(host_ids: frozenset[int], *, besides: WeightCopy | None) -> None:
+    for copy in list(_newer_than_host):
+        if copy is not besides and copy.shares(host_ids):
+            copy.pull_if_newer()
+
+
+def _ids(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    return frozenset(id(tensor) for tensor in tensors)

@@ -13,7 +13,7 @@ from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.model import saved_model
+from popdist_py.poptorch.compilation import executable_cache
 
 
 class Slow(nn.Module):
@@ -186,7 +186,7 @@ def test_a_cached_model_is_found_by_everything_that_compiling_depends_on(tmp_pat
     for way in ways:
         way()
     assert len(list(tmp_path.iterdir())) == len(ways)
-    for place in (saved_model, torch):
+    for place in (executable_cache, torch):
         monkeypatch.setattr(place, "__version__", "0.0.0")
         _cached(tmp_path)
         monkeypatch.undo()

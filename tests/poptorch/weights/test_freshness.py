@@ -19,9 +19,9 @@ class TestWeights:
         model, training = trained()
         training.compile(*classified(4))
         fetched = []
-        party = training._party
-        download = party._download
-        monkeypatch.setattr(party, "_download", lambda: (fetched.append(1), download()))
+        weights = training._weights
+        download = weights._download
+        monkeypatch.setattr(weights, "_download", lambda: (fetched.append(1), download()))
         before = model.layers[0].weight.tolist()
         training(*classified(4))
         training(*classified(4))

@@ -1,0 +1,73 @@
+"""The state of a training on host and device, as tensors and plain values: for checkpoints.
+
+Functions of a user's module, its optimiser and its compiled model. Files, and the position in the
+data, are ``poptorch/checkpoint.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from popdist_py import context
+from popdist_py.poptorch.compilation.compiler import Compiled
+from popdist_py.poptorch.model.optimizer_link import OptimizerLink
+
+__all__ = ["instance_state", "load_device_state", "load_host_state", "own_state", "shared_state"]
+
+
+def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
+    """Return the weights and the optimiser, which all instances have alike."""
+    return {
+        "model": dict(module.state_dict()),
+        "settings": link.settings(),
+        "optimizer": link.state_tensors(),
+    }
+
+
+def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
+    """Return what each instance has of its own: the buffers of the host and of its replicas."""
+    return {
+        "host_buffers": dict(module.named_buffers()),
+        "buffers": [rows.clone() for _, _, rows in compiled.state.stacked_buffers()],
+    }
+
+
+def own_state(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the state of this instance among those that were saved.
+
+    Another number of instances than before has no own states: each takes that of instance 0.
+    """
+    communicator = context.communicator()
+    same_number = len(instances) == communicator.num_instances
+    return instances[communicator.instance_index if same_number else 0]
+
+
+def load_host_state(
+    module: nn.Module,
+    link: OptimizerLink,
+    shared: Mapping[str, Any],
+    instances: Sequence[dict[str, Any]],
+) -> None:
+    """Give the user's module and optimiser what was saved of them."""
+    module.load_state_dict(shared["model"])
+    link.load_settings(shared["settings"])
+    module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
+
+
+def load_device_state(
+    compiled: Compiled,
+    link: OptimizerLink,
+    shared: Mapping[str, Any],
+    instances: Sequence[Mapping[str, Any]],
+) -> None:
+    """Give the compiled model what only the device holds."""
+    link.load_state_tensors(shared["optimizer"])
+    instance = context.communicator().instance_index
+    for number, (_, _, rows) in enumerate(compiled.state.stacked_buffers()):
+        rows_of_all = torch.cat([state["buffers"][number] for state in instances])
+        first = instance * len(rows)
+        rows.copy_(rows_of_all[first : first + len(rows)])
