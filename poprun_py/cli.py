@@ -34,7 +34,7 @@ __all__ = ["main", "run"]
 
 
 class _UnwritableError(Exception):
-    """Standard output or standard error takes nothing."""
+    """Standard output or standard error cannot be written."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ def main() -> NoReturn:
         COMMAND.main(prog_name="poprun-py")
     _open_closed_descriptors()
     _print_any_text()
-    # Nothing that is made before the job starts is garbage.
+    # What is made before the job starts lives until the end: collecting it would only cost time.
     gc.disable()
     code = run(sys.argv[1:])
     # Nothing is left to interrupt: another Ctrl-C must not change the code.
@@ -61,14 +61,14 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Taking the interpreter apart would take longer than all else that is left to do.
+    # Finalising the interpreter would take longer than everything else that is left to do.
     os._exit(code)
 
 
 def _open_closed_descriptors() -> None:
     """Give a launcher that was started without stdout or stderr something to write to.
 
-    Else a socket or file that it opens later would take their place.
+    Otherwise a socket or file that the launcher opens later would get descriptor 1 or 2.
     """
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= 2:
@@ -79,7 +79,7 @@ def _open_closed_descriptors() -> None:
 
 
 def _print_any_text() -> None:
-    """Let stdout take every text: a file's name may be no UTF-8, a locale may lack characters."""
+    """Let stdout take every text: a file name need not be UTF-8, a locale may lack characters."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
@@ -97,10 +97,10 @@ def run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except _UnwritableError as error:
-        # What was printed so far is all there is.
+        # Nothing more can be printed: the interpreter's own flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error.reason, BrokenPipeError):
-            # Whoever read our output has gone; nothing is left to say.
+            # The reader of our output has gone: a message would reach nobody.
             return 141
         _complain(f"standard output cannot be written: {error.reason.strerror}")
         return StartError.exit_code
@@ -114,10 +114,10 @@ def run(words: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _own_write() -> Iterator[None]:
-    """Tell what our own output cannot take from every other trouble of the system.
+    """Distinguish a failed write of our own output from every other OSError.
 
     Raises:
-        _UnwritableError: it cannot take it.
+        _UnwritableError: standard output or standard error cannot be written.
     """
     try:
         yield
@@ -405,16 +405,16 @@ def _print_hardware(config: LaunchConfig) -> None:
 
     inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
     hosts = inputs.hosts
-    known = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
+    machines = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
     if config.print_hardware == "json":
         document = (
-            known[0][1].to_json()
-            if len(hosts) == 1 and known
-            else {"hosts": {host.name: machine.to_json() for host, machine in known}}
+            machines[0][1].to_json()
+            if len(hosts) == 1 and machines
+            else {"hosts": {host.name: machine.to_json() for host, machine in machines}}
         )
         _print(json.dumps(document, indent=2))
         return
-    for host, machine in known:
+    for host, machine in machines:
         if len(hosts) > 1:
             _print(f"{host.name}:")
         _print(hardware_table(machine))

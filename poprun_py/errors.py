@@ -44,7 +44,7 @@ class TimeLimitError(LaunchError):
         self.result = result
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean ...?`` for the known word most like ``word``, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, accepted: Iterable[str]) -> str:
+    """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing."""
+    close = difflib.get_close_matches(word, list(accepted), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""

@@ -35,7 +35,7 @@ _OPTIONS: dict[str, Option] = {
 }
 _SHORT = {opt.short: name for name, opt in _OPTIONS.items() if opt.short}
 _NAMES = (*_OPTIONS, *_HELP_FLAGS, "--verbose")
-# What other launchers call the same, where the spelling alone would suggest something else.
+# Names of other launchers for our options, where the nearest spelling is another option.
 _ELSEWHERE = {
     **dict.fromkeys(("-n", "-np", "--np", "-c", "-N"), "--num-instances"),
     **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), "--num-instances"),
@@ -150,8 +150,8 @@ def _complete(spelled: str, word: str) -> str:
 
 
 def _unknown(word: str, spelled: str) -> UsageError:
-    known = _ELSEWHERE.get(word.partition("=")[0])
-    hint = f"; did you mean {known}?" if known else nearest(spelled.lower(), _NAMES)
+    ours = _ELSEWHERE.get(word.partition("=")[0])
+    hint = f"; did you mean {ours}?" if ours else nearest(spelled.lower(), _NAMES)
     return UsageError(f"unknown option {word}{hint or '; --help lists all options'}")
 
 

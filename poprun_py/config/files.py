@@ -18,11 +18,11 @@ __all__ = ["config_from_dict", "config_to_dict", "dump_config", "parse_config"]
 
 def config_to_dict(config: LaunchConfig) -> dict[str, Any]:
     """Return the options of ``config`` that differ from their defaults, and the program."""
-    known = options()
+    declared = options()
     values = {
         f.name: getattr(config, f.name)
         for f in fields(config)
-        if (f.name == "program" or known[f.name].saved) and getattr(config, f.name) != f.default
+        if (f.name == "program" or declared[f.name].saved) and getattr(config, f.name) != f.default
     }
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
@@ -44,8 +44,8 @@ def checked_values(data: Any, source: str) -> dict[str, Any]:
     """
     if not isinstance(data, dict):
         raise UsageError(f"{source}: expected a table of options, such as num-replicas = 8")
-    everything = options()
-    known = {name: opt for name, opt in everything.items() if opt.saved}
+    declared = options()
+    saved = {name: opt for name, opt in declared.items() if opt.saved}
     values: dict[str, Any] = {}
     for key, value in data.items():
         name = key.replace("-", "_")
@@ -54,18 +54,18 @@ def checked_values(data: Any, source: str) -> dict[str, Any]:
                 raise UsageError(f"{source}: program {value!r}: expected a list of texts")
             values[name] = tuple(value)
             continue
-        if name in everything and name not in known:
+        if name in declared and name not in saved:
             raise UsageError(
                 f"{source}: {key!r} is no part of a configuration; give "
                 f"{option_name(name)} on the command line"
             )
-        if name not in known:
+        if name not in saved:
             raise UsageError(
-                f"{source}: unknown option {key!r}{nearest(name, known)}; --help lists all options"
+                f"{source}: unknown option {key!r}{nearest(name, saved)}; --help lists all options"
             )
         if name in values:
             raise UsageError(f"{source}: {key!r} is given twice")
-        values[name] = _checked(known[name], f"{source}: {key}", value)
+        values[name] = _checked(saved[name], f"{source}: {key}", value)
     return values
 
 

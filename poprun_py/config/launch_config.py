@@ -61,7 +61,7 @@ _HANG_LIMIT = Kind(
     accepts=lambda v: v == "auto" or SECONDS.accepts(v),
 )
 
-# Every IPU is listed in a plan; more than any system ever had.
+# Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")

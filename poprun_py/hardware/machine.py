@@ -1,7 +1,7 @@
 """Machine: packages, NUMA nodes, L3 groups, cores and limits of one host, as a value with its JSON.
 
-Values only: they are read from the kernel in hardware.py, shown in hardware_view.py, and know
-nothing of instances (placement.py).
+Values only: reader.py reads them from the kernel, views/hardware_table.py shows them, and
+planning/placement.py gives parts of them to instances.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
             raise HardwareError(
                 f"it describes {names or 'no host'}; expected {', '.join(host_names)}"
             )
-        known = {
+        machines = {
             name: Machine.from_json(described[name])
             for name in dict.fromkeys(host_names)
             if name in described
@@ -166,7 +166,7 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
         ) from None
     except HardwareError as error:
         raise HardwareError(f"{path}: {error}") from None
-    return tuple(known.get(name) for name in host_names)
+    return tuple(machines.get(name) for name in host_names)
 
 
 def _from_json(data: dict[str, Any]) -> Machine:
@@ -218,9 +218,9 @@ def _check(machine: Machine) -> None:
             len(node.distances) != len(nodes) for node in machine.numa_nodes
         ),
     }
-    found = [text for text, is_so in problems.items() if is_so]
-    if found:
-        raise HardwareError(f"damaged saved machine: {'; '.join(found)}")
+    contradictions = [text for text, is_so in problems.items() if is_so]
+    if contradictions:
+        raise HardwareError(f"damaged saved machine: {'; '.join(contradictions)}")
 
 
 def _list(data: dict[str, Any], key: str) -> list[Any]:

@@ -54,14 +54,14 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
         cores=_read_cores(files, online, nodes),
         numa_nodes=nodes,
         allowed_cpus=allowed,
-        # A root copied from elsewhere may name no node that exists: then nothing is known.
+        # A copied root may name only nodes that do not exist: then all nodes are allowed.
         allowed_memory_nodes=_intersect(indices, memory_limits) or frozenset(indices),
         cpu_quota=groups.cpu_quota(),
     )
 
 
 def _intersect(start: Iterable[int], limits: Iterable[Iterable[int] | None]) -> frozenset[int]:
-    """Return what every limit that is known leaves of ``start``."""
+    """Return the numbers of ``start`` that every stated limit allows; None states none."""
     left = set(start)
     for limit in limits:
         if limit is not None:
@@ -142,15 +142,15 @@ def _read_cores(
 ) -> tuple[Core, ...]:
     """Return the cores, ordered by NUMA node, package, L3 group and lowest CPU.
 
-    Each group's list is read once and not once for each of its CPUs: with 256 CPUs it is the
-    reading that takes the time.
+    Each group's list is read once, not once for each of its CPUs: with 256 CPUs the reading takes
+    most of the time.
     """
     siblings = _groups(files, online, ("topology/core_cpus_list", "topology/thread_siblings_list"))
     caches = _groups(files, online, (_l3_file(files, online[0]),))
     packages = _packages(files, online)
     leader_of = _core_leaders(files, online, packages, siblings)
     node_of = {cpu: node.index for node in nodes for cpu in node.cpus}
-    # Virtual machines are seen with siblings in two nodes: no core of ours spans nodes.
+    # Some virtual machines report siblings in two nodes. Such a core is split: none spans nodes.
     members: dict[tuple[int, int], list[int]] = {}
     for cpu in online:
         members.setdefault((leader_of[cpu], node_of[cpu]), []).append(cpu)
@@ -180,17 +180,17 @@ def _groups(
 ) -> dict[int, tuple[int, ...]]:
     """Return for each CPU the online CPUs of its group, from the first file that states it."""
     present = set(online)
-    found: dict[int, tuple[int, ...]] = {}
+    group_of: dict[int, tuple[int, ...]] = {}
     for cpu in online:
-        if cpu in found:
+        if cpu in group_of:
             continue
         for name in names:
             listed = name and files.cpu_list(f"{_CPU}/cpu{cpu}/{name}")
             if listed and cpu in listed:
-                group = tuple(c for c in listed if c in present and c not in found)
-                found.update(dict.fromkeys(group, group))
+                group = tuple(c for c in listed if c in present and c not in group_of)
+                group_of.update(dict.fromkeys(group, group))
                 break
-    return found
+    return group_of
 
 
 def _core_leaders(

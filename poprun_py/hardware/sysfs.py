@@ -1,7 +1,7 @@
 """Files of the Linux kernel under any root: CPU lists, numbers, and the limits of control groups.
 
-Knows how the kernel writes things down; what they mean for a machine is decided in hardware.py.
-A missing or unreadable file is an answer (None), not an error: odd kernels lack any of them.
+Knows how the kernel writes things down; reader.py decides what they mean for a machine.
+A missing or unreadable file gives None and no error: any of them is absent on some kernel.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ControlGroups:
     """The limits that control groups, version 1 or 2, put on the reading process.
 
     A process lives in one group of each hierarchy, named by ``proc/self/cgroup``. In a container
-    that name may lead outside of what is mounted, so every ancestor up to the mount point is asked:
+    that name may lead outside of what is mounted, so every ancestor up to the mount point is read:
     the mount point is then the container's own group. A limit holds for all descendants.
     """
 
@@ -169,10 +169,10 @@ class ControlGroups:
         stated = []
         for folders, names in sources:
             for folder in folders:
-                # What is in effect may be less than what was asked for.
+                # The effective set may be smaller than the configured one.
                 lists = (self._files.cpu_list(f"{folder}/{name}") for name in names)
-                stated.append(next((found for found in lists if found), ()))
-        return [found for found in stated if found]
+                stated.append(next((numbers for numbers in lists if numbers), ()))
+        return [numbers for numbers in stated if numbers]
 
 
 def _ratio(quota: str, period: str) -> float | None:

@@ -1,7 +1,7 @@
 """Copies a folder to the same path on other hosts with rsync: only what changed, nothing outside.
 
-Nothing is deleted there. A symbolic link is never followed; one that leads out of the folder is
-copied with a Python environment only, whose Python is such a link.
+Nothing is deleted there. No symbolic link is followed. A link that leads out of the folder is
+copied only with a Python environment, whose Python is such a link.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ __all__ = ["environment_folder", "folder_to_sync", "sync_command", "sync_folder"
 
 _LEFT_OUT = (".git", "__pycache__")
 _AT_ONCE = 16
-# Of a stalled connection, not of the whole copy, which takes as long as it takes.
+# Limits a stalled connection. The whole copy has no limit.
 _STALL_SECONDS = 15
 
 
-def folder_to_sync(given: str, option: str = "--sync") -> Path:
+def folder_to_sync(path: str, option: str = "--sync") -> Path:
     """Return the folder that an option names, in full, as programs are named by the same path.
 
     Raises:
         UsageError: it is no folder, or one that belongs to the host and not to a program.
     """
-    folder = Path(given).absolute()
+    folder = Path(path).absolute()
     if not folder.is_dir():
-        raise UsageError(f"{option} {given}: no such folder")
+        raise UsageError(f"{option} {path}: no such folder")
     resolved = folder.resolve()
     if len(resolved.parts) < 3 or resolved == Path.home().resolve():
         raise UsageError(
-            f"{option} {given}: {resolved} belongs to the host itself; expected the folder of a "
+            f"{option} {path}: {resolved} belongs to the host itself; expected the folder of a "
             "program"
         )
     return resolved if ".." in folder.parts else folder

@@ -26,7 +26,7 @@ __all__ = [
 MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
-# An address is no numbered name: only names that begin with a letter are.
+# Only names that begin with a letter are numbered: addresses are not.
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 

@@ -3,7 +3,8 @@
 Standard library only and complete in this one file, because the host may have nothing else of ours.
 ``main`` takes a JSON object: ``root`` (the folder that holds our packages), ``program`` (a file
 that must be readable, or ""), ``folder`` (the working folder), ``mpirun``, ``call_back`` (the
-launcher's ``[address, port]``, or null) and ``packages`` (distributions to look for).
+launcher's ``[address, port]``, or null) and ``packages`` (distributions to look for): the fields of
+``Request`` in host_report.py.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from typing import Any
 MARK = "poprun-probe "
 
 
-def report(asked: Mapping[str, Any]) -> dict[str, Any]:
+def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything about this host as JSON values."""
-    root = asked["root"]
+    root = request["root"]
     return {
         "time": time.time(),
         "host": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "packages": {name: version_of(name) for name in asked["packages"]},
+        "packages": {name: version_of(name) for name in request["packages"]},
         "poprun": version_of_poprun(root),
-        "mpirun": version_of_mpirun(asked["mpirun"]),
-        "program": state_of(asked["program"]),
-        "folder": Path(asked["folder"]).is_dir(),
+        "mpirun": version_of_mpirun(request["mpirun"]),
+        "program": state_of(request["program"]),
+        "folder": Path(request["folder"]).is_dir(),
         "networks": networks(),
         "fabric": has_fabric(),
         "memory": available_memory(),
         "shm": free_space("/dev/shm"),
         "files": open_files(),
         "machine": machine(root),
-        "called_back": called_back(asked["call_back"]),
+        "called_back": called_back(request["call_back"]),
     }
 
 
@@ -90,7 +91,7 @@ def networks() -> list[list[Any]]:
     import fcntl
     import struct
 
-    found = []
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -103,8 +104,8 @@ def networks() -> list[list[Any]]:
             if flags & 1:
                 bits = bin(int.from_bytes(mask, "big")).count("1")
                 bridge = Path("/sys/class/net", name, "bridge").is_dir()
-                found.append([name, socket.inet_ntoa(address), bits, bridge])
-    return found
+                addresses.append([name, socket.inet_ntoa(address), bits, bridge])
+    return addresses
 
 
 def has_fabric() -> bool:
@@ -162,6 +163,6 @@ def called_back(address: list[Any] | None) -> bool | None:
     return True
 
 
-def main(asked: Mapping[str, Any]) -> None:
+def main(request: Mapping[str, Any]) -> None:
     """Print the report; the mark tells it from whatever a login shell prints."""
-    sys.stdout.write("\n" + MARK + json.dumps(report(asked)) + "\n")
+    sys.stdout.write("\n" + MARK + json.dumps(report(request)) + "\n")

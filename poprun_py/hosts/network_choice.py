@@ -92,7 +92,7 @@ def choose_network(
     """
     if wanted is not None:
         return _wanted(interfaces, wanted)
-    usable = {h: [i for i in found if i.carries_traffic] for h, found in interfaces.items()}
+    usable = {h: [i for i in own if i.carries_traffic] for h, own in interfaces.items()}
     shared = _shared(usable)
     if not shared:
         return Network("", {})
@@ -100,12 +100,12 @@ def choose_network(
     best = max(
         shared,
         key=lambda net: sum(
-            i.address in behind_names for found in usable.values() for i in found if i.subnet == net
+            i.address in behind_names for own in usable.values() for i in own if i.subnet == net
         ),
     )
     return Network(
         str(best),
-        {h: next(i.address for i in found if i.subnet == best) for h, found in usable.items()},
+        {h: next(i.address for i in own if i.subnet == best) for h, own in usable.items()},
     )
 
 
@@ -116,20 +116,20 @@ def _shared(usable: Mapping[str, Sequence[Interface]]) -> list[ipaddress.IPv4Net
     return [
         net
         for net in first
-        if all(any(i.subnet == net for i in found) for found in everyone)
+        if all(any(i.subnet == net for i in own) for own in everyone)
         # Equal addresses on several hosts: a private network of each, such as Docker's.
-        and len({i.address for found in everyone for i in found if i.subnet == net})
-        == sum(i.subnet == net for found in everyone for i in found)
+        and len({i.address for own in everyone for i in own if i.subnet == net})
+        == sum(i.subnet == net for own in everyone for i in own)
     ]
 
 
 def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str) -> Network:
     subnet = parse_subnet(wanted)
     addresses = {}
-    for host, found in interfaces.items():
+    for host, own in interfaces.items():
         matching = [
             i
-            for i in found
+            for i in own
             if i.name == subnet
             or (
                 isinstance(subnet, ipaddress.IPv4Network)
@@ -137,9 +137,9 @@ def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str) -> Netwo
             )
         ]
         if not matching:
-            known = ", ".join(f"{i.name} ({i.subnet})" for i in found if i.carries_traffic)
+            usable = ", ".join(f"{i.name} ({i.subnet})" for i in own if i.carries_traffic)
             raise StartError(
-                f"host {host} is not on --host-subnet {wanted}; it has {known or 'no network'}"
+                f"host {host} is not on --host-subnet {wanted}; it has {usable or 'no network'}"
             )
         addresses[host] = matching[0].address
     return Network(wanted, addresses)

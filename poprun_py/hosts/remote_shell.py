@@ -1,7 +1,7 @@
 """How a command reaches another host: by ssh, or by Slurm's starter inside an allocation.
 
 Words only: what to run, and what the words of a failed ssh mean. Whoever uses them starts the
-processes (preflight.py, sync.py, and mpirun itself).
+processes (preflight.py, folder_sync.py, and mpirun itself).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 CONNECT_SECONDS = 5
-# Never ask: a launch has no one to answer, and an answer would be needed once for every host.
+# ssh must not prompt: a launch has nobody to answer, and every host would prompt anew.
 _ALWAYS = ("-oBatchMode=yes", f"-oConnectTimeout={CONNECT_SECONDS}")
 
 
@@ -61,8 +61,8 @@ class Shell:
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
     """Return the way to ``hosts``: Slurm's if they are in its allocation, else ssh.
 
-    Who gives arguments for ssh wants ssh. So do hosts in another order than Slurm's, and one other
-    host alone: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
+    Arguments for ssh choose ssh. Hosts in another order than Slurm's, and one other host alone,
+    need it: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
 
     Raises:
         UsageError: arguments for ssh that mpirun could not pass on.
@@ -73,7 +73,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
         if [host.name for host in hosts] == [node.name for node in nodes][: len(hosts)]:
             return Shell(())
     try:
-        given = tuple(shlex.split(config.ssh_args or ""))
+        arguments = tuple(shlex.split(config.ssh_args or ""))
     except ValueError as error:
         raise UsageError(
             f"--ssh-args {config.ssh_args!r}: {str(error).lower()}; expected arguments quoted as "
@@ -82,21 +82,21 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
     if config.ssh_config is not None:
         if not Path(config.ssh_config).is_file():
             raise UsageError(f"--ssh-config {config.ssh_config}: no such file")
-        given = ("-F", str(Path(config.ssh_config).absolute()), *given)
-    for word in given:
+        arguments = ("-F", str(Path(config.ssh_config).absolute()), *arguments)
+    for word in arguments:
         if not word or any(c.isspace() for c in word):
             # mpirun splits its remote agent at blanks and knows no quotation.
             raise UsageError(
                 f"ssh argument {word!r}: expected no blanks in it; put such a setting into the "
                 "file given with --ssh-config"
             )
-    return Shell(("ssh", *given, *_ALWAYS))
+    return Shell(("ssh", *arguments, *_ALWAYS))
 
 
 def scratch_file() -> IO[bytes]:
     """Return a file in memory that takes what ssh says.
 
-    Not a pipe, whose end would be waited for: connections that ssh keeps open for later hold it.
+    A pipe would not end: connections that ssh keeps open for later hold it.
     """
     return os.fdopen(os.memfd_create("ssh"), "r+b", buffering=0)
 

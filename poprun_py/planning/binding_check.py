@@ -14,18 +14,18 @@ from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 
 __all__ = ["binding_sentence", "check_binding"]
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def check_binding(
-    planned: LaunchPlan, started: Mapping[int, Mapping[str, Any]], tell: Say, warn: Say
+    planned: LaunchPlan, started: Mapping[int, Mapping[str, Any]], log: Log, warn: Log
 ) -> None:
-    """Tell what every instance runs on, and warn where it is not what was planned.
+    """Log what every instance runs on, and warn where it is not what was planned.
 
     Args:
         planned: the launch.
         started: what each instance's wrapper reported after starting its program, by index.
-        tell: takes one line for each instance.
+        log: takes one line for each instance.
         warn: takes one line for each difference.
 
     Raises:
@@ -33,9 +33,9 @@ def check_binding(
     """
     problems = []
     for index, report in sorted(started.items()):
-        found = report.get("found", {})
-        differences = binding.differences(_asked(planned.instances[index]), found)
-        tell(f"instance {index} has PID {report.get('pid')}: {binding_sentence(found)}")
+        in_effect = report.get("found", {})
+        differences = binding.differences(_planned_binding(planned.instances[index]), in_effect)
+        log(f"instance {index} has PID {report.get('pid')}: {binding_sentence(in_effect)}")
         problems += [f"instance {index} {text}" for text in differences]
     if problems and planned.config.strict_binding:
         raise StartError(f"{problems[0]} (--strict-binding)")
@@ -43,8 +43,8 @@ def check_binding(
         warn(problem)
 
 
-def _asked(instance: InstancePlan) -> dict[str, Any]:
-    """Return what the plan asked for, leaving out what the user set differently."""
+def _planned_binding(instance: InstancePlan) -> dict[str, Any]:
+    """Return the binding of the plan, leaving out what the user set differently."""
     threads = dict(instance.env).get("OMP_NUM_THREADS")
     own = "OMP_NUM_THREADS" in dict(instance.user_env)
     return {
@@ -54,15 +54,15 @@ def _asked(instance: InstancePlan) -> dict[str, Any]:
     }
 
 
-def binding_sentence(found: Mapping[str, Any]) -> str:
+def binding_sentence(in_effect: Mapping[str, Any]) -> str:
     """Describe what ``binding.read_back`` found."""
-    if found.get("ended"):
+    if in_effect.get("ended"):
         return "ended before its binding was read"
-    cpus = binding.format_list(found["cpus"]) if found.get("cpus") else "unknown"
-    policy = found.get("memory_policy") or "unknown"
-    nodes = found.get("memory_nodes")
+    cpus = binding.format_list(in_effect["cpus"]) if in_effect.get("cpus") else "unknown"
+    policy = in_effect.get("memory_policy") or "unknown"
+    nodes = in_effect.get("memory_nodes")
     on = f" on nodes {binding.format_list(nodes)}" if nodes else ""
     threads = {None: "unknown", 0: "not set"}.get(
-        found.get("omp_num_threads"), found.get("omp_num_threads")
+        in_effect.get("omp_num_threads"), in_effect.get("omp_num_threads")
     )
     return f"CPUs {cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}"

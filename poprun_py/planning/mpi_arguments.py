@@ -48,9 +48,9 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     """
     folder, by_option = None, []
     for text in config.mpi_global_args:
-        words, found = _without_output_filename(split_args(text, "--mpi-global-args"))
+        words, named = _without_output_filename(split_args(text, "--mpi-global-args"))
         by_option.append(words)
-        folder = found if found is not None else folder
+        folder = named if named is not None else folder
     arguments = MpiArguments(
         for_mpirun=tuple(word for words in by_option for word in words),
         of_every_instance=tuple(

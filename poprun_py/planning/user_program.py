@@ -1,6 +1,6 @@
 """The program of a job: what is run for the word that was typed, is it there, and what it reads.
 
-Looks at files of this machine and starts nothing; whether other hosts have it: preflight.py.
+Looks at files of this machine and starts nothing. Whether other hosts have it: hosts/checks.py.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
         problem = _problem_of_script(script, folder) if script.endswith(".py") else ""
         if problem:
             raise StartError(f"program {script} {problem}")
-        found = shutil.which(program[0], path=environ.get("PATH"))
-        problem = _problem_of_interpreter(found) if found else _problem(program[0])
+        path = shutil.which(program[0], path=environ.get("PATH"))
+        problem = _problem_of_interpreter(path) if path else _problem(program[0])
         if problem:
             raise StartError(f"program {program[0]!r} {problem}")
     except OSError as error:

@@ -156,14 +156,14 @@ def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings."""
-    given: Any = {}
+    theirs: Any = {}
     text = environ.get("POPLAR_TARGET_OPTIONS")
     if text:
         try:
-            given = json.loads(text)
+            theirs = json.loads(text)
         except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
+            theirs = None
+        if not isinstance(theirs, dict):
             shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
             raise UsageError(f"POPLAR_TARGET_OPTIONS={shown}: expected a JSON object")
     ours = {
@@ -173,7 +173,7 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
         "gatewayMode": "true" if topology.num_ilds > 1 else "false",
         "instanceSize": str(topology.num_local_replicas * topology.ipus_per_replica),
     }
-    return json.dumps({**given, **ours}, separators=(",", ":"))
+    return json.dumps({**theirs, **ours}, separators=(",", ":"))
 
 
 def user_variables(

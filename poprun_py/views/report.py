@@ -25,7 +25,7 @@ _TRACEBACK = re.compile(
     r"|  \+ Exception Group Traceback \(most recent call last\):|Fatal Python error: )",
     re.M,
 )
-# Of a program that Python could not even read.
+# A program that Python could not parse has no traceback, only this.
 _NOT_PYTHON = re.compile(r'^  File "[^"\n]*", line \d+\n(?:    .*\n)*\w*Error: ', re.M)
 _CHAINED = re.compile(
     r"\n(?:The above exception was the direct cause|During handling of the above exception)"
@@ -95,10 +95,10 @@ def traceback_of(stderr: str) -> str:
 
 def _traceback_start(stderr: str) -> int | None:
     """Return where the last traceback begins, or the first of those that led to it."""
-    found = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
-    if not found:
+    matches = list(_TRACEBACK.finditer(stderr)) or list(_NOT_PYTHON.finditer(stderr))
+    if not matches:
         return None
-    starts = [match.start() for match in found]
+    starts = [match.start() for match in matches]
     first = len(starts) - 1
     while first > 0 and _CHAINED.search(stderr, starts[first - 1], starts[first]):
         first -= 1

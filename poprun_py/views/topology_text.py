@@ -174,9 +174,9 @@ def _nodes_line(nodes: tuple[int, ...], machine: Machine | None, paint: _Paint) 
     if not nodes:
         return paint("any CPU", fg="yellow")
     name = f"NUMA node {nodes[0]}" if len(nodes) == 1 else f"NUMA nodes {format_cpu_list(nodes)}"
-    known = [n for n in machine.numa_nodes if n.index in nodes] if machine is not None else []
-    cpus = sorted(cpu for node in known for cpu in node.cpus)
-    memory = sum(node.memory_bytes for node in known)
+    own = [n for n in machine.numa_nodes if n.index in nodes] if machine is not None else []
+    cpus = sorted(cpu for node in own for cpu in node.cpus)
+    memory = sum(node.memory_bytes for node in own)
     details = [_cpus(cpus)] if cpus else []
     details += [f"{memory / 2**30:.1f} GiB"] if memory else []
     return paint(name, fg="yellow") + (f": {', '.join(details)}" if details else "")

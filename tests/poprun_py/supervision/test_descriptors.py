@@ -93,7 +93,7 @@ def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypa
     def launch(*_, **__):
         raise OSError(99, "Cannot assign requested address")
 
-    monkeypatch.setattr("poprun_py.launcher.launch", launch)
+    monkeypatch.setattr("poprun_py.launcher.run", launch)
     assert run(["true"]) == 3
     line = capsys.readouterr().err
     assert "Cannot assign requested address" in line
