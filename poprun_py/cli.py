@@ -228,7 +228,7 @@ def _launch(config: LaunchConfig) -> int:
     from poprun_py import launcher
 
     if config.stacks is not None:
-        from poprun_py.supervision.stacks import ask
+        from poprun_py.supervision.stacks_client import ask
 
         _print(ask(config.stacks).removesuffix("\n"))
         return 0

@@ -282,10 +282,10 @@ def _supervise(
                 planned.hostnames.get(hosts[p.instance.host_index].name, "")
                 for p in planned.instances
             ),
+            explain_failed_start=((lambda: _explain_failure(planned, environ)) if others else None),
         ),
         log=log,
         on_started=on_started,
-        explain=(lambda: _explain_failure(planned, environ)) if others else None,
         descriptors=descriptors,
     )
 
