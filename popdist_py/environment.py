@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 from popdist_py.errors import WireError
 
-__all__ = ["CollectiveSettings", "InstanceEnvironment", "is_popdist_environment"]
+__all__ = [
+    "RESUME_EXIT_CODE",
+    "CollectiveSettings",
+    "InstanceEnvironment",
+    "is_popdist_environment",
+]
 
 NUM_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
 NUM_IPUS_PER_REPLICA = "POPDIST_NUM_IPUS_PER_REPLICA"
@@ -41,6 +46,10 @@ HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
 SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
+
+# sysexits.h EX_TEMPFAIL: a program that was asked to stop and has saved a checkpoint ends with it;
+# the launcher takes it for "run me again".
+RESUME_EXIT_CODE = 75
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from popdist_py import environment
+from popdist_py.environment import RESUME_EXIT_CODE
 
 __all__ = ["RESUME_EXIT_CODE", "begin", "step", "steps", "stopRequested"]
-
-# sysexits.h EX_TEMPFAIL: the launcher takes it for "stopped at a checkpoint, run me again".
-RESUME_EXIT_CODE = 75
 
 # The words of the shared memory, each of 8 bytes: poprun_py/instance/vitals.py has the same.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN = range(5)

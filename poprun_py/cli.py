@@ -227,7 +227,7 @@ def _write_private(path: Path, text: str, option: str) -> None:
 def _launch(config: LaunchConfig) -> int:
     """Show what was asked for, then run unless only that was wanted."""
     if config.stacks is not None:
-        from poprun_py.supervision.stacks import ask
+        from poprun_py.supervision.stacks_client import ask
 
         _print(ask(config.stacks).removesuffix("\n"))
         return 0

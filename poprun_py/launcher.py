@@ -229,7 +229,6 @@ class _Attempts:
             _job(planned, count, time.monotonic() - self._began if count else 0.0),
             log=self._console.log,
             on_started=self._check_binding,
-            explain=(lambda: _explain_failed_start(planned)) if planned.spans_hosts else None,
             descriptors=self._descriptors,
         )
 
@@ -273,6 +272,7 @@ def _job(planned: LaunchPlan, restart_count: int, spent_seconds: float) -> Job:
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),
+        explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
     )
 
 

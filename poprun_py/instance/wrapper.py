@@ -18,6 +18,14 @@ import time
 from poprun_py.instance import binding, launcher_link, processes, protocol
 from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
+from poprun_py.instance.stop_steps import (
+    KILL_AGAIN_SECONDS,
+    LEFTOVER_SECONDS,
+    LEFTOVER_SECONDS_AFTER_FAILURE,
+    ORPHAN_GRACE_SECONDS,
+    UNLIMITED_GRACE_SECONDS,
+    StopSteps,
+)
 from poprun_py.instance.vitals import Vitals
 
 # As typing's, which takes longer to import than everything here.
@@ -31,12 +39,6 @@ _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
-# The launcher is gone: nobody will read a word, so the program gets little time.
-_ORPHAN_GRACE_SECONDS = 1.0
-# After the program's end its children get this long to follow by themselves.
-_LEFTOVER_SECONDS = 1.0
-# Between looks for what was started while the rest was killed.
-_KILL_AGAIN_SECONDS = 0.05
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
@@ -78,27 +80,29 @@ class Wrapper:
     """The parent of one program and its end of the control channel."""
 
     def __init__(self, channel: socket.socket, program: list[str]) -> None:
-        self.channel = channel
-        self.connected = True
-        self.program = program
-        self.reader = protocol.Reader()
-        self.early: list[
-            tuple[bytes, bytes]
-        ] = []  # frames that came together with the one that starts the program
-        self.unsent = bytearray()
-        self.pid = 0
-        self.pipes: dict[int, bytes] = {}  # descriptor -> kind of frame
-        self.outcome: dict[str, Any] | None = None  # how the program ended
-        self.released = False  # the launcher said bye, or is gone
-        self.kill_at: float | None = None  # when what is left of the program is killed
-        self.stopping = False
-        self.bound: dict[str, Any] = {}
-        self.exec_error = ""
-        self.vitals = Vitals()
-        self.sample_seconds: float | None = None  # how often the launcher wants to hear of steps
-        self.sample_at = 0.0
-        self.known_step: int | None = None
-        self.memory: dict[str, int] = {}
+        self._channel = channel
+        self._connected = True
+        self._program = program
+        self._reader = protocol.Reader()
+        # Frames that came together with the one that starts the program.
+        self._early: list[tuple[bytes, bytes]] = []
+        self._unsent = bytearray()
+        self._pid = 0
+        self._pipes: dict[int, bytes] = {}  # descriptor -> kind of frame
+        self._outcome: dict[str, Any] | None = None  # how the program ended
+        self._released = False  # the launcher said bye, or is gone
+        self._steps = StopSteps(
+            ask=lambda: self._signal_program(signal.SIGTERM),
+            force=self._kill_tree,
+            again_seconds=KILL_AGAIN_SECONDS,
+        )
+        self._bound: dict[str, Any] = {}
+        self._exec_error = ""
+        self._vitals = Vitals()
+        self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
+        self._sample_at = 0.0
+        self._told_step: int | None = None
+        self._memory: dict[str, int] = {}
 
     def run(self) -> int:
         """Carry the program from start to end and return what mpirun is told."""
@@ -112,20 +116,20 @@ class Wrapper:
                 os.environ[name] = value
         launcher_link.set_mpi_names()
         launcher_link.drop_empty()
-        self.sample_seconds = start.get("sample_seconds")
-        os.environ.update(self.vitals.variables(self.program, os.environ))
-        self.memory = memory_state()
+        self._sample_seconds = start.get("sample_seconds")
+        os.environ.update(self._vitals.variables(self._program, os.environ))
+        self._memory = memory_state()
         wake = self._install_signals()
         self._start()
         self._send(
             protocol.STARTED,
-            {"pid": self.pid, "bound": self.bound, "found": binding.read_back(self.pid)},
+            {"pid": self._pid, "bound": self._bound, "found": binding.read_back(self._pid)},
         )
-        for kind, payload in self.early:
+        for kind, payload in self._early:
             self._handle(kind, payload)
         code = self._loop(wake)
-        self.channel.close()
-        if self.connected:
+        self._channel.close()
+        if self._connected:
             # The launcher knows, and ends the job in good order: mpirun has nothing to clean up.
             return 0
         return code if code >= 0 else 128 - code
@@ -136,8 +140,8 @@ class Wrapper:
         self._queue(kind, dumps(value).encode())
 
     def _queue(self, kind: bytes, payload: bytes) -> None:
-        if self.connected:
-            self.unsent += protocol.pack(kind, payload)
+        if self._connected:
+            self._unsent += protocol.pack(kind, payload)
 
     def _hello(self) -> None:
         rank = launcher_link.rank()
@@ -150,18 +154,18 @@ class Wrapper:
         }
         if rank == 0:
             hello["port"] = launcher_link.free_port()
-        self.channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
+        self._channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
 
     def _wait_for_go(self) -> "dict[str, Any]":
         """Block until the launcher has heard from every instance and lets the program start."""
         while True:
-            data = self.channel.recv(_CHUNK)
+            data = self._channel.recv(_CHUNK)
             if not data:
                 sys.exit(1)
-            messages = self.reader.feed(data)
+            messages = self._reader.feed(data)
             for number, (kind, payload) in enumerate(messages, start=1):
                 if kind == protocol.GO:
-                    self.early = messages[number:]
+                    self._early = messages[number:]
                     start: dict[str, Any] = loads(payload)
                     return start
                 if kind in (protocol.STOP, protocol.BYE):
@@ -172,16 +176,16 @@ class Wrapper:
             self._signal_program(loads(payload))
         elif kind == protocol.PROPOSE:
             proposal = loads(payload)
-            polls = self.vitals.propose(proposal)
+            polls = self._vitals.propose(proposal)
             self._send(protocol.POLLED, {"proposal": proposal, "polls": polls})
         elif kind == protocol.AGREE:
-            self.vitals.agree(loads(payload))
+            self._vitals.agree(loads(payload))
         elif kind == protocol.DUMP:
-            self._send(protocol.STACKS, {"processes": self.vitals.stacks(self.pid)})
+            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
         elif kind == protocol.STOP:
             self._stop(loads(payload))
         elif kind == protocol.BYE:
-            self.released = True
+            self._released = True
 
     # --- the program ----------------------------------------------------------------------
 
@@ -191,19 +195,19 @@ class Wrapper:
         # Closed by a successful exec; else it brings the reason.
         report_read, report_write = os.pipe()
         parent = os.getpid()
-        self.bound = _bind()
-        self.pid = os.fork()
-        if self.pid == 0:
+        self._bound = _bind()
+        self._pid = os.fork()
+        if self._pid == 0:
             try:
                 self._become_program(parent, out_write, err_write, report_write)
             finally:
                 os._exit(_NOT_EXECUTABLE)
         for descriptor in (out_write, err_write, report_write):
             os.close(descriptor)
-        self.exec_error = os.read(report_read, 4096).decode(errors="replace")
+        self._exec_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
-        self.pipes = {out_read: protocol.STDOUT, err_read: protocol.STDERR}
-        for descriptor in self.pipes:
+        self._pipes = {out_read: protocol.STDOUT, err_read: protocol.STDERR}
+        for descriptor in self._pipes:
             os.set_blocking(descriptor, False)
 
     def _become_program(self, parent: int, out: int, err: int, report: int) -> "NoReturn":
@@ -216,24 +220,23 @@ class Wrapper:
         launcher_link.take_stdin()
         os.dup2(out, 1)
         os.dup2(err, 2)
-        self.channel.close()
-        _replace(self.program, report)
+        self._channel.close()
+        _replace(self._program, report)
 
     def _signal_program(self, number: int) -> None:
-        if self.outcome is None and self.pid:
-            processes.signal_group(self.pid, number)
+        if self._outcome is None and self._pid:
+            processes.signal_group(self._pid, number)
 
     def _stop(self, grace: float) -> None:
         """Ask the program to end; kill what is left after ``grace`` seconds."""
-        self._kill_after(grace)
-        if not self.stopping:
-            self.stopping = True
-            self._signal_program(signal.SIGTERM)
+        self._steps.begin(time.monotonic(), grace)
 
-    def _kill_after(self, seconds: float) -> None:
-        """Kill what is left of the program after a time, or sooner if that was said before."""
-        at = time.monotonic() + seconds
-        self.kill_at = at if self.kill_at is None else min(self.kill_at, at)
+    def _kill_tree(self) -> None:
+        """Kill what is left of the program and of all that it has started."""
+        if self._outcome is None:
+            processes.signal_group(self._pid, signal.SIGKILL)
+        for pid in processes.descendants(os.getpid()):
+            processes.signal_process(pid, signal.SIGKILL)
 
     def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -250,7 +253,7 @@ class Wrapper:
             if number == signal.SIGTERM:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
                 # a launcher nobody else would then end what the program has started.
-                self._stop(3600.0 if self.connected else 0.0)
+                self._stop(UNLIMITED_GRACE_SECONDS if self._connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
 
@@ -263,48 +266,40 @@ class Wrapper:
                 return
             if pid == 0:
                 return
-            if pid == self.pid:
+            if pid == self._pid:
                 self._program_ended(status, usage)
 
     def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
         now = memory_state()
-        self.outcome = {
+        self._outcome = {
             "code": os.waitstatus_to_exitcode(status),
             "time_ns": time.time_ns(),
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "memory_limit_bytes": now.get("limit_bytes"),
-            "oom_kills": now.get("oom_kills", 0) - self.memory.get("oom_kills", 0),
-            "step": self.vitals.step(),
-            "polls": self.vitals.polls(),
-            "stopped": self.stopping,
-            "exec_error": self.exec_error,
+            "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
+            "step": self._vitals.step(),
+            "polls": self._vitals.polls(),
+            "stopped": self._steps.asked_at is not None,
+            "exec_error": self._exec_error,
         }
-        self._send(protocol.DIED, self.outcome)
+        self._send(protocol.DIED, self._outcome)
         # A clean end may take its time with what it started.
-        self._kill_after(_LEFTOVER_SECONDS if status == 0 else _LEFTOVER_SECONDS / 10)
+        limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
+        self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:
         """Tell the launcher how many steps were done, if it asked for that and there are new."""
-        if self.sample_seconds is None or self.outcome is not None:
+        if self._sample_seconds is None or self._outcome is not None:
             return
         now = time.monotonic()
-        if now < self.sample_at:
+        if now < self._sample_at:
             return
-        self.sample_at = now + self.sample_seconds
-        step = self.vitals.step()
-        if step != self.known_step:
-            self.known_step = step
+        self._sample_at = now + self._sample_seconds
+        step = self._vitals.step()
+        if step != self._told_step:
+            self._told_step = step
             self._send(protocol.BEAT, step)
-
-    def _collect_leftovers(self) -> None:
-        """Kill what is left of the program's tree once its time is over."""
-        if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            if self.outcome is None:
-                processes.signal_group(self.pid, signal.SIGKILL)
-            for pid in processes.descendants(os.getpid()):
-                processes.signal_process(pid, signal.SIGKILL)
-            self.kill_at = time.monotonic() + _KILL_AGAIN_SECONDS
 
     # --- the loop -------------------------------------------------------------------------
 
@@ -314,24 +309,24 @@ class Wrapper:
         Returns:
             The program's code; negative for a signal.
         """
-        channel: int | None = self.channel.fileno()
-        self.channel.setblocking(False)
+        channel: int | None = self._channel.fileno()
+        self._channel.setblocking(False)
         reported = False
         while True:
             self._reap()
-            self._collect_leftovers()
+            self._steps.on_time(time.monotonic())
             self._sample()
             if self._tree_is_empty() and not reported:
-                self._send(protocol.EXIT, self.outcome)
+                self._send(protocol.EXIT, self._outcome)
                 reported = True
-            if reported and not self.unsent and self.released and self.outcome is not None:
+            if reported and not self._unsent and self._released and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
-                code: int = self.outcome["code"]
+                code: int = self._outcome["code"]
                 return code
             for descriptor, event in self._events(wake, channel, reported):
                 if descriptor == wake:
                     self._on_signals(os.read(wake, 512))
-                elif descriptor in self.pipes:
+                elif descriptor in self._pipes:
                     self._pump(descriptor)
                 elif not self._converse(event):
                     channel = None
@@ -342,28 +337,30 @@ class Wrapper:
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         if channel is not None:
-            poll.register(channel, select.POLLIN | (select.POLLOUT if self.unsent else 0))
-        if len(self.unsent) < _MAX_UNSENT:
-            for descriptor in self.pipes:
+            poll.register(channel, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        if len(self._unsent) < _MAX_UNSENT:
+            for descriptor in self._pipes:
                 poll.register(descriptor, select.POLLIN)
         return poll.poll(self._patience(reported))
 
     def _tree_is_empty(self) -> bool:
         """Tell whether the program, its output and everything that it left behind have ended."""
         return (
-            self.outcome is not None and not self.pipes and not processes.has_children(os.getpid())
+            self._outcome is not None
+            and not self._pipes
+            and not processes.has_children(os.getpid())
         )
 
     def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""
-        if self.outcome is not None and not reported:
+        if self._outcome is not None and not reported:
             return 20
-        limits = [self.kill_at] if self.kill_at is not None else []
-        if self.sample_seconds is not None and self.outcome is None:
-            limits.append(self.sample_at)
-        if not limits:
+        deadline = self._steps.next_deadline()
+        if self._sample_seconds is not None and self._outcome is None:
+            deadline = min(deadline, self._sample_at)
+        if deadline == float("inf"):
             return None
-        return max(1, int(1000 * (min(limits) - time.monotonic())))
+        return max(1, int(1000 * (deadline - time.monotonic())))
 
     def _pump(self, descriptor: int) -> None:
         """Move what the program wrote into the channel's buffer."""
@@ -372,21 +369,21 @@ class Wrapper:
         except BlockingIOError:
             return
         if data:
-            self._queue(self.pipes[descriptor], data)
+            self._queue(self._pipes[descriptor], data)
         else:
-            del self.pipes[descriptor]
+            del self._pipes[descriptor]
             os.close(descriptor)
 
     def _converse(self, event: int) -> bool:
         """Send and receive on the channel; False when the launcher is gone."""
         try:
-            if event & select.POLLOUT and self.unsent:
-                del self.unsent[: self.channel.send(self.unsent)]
+            if event & select.POLLOUT and self._unsent:
+                del self._unsent[: self._channel.send(self._unsent)]
             if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                data = self.channel.recv(_CHUNK)
+                data = self._channel.recv(_CHUNK)
                 if not data:
                     return False
-                for kind, payload in self.reader.feed(data):
+                for kind, payload in self._reader.feed(data):
                     self._handle(kind, payload)
         except BlockingIOError:
             pass
@@ -396,8 +393,8 @@ class Wrapper:
 
     def _launcher_gone(self) -> None:
         """Nobody listens any more: end the program; its output is read so that it can, and lost."""
-        self.connected = False
-        self.released = True
-        self.unsent.clear()
+        self._connected = False
+        self._released = True
+        self._unsent.clear()
         launcher_link.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
-        self._stop(_ORPHAN_GRACE_SECONDS)
+        self._stop(ORPHAN_GRACE_SECONDS)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
 from poprun_py.output.screen import OutputStream
+from poprun_py.supervision.private_folder import SOCKET_NAME
 
 __all__ = ["Control", "Listener", "Peer"]
 
@@ -98,7 +99,7 @@ class Control:
             StartError: the address is none of this machine.
         """
         self._selector = selector
-        path = folder / "control"
+        path = folder / SOCKET_NAME
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sockets.append(local)
         local.bind(str(path))

@@ -16,6 +16,8 @@ _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 _KEPT_SAMPLES = 101
 # Before its first step an instance joins the others, loads data and compiles.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
+# A launcher that has not looked for so long was stopped itself: what it missed is no silence.
+_LATE_SECONDS = 1.0
 
 
 class HangWatch:
@@ -30,6 +32,7 @@ class HangWatch:
         self._fixed = None if isinstance(limit, str) else limit
         self._last: dict[int, tuple[int, float]] = {}
         self._durations: deque[float] = deque(maxlen=_KEPT_SAMPLES)
+        self._looked_at = float("-inf")
 
     @property
     def sample_seconds(self) -> float:
@@ -60,6 +63,22 @@ class HangWatch:
     def ended(self, instance: int) -> None:
         """Judge this instance no more."""
         self._last.pop(instance, None)
+
+    def next_deadline(self) -> float:
+        """Return when the steps have to be looked at again."""
+        return self._looked_at + self.sample_seconds
+
+    def on_time(self, now: float, *, is_held_up: bool) -> tuple[int, ...]:
+        """Return the instances that hang now.
+
+        Args:
+            now: the time.
+            is_held_up: whether the reader of the output makes the instances wait.
+        """
+        if is_held_up or now > self._looked_at + _LATE_SECONDS:
+            self.excuse(now)
+        self._looked_at = now
+        return self.hung(now)
 
     def hung(self, now: float) -> tuple[int, ...]:
         """Return the instances that have made no step for too long."""

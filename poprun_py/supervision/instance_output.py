@@ -6,7 +6,7 @@ The supervisor feeds it and asks it when there is room again; it never blocks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from poprun_py.output.run_folder import RunFolder
 from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
@@ -18,6 +18,8 @@ __all__ = ["Display"]
 _IDLE_SECONDS = 0.2
 # A reader that takes nothing for so long after everything else has ended is not waited for.
 _READER_SECONDS = 2.0
+# Between two tries to write to a reader that does not keep up.
+_READER_PAUSE_SECONDS = 0.002
 _STDOUT, _STDERR = 0, 1
 _NAMES = ("stdout", "stderr")
 
@@ -41,6 +43,8 @@ class Display:
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
         self._screens = tuple(Screen(s.write, is_terminal=s.is_terminal) for s in self._sinks)
         self._files = RunFolder(job.output_dir, len(job.variables))
+        self._streams: list[tuple[OutputStream, OutputStream]] = []
+        self._written_at = time.monotonic()
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
         """Return stdout and stderr of a new instance."""
@@ -57,6 +61,7 @@ class Display:
             )
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )
+        self._streams.append((stdout, stderr))
         return stdout, stderr
 
     def feed_stdout(self, peer: Peer, data: bytes) -> None:
@@ -92,32 +97,31 @@ class Display:
         """Whether nothing waits for the reader."""
         return not any(sink.pending for sink in self._sinks)
 
-    def move(self, peers: Iterable[Peer], stopped_at: float | None, patience: float = 0.0) -> None:
+    def on_time(self, now: float, stopped_at: float | None, patience: float = 0.0) -> None:
         """Write what can be written now.
 
         Args:
-            peers: all instances.
+            now: the time.
             stopped_at: when the job was stopped, if it was: a reader that takes nothing long after
                 that is given up.
             patience: seconds to wait for the reader.
         """
         self._tell_trouble()
-        now = time.monotonic()
-        streams = [(peer.stdout, peer.stderr) for peer in peers]
+        self._written_at = now
         for number, screen in enumerate(self._screens):
-            screen.flush_idle([pair[number] for pair in streams], now - _IDLE_SECONDS)
+            screen.flush_idle([pair[number] for pair in self._streams], now - _IDLE_SECONDS)
         for sink in self._sinks:
             sink.flush(patience)
             last = max(stopped_at or now, sink.moved_at)
             if sink.pending and now > last + self._job.grace_seconds + _READER_SECONDS:
                 sink.discard()
 
-    def wait_limit(self, peers: Iterable[Peer]) -> float:
-        """Return after how many seconds there is something to write again."""
+    def next_deadline(self) -> float:
+        """Return when there is something to write again; inf for never."""
         if not self.is_written:
-            return 0.002
-        held = any(peer.stdout.held or peer.stderr.held for peer in peers)
-        return _IDLE_SECONDS if held else float("inf")
+            return self._written_at + _READER_PAUSE_SECONDS
+        is_line_open = any(stream.held for pair in self._streams for stream in pair)
+        return self._written_at + _IDLE_SECONDS if is_line_open else float("inf")
 
     def close(self) -> None:
         """Close the files."""

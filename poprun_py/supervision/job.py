@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from popdist_py.environment import RESUME_EXIT_CODE
 
 __all__ = [
     "HANG_EXIT_CODE",
     "RESUME_EXIT_CODE",
+    "Cause",
     "InstanceResult",
     "Job",
     "LaunchResult",
     "StackGroup",
+    "Stop",
     "describe",
 ]
 
 HANG_EXIT_CODE = 124
-# What a program ends with after it was asked to stop and has saved a checkpoint (EX_TEMPFAIL).
-RESUME_EXIT_CODE = 75
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,8 @@ class Job:
     that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
     itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
     ``spent_seconds``. ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
+    ``explain_failed_start`` asks why a job does not start: it raises StartError with the reason, if
+    there is one; None if nobody can be asked.
     """
 
     command: tuple[str, ...]
@@ -44,6 +49,7 @@ class Job:
     grace_seconds: float = 5
     listen: str | None = None
     hosts: tuple[str, ...] = ()
+    explain_failed_start: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +101,51 @@ class StackGroup:
     def has_stack(self) -> bool:
         """Whether there is a stack, and not only the reason why there is none."""
         return "most recent call first" in self.text
+
+
+class Cause(enum.Enum):
+    """Why a job is stopped, the gravest first."""
+
+    REFUSED = enum.auto()  # it cannot start
+    TIME_LIMIT = enum.auto()
+    HANG = enum.auto()
+    SIGNAL = enum.auto()  # sent to the launcher
+    FAILED = enum.auto()  # an instance did
+    STRAGGLER = enum.auto()  # instances go on after another has ended at a checkpoint
+    MPIRUN_ENDED = enum.auto()
+
+
+# Which cause counts when another follows before the job has ended; among equals the first.
+_GRAVITY = {
+    Cause.REFUSED: 3,
+    Cause.TIME_LIMIT: 2,
+    Cause.HANG: 2,
+    Cause.SIGNAL: 1,
+    Cause.FAILED: 0,
+    Cause.STRAGGLER: 0,
+    Cause.MPIRUN_ENDED: 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Why a job was to end before all its instances had ended by themselves.
+
+    ``at`` is on the monotonic clock. ``signal`` is what the launcher was sent, 0 for none. ``hung``
+    names the instances that made no more steps, ``stacks`` what all were doing then.
+    """
+
+    cause: Cause
+    reason: str
+    at: float
+    signal: int = 0
+    hung: tuple[int, ...] = ()
+    stacks: tuple[StackGroup, ...] = ()
+
+    def followed_by(self, later: Stop) -> Stop:
+        """Return what counts when a later cause comes before the job has ended."""
+        graver = later if _GRAVITY[later.cause] > _GRAVITY[self.cause] else self
+        return replace(graver, at=self.at, signal=self.signal or later.signal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ Nothing is known here of instances or of what mpirun is told.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -17,12 +18,14 @@ from typing import Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import processes
+from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
 from poprun_py.supervision.job import describe
 
 __all__ = ["Mpirun"]
 
 _CHUNK = 1 << 16
-_END_SECONDS = 2.0
+# What mpirun has started is killed for so long: each look may find another process.
+_KILL_SECONDS = 2.0
 
 
 class Mpirun:
@@ -54,6 +57,8 @@ class Mpirun:
         self._selector = selector
         self._log = log
         self._said = bytearray()
+        self._steps = StopSteps(ask=lambda: self._signal(signal.SIGTERM), force=self._kill)
+        self.is_awaited = False  # whether it has nothing left to do
         parent = os.getpid()
 
         def prepare() -> None:
@@ -99,34 +104,55 @@ class Mpirun:
         self._log(f"mpirun ended with {describe(self.code)}")
         return True
 
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
-        if self._process.poll() is None:
-            processes.signal_process(self._process.pid, number)
+    def stop(self, now: float) -> None:
+        """Ask it to end; kill it if it does not."""
+        self._steps.begin(now, MPIRUN_GRACE_SECONDS)
+
+    def await_end(self, seconds: float, now: float) -> None:
+        """It has nothing left to do: kill it if it does not end by itself."""
+        self.is_awaited = True
+        self._steps.force_after(seconds, now)
+
+    def next_deadline(self) -> float:
+        """Return when it is killed; inf for never."""
+        return self._steps.next_deadline()
+
+    def on_time(self, now: float) -> None:
+        """Kill it if its time is over; its daemons follow."""
+        self._steps.on_time(now)
 
     def end(self) -> None:
         """Leave nothing behind of it or of what it started on this host."""
         if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self.stop(time.monotonic())
+        while self._process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                patience = self._steps.next_deadline() - time.monotonic()
+                self._process.wait(None if math.isinf(patience) else max(0.0, patience))
+            self._steps.on_time(time.monotonic())
         if self._process.stdout is not None:
             self._process.stdout.close()
-        limit = time.monotonic() + _END_SECONDS
+        limit = time.monotonic() + _KILL_SECONDS
         while time.monotonic() < limit:
             left = [pid for pid in processes.descendants(os.getpid()) if self._is_ours(pid)]
             if not left:
                 break
             for pid in left:
-                processes.signal_process(pid, 9)
+                processes.signal_process(pid, signal.SIGKILL)
             for pid in left:
                 # Only a direct child can be collected; the others fall to us one by one.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
+
+    def _signal(self, number: int) -> None:
+        if self._process.poll() is None:
+            processes.signal_process(self._process.pid, number)
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            self._log("mpirun does not end by itself: killing it")
+            self._signal(signal.SIGKILL)
 
     def _is_ours(self, pid: int) -> bool:
         try:

@@ -6,7 +6,7 @@ Here it is decided which instance failed first, and what the exit code says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poprun_py.errors import StartError
@@ -14,10 +14,11 @@ from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import (
     HANG_EXIT_CODE,
     RESUME_EXIT_CODE,
+    Cause,
     InstanceResult,
     Job,
     LaunchResult,
-    StackGroup,
+    Stop,
     describe,
 )
 
@@ -32,14 +33,9 @@ class Ending:
     peers: Mapping[int, Peer]
     last_word: int | None
     seconds: float
-    reason: str
-    ended_by: int
-    timed_out: bool
-    hung: tuple[int, ...]
-    stacks: tuple[StackGroup, ...]
     mpirun_code: int
     mpirun_text: str
-    refusal: str = ""
+    stop: Stop | None = None
 
 
 def judge(end: Ending) -> LaunchResult:
@@ -48,21 +44,33 @@ def judge(end: Ending) -> LaunchResult:
     Raises:
         StartError: the programs of some instances never started.
     """
-    if end.refusal:
-        raise StartError(end.refusal)
+    stop = end.stop
+    if stop is not None and stop.cause is Cause.REFUSED:
+        raise StartError(stop.reason)
     results = tuple(_instance_result(end, index) for index in range(len(end.job.variables)))
     failures = sorted((r for r in results if r.failed), key=lambda r: r.ended_ns)
     code, first = _exit_code(end, results, failures)
-    return LaunchResult(
+    result = LaunchResult(
         exit_code=code,
         instances=results,
         first_failure=first,
-        reason=end.reason,
-        timed_out=end.timed_out and code == HANG_EXIT_CODE,
-        hung=end.hung if code == HANG_EXIT_CODE else (),
-        stacks=end.stacks,
         seconds=end.seconds,
-        may_restart=code not in (0, RESUME_EXIT_CODE) and not end.ended_by and not end.timed_out,
+        may_restart=code not in (0, RESUME_EXIT_CODE),
+    )
+    return result if stop is None else _with_stop(result, stop)
+
+
+def _with_stop(result: LaunchResult, stop: Stop) -> LaunchResult:
+    """Add why the job was stopped. One that can go on from a checkpoint has not hung."""
+    is_saved = result.exit_code == RESUME_EXIT_CODE
+    is_over = stop.cause is Cause.TIME_LIMIT
+    return replace(
+        result,
+        reason=stop.reason,
+        timed_out=is_over and not is_saved,
+        hung=() if is_saved else stop.hung,
+        stacks=stop.stacks,
+        may_restart=result.may_restart and not is_over and not stop.signal,
     )
 
 
@@ -73,10 +81,11 @@ def _exit_code(
     codes = {result.code for result in results}
     if RESUME_EXIT_CODE in codes and codes <= {0, RESUME_EXIT_CODE}:
         return RESUME_EXIT_CODE, None
-    if end.timed_out or end.hung:
-        return HANG_EXIT_CODE, None
-    if end.ended_by:
-        return 128 + end.ended_by, None
+    match end.stop:
+        case Stop(cause=Cause.TIME_LIMIT | Cause.HANG):
+            return HANG_EXIT_CODE, None
+        case Stop(cause=Cause.SIGNAL, signal=number):
+            return 128 + number, None
     if failures:
         _refuse_unstarted(end, failures[0].index)
         return failures[0].exit_code, failures[0]

@@ -1,68 +1,68 @@
-"""Collecting the Python stacks of all instances: ask all, wait a little, hand on what came."""
+"""Collecting the Python stacks of all instances: who is asked, and which collections are complete.
+
+Pure: sends nothing, and the clock is an argument.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from poprun_py.instance import protocol
-from poprun_py.supervision.control_channel import Control
-
-__all__ = ["Dumps"]
+__all__ = ["StackRequest", "StackRequests"]
 
 # Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
 _ANSWER_SECONDS = 3.0
 
-Done = Callable[[dict[int, Any]], None]
+Processes = list[dict[str, Any]]
 
 
 @dataclass(slots=True)
-class _Dump:
-    """One collection: who has yet to answer, and what to do with the answers."""
+class StackRequest:
+    """One collection: who has yet to answer, and the answers; None for an instance without one.
+
+    ``reply`` takes the stacks for who inspects the job; without it the job is about to stop.
+    """
 
     waiting: set[int]
     deadline: float
-    done: Done
-    answers: dict[int, Any] = field(default_factory=dict)
+    reply: Callable[[str], None] | None = None
+    answers: dict[int, Processes | None] = field(default_factory=dict)
 
 
-class Dumps:
+class StackRequests:
     """The collections of one run that are under way."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._open: list[_Dump] = []
+    def __init__(self) -> None:
+        self._open: list[StackRequest] = []
 
-    def start(self, done: Done) -> None:
-        """Ask all instances; ``done`` gets the answers, None for an instance that gave none."""
-        peers = self._control.peers
-        waiting = {p.index for p in peers.values() if p.outcome is None and p.started}
-        dump = _Dump(waiting=waiting, deadline=time.monotonic() + _ANSWER_SECONDS, done=done)
-        self._open.append(dump)
-        for index in sorted(waiting):
-            self._control.send(peers[index], protocol.DUMP, None)
-        self._finish(lambda d: not d.waiting)
+    def begin(
+        self, members: Iterable[int], now: float, reply: Callable[[str], None] | None = None
+    ) -> None:
+        """Begin a collection from the instances that are being asked."""
+        self._open.append(StackRequest(set(members), now + _ANSWER_SECONDS, reply))
 
-    def take(self, index: int, found: Any) -> None:
+    def take(self, index: int, processes: Processes | None) -> None:
         """Take an instance's answer; None if it will give none."""
-        for dump in self._open:
-            if index in dump.waiting:
-                dump.waiting.discard(index)
-                dump.answers[index] = found
-        self._finish(lambda dump: not dump.waiting)
+        for request in self._open:
+            if index in request.waiting:
+                request.waiting.discard(index)
+                request.answers[index] = processes
 
-    def look(self, now: float) -> None:
-        """End the collections whose time is over."""
-        self._finish(lambda dump: now >= dump.deadline)
+    def next_deadline(self) -> float:
+        """Return when a collection is over; inf for never."""
+        return min(
+            (request.deadline if request.waiting else float("-inf") for request in self._open),
+            default=float("inf"),
+        )
 
-    def wait_limit(self, now: float) -> float:
-        """Return the seconds until the next collection's time is over."""
-        return min((max(0.0, dump.deadline - now) for dump in self._open), default=float("inf"))
-
-    def _finish(self, is_over: Callable[[_Dump], bool]) -> None:
-        over = [dump for dump in self._open if is_over(dump)]
-        self._open = [dump for dump in self._open if dump not in over]
-        for dump in over:
-            dump.done({**dump.answers, **dict.fromkeys(dump.waiting)})
+    def on_time(self, now: float) -> list[StackRequest]:
+        """Return the collections that are complete, or whose time is over; each once."""
+        over: list[StackRequest] = []
+        left: list[StackRequest] = []
+        for request in self._open:
+            (left if request.waiting and now < request.deadline else over).append(request)
+        self._open = left
+        for request in over:
+            request.answers.update(dict.fromkeys(request.waiting))
+        return over

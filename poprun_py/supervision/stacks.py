@@ -1,26 +1,18 @@
 """Python stacks of all instances: which are the same, who waits for whom, how they are shown.
 
-Text in, text out, except ``ask``, which gets the stacks of a running job from its launcher.
+Text in, text out; of the system only source files are read.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from poprun_py.errors import StartError
-from poprun_py.instance import protocol
 from poprun_py.supervision.job import StackGroup
 
-__all__ = ["RUN_FOLDER_PREFIX", "ask", "group_stacks", "missing_instances", "render_groups"]
+__all__ = ["group_stacks", "missing_instances", "render_groups"]
 
-RUN_FOLDER_PREFIX = "poprun-"
-_ANSWER_SECONDS = 10.0
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
 _WAITING_FILE = re.compile(r"popdist_py/collective|/torch/distributed/|/mpi4py/")
@@ -73,58 +65,6 @@ def render_groups(groups: tuple[StackGroup, ...]) -> str:
         head = f"instance{plural} {names} ({len(group.instances)}){waits}:"
         paragraphs.append("\n".join([head, *("  " + line for line in group.text.splitlines())]))
     return "\n".join(paragraphs) + ("\n" if paragraphs else "")
-
-
-def ask(pid: int) -> str:
-    """Return the stacks of the running job that process ``pid`` launches or belongs to.
-
-    Raises:
-        StartError: there is no such job, or its launcher does not answer.
-    """
-    path = _socket_of(pid)
-    reader = protocol.Reader()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
-            channel.settimeout(_ANSWER_SECONDS)
-            channel.connect(str(path))
-            channel.sendall(protocol.pack(protocol.INSPECT, json.dumps("stacks").encode()))
-            while data := channel.recv(1 << 16):
-                for _, payload in reader.feed(data):
-                    return str(payload.decode())
-    except (OSError, ValueError) as error:
-        raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
-    raise StartError(f"--stacks {pid}: the job has just ended")
-
-
-def _socket_of(pid: int) -> Path:
-    """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
-    current = pid
-    while current > 1:
-        for folder in _temporary_folders(current):
-            for found in folder.glob(f"{RUN_FOLDER_PREFIX}{current}-*/control"):
-                return found
-        try:
-            fields = Path(f"/proc/{current}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            break
-        current = int(fields[1])
-    raise StartError(
-        f"--stacks {pid}: no job of yours; expected the process id of a running poprun-py on this "
-        "host, or of one of its instances"
-    )
-
-
-def _temporary_folders(pid: int) -> set[Path]:
-    """Return where a launcher with this process id may have its private folder."""
-    import tempfile
-
-    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return folders
-    theirs = (word.removeprefix(b"TMPDIR=") for word in words if word.startswith(b"TMPDIR=/"))
-    return folders | {Path(os.fsdecode(each)) for each in theirs}
 
 
 def _normal_text(processes: Any) -> str:
@@ -187,8 +127,3 @@ def _ranges(numbers: tuple[int, ...]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def run_folder_prefix() -> str:
-    """Return what the name of this launcher's private folder begins with."""
-    return f"{RUN_FOLDER_PREFIX}{os.getpid()}-"

@@ -1,72 +1,68 @@
 """The start of a job: until every instance is there, and each on the host that it is planned for.
 
 A host that is lost while mpirun starts its daemons makes mpirun wait for ever: a job that is not
-complete after a while is looked into. Nothing is stopped here.
+complete after a while is looked into. Nothing is stopped here: what is wrong is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from poprun_py.errors import StartError
 from poprun_py.instance.protocol import LOST_AFTER_SECONDS
-from poprun_py.supervision.alarms import Alarms
-from poprun_py.supervision.control_channel import Control
+from poprun_py.supervision.control_channel import Peer
 
-__all__ = ["Start"]
+__all__ = ["Startup"]
 
 
-class Start:
-    """What may keep a job from starting.
+class Startup:
+    """What may keep a job from starting; the clock is an argument.
 
     Args:
         hosts: the name that each instance's host gives itself; empty where that is not known.
-        control: the connections to the instances.
-        alarms: the supervisor's alarms.
         explain: raises StartError with what is wrong, if something is; None if nobody knows.
-        refuse: ends the job, told why.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[str],
-        control: Control,
-        alarms: Alarms,
-        explain: Callable[[], None] | None,
-        refuse: Callable[[str], None],
-    ) -> None:
+    def __init__(self, hosts: Sequence[str], explain: Callable[[], None] | None) -> None:
         self._hosts = hosts
-        self._control = control
-        self._alarms = alarms
         self._explain = explain
-        self._refuse = refuse
-        self._patience = float(LOST_AFTER_SECONDS)
+        self._patience_seconds = float(LOST_AFTER_SECONDS)
+        self._look_at = float("inf")
 
-    def look_later(self) -> None:
-        """Look into a job that is not complete after a while, and again after twice the time."""
+    def begin(self, now: float) -> None:
+        """Look into the job if it is not complete after a while, and again after twice the time."""
         if self._explain is not None:
-            self._alarms.set("start", self._patience, self._look)
+            self._look_at = now + self._patience_seconds
 
-    def is_as_planned(self) -> bool:
-        """Tell whether every instance is on its host; refuse the job if not."""
-        for index, wanted in enumerate(self._hosts):
-            found = self._control.peers[index].host
-            if wanted and found != wanted:
-                self._refuse(
-                    f"instance {index} is on host {found}, planned on {wanted}: leave the "
+    def end(self) -> None:
+        """Look no more: every instance is there, or the job is stopped."""
+        self._look_at = float("inf")
+
+    def misplaced(self, peers: Mapping[int, Peer]) -> str | None:
+        """Return what is wrong if an instance is on another host than planned."""
+        for index, planned in enumerate(self._hosts):
+            actual = peers[index].host
+            if planned and actual != planned:
+                return (
+                    f"instance {index} is on host {actual}, planned on {planned}: leave the "
                     "placement to poprun-py (no --host or --map-by in --mpi-global-args); if the "
                     "host has another name now, launch without --no-check or plan again"
                 )
-                return False
-        return True
+        return None
 
-    def _look(self) -> None:
-        if self._control.is_complete or self._explain is None:
-            return
+    def next_deadline(self) -> float:
+        """Return when the job is looked into; inf for never."""
+        return self._look_at
+
+    def on_time(self, now: float) -> str | None:
+        """Ask what keeps the job, if it is time to; returns the answer if there is one."""
+        if now < self._look_at or self._explain is None:
+            return None
         try:
             self._explain()
         except StartError as error:
-            self._refuse(str(error))
-        else:
-            self._patience *= 2
-            self.look_later()
+            self.end()
+            return str(error)
+        self._patience_seconds *= 2
+        self.begin(now)
+        return None

@@ -20,7 +20,7 @@ class Move(enum.Enum):
 
     PROPOSE = "send the proposal to every member"
     AGREE = "the proposal holds: tell every member"
-    NOBODY = "no member ever asks: it has to be stopped in another way"
+    SIGNAL = "no member asks, or there is no time left: deliver the signal itself"
 
 
 class StopAgreement:
@@ -56,7 +56,7 @@ class StopAgreement:
             return None
         most = max(self._polls.values(), default=0)
         if not most:
-            return Move.NOBODY
+            return Move.SIGNAL
         if self.proposal and most < self.proposal:
             self.agreed = True
             return Move.AGREE

@@ -1,16 +1,14 @@
-"""Asking the programs to stop: the talk that leads to an agreement, or to the plain signal.
+"""Asking the programs to stop: within which time there is an agreement, or the plain signal.
 
-What is agreed on is ``agreement``'s matter; here are the messages, and the time there is for them.
+What is agreed on is the matter of ``stop_agreement``; here is the time there is for it. Pure: the
+clock is an argument, and what to do next is returned.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Collection
 
-from poprun_py.instance import protocol
-from poprun_py.supervision.alarms import Alarms
-from poprun_py.supervision.control_channel import Control
 from poprun_py.supervision.stop_agreement import Move, StopAgreement
 
 __all__ = ["StopRequest"]
@@ -23,71 +21,77 @@ class StopRequest:
     """A signal of the launcher on its way to the programs.
 
     Args:
-        control: the connections to the instances.
-        alarms: the supervisor's alarms.
         grace_seconds: how long programs have to reach a step and save after SIGTERM.
-        pass_on: delivers a signal to programs that do not ask whether to stop.
-        log: takes a line of the launcher's own log.
     """
 
-    def __init__(
-        self,
-        control: Control,
-        alarms: Alarms,
-        grace_seconds: float,
-        pass_on: Callable[[int], None],
-        log: Callable[[str], None],
-    ) -> None:
-        self._control = control
-        self._alarms = alarms
+    def __init__(self, grace_seconds: float) -> None:
+        self.signal = 0
         self._grace_seconds = grace_seconds
-        self._pass_on = pass_on
-        self._log = log
         self._agreement: StopAgreement | None = None
-        self._signal = 0
+        self._deadline = float("inf")
+        self._is_saving = False
 
-    def begin(self, number: int) -> None:
-        """Agree with the instances on where to stop because of signal ``number``."""
+    @property
+    def proposal(self) -> int:
+        """The call of ``stopRequested()`` that is proposed or agreed on."""
+        return self._agreement.proposal if self._agreement is not None else 0
+
+    def begin(self, number: int, members: Collection[int], now: float) -> Move | None:
+        """Stop because of signal ``number``, which counts from now on.
+
+        Args:
+            number: SIGTERM limits the time to save; SIGUSR1 does not.
+            members: the instances whose programs run; none if the job is not complete.
+            now: the time.
+        """
         if self._agreement is not None:
             if number == signal.SIGTERM:
-                self._signal = number
-                self._limit()
-            return
-        members = [p.index for p in self._control.peers.values() if p.died is None]
-        if not self._control.is_complete or not members:
-            self._pass_on(number)
-            return
+                self.signal = number
+                self._limit_saving(now)
+            return None
+        self.signal = number
+        if not members:
+            return Move.SIGNAL
         self._agreement = StopAgreement(members)
-        self._signal = number
-        self._alarms.set("agreement", _ANSWER_SECONDS, lambda: self._advance(Move.NOBODY))
-        self._control.broadcast(protocol.PROPOSE, self._agreement.proposal)
+        self._is_saving = False
+        self._deadline = now + _ANSWER_SECONDS
+        return Move.PROPOSE
 
-    def answer(self, index: int, proposal: int, polls: int) -> None:
+    def answer(self, index: int, proposal: int, polls: int, now: float) -> Move | None:
         """Take an instance's answer to a proposal."""
-        if self._agreement is not None:
-            self._advance(self._agreement.answer(index, proposal, polls))
+        if self._agreement is None:
+            return None
+        return self._after(self._agreement.answer(index, proposal, polls), now)
 
-    def leave(self, index: int) -> None:
+    def leave(self, index: int, now: float) -> Move | None:
         """An instance has ended."""
-        if self._agreement is not None:
-            self._advance(self._agreement.leave(index))
+        return self._after(self._agreement.leave(index), now) if self._agreement else None
 
-    def _advance(self, move: Move | None) -> None:
-        if self._agreement is None or move is None:
-            return
-        if move is Move.NOBODY:
+    def next_deadline(self) -> float:
+        """Return when the signal is delivered although there was an agreement to be; inf: never."""
+        return self._deadline
+
+    def on_time(self, now: float) -> Move | None:
+        """Return ``Move.SIGNAL`` when the time to answer, or to save, is over."""
+        if now < self._deadline:
+            return None
+        if not self._is_saving:
             self._agreement = None
-            self._alarms.clear("agreement")
-            self._pass_on(self._signal)
-        elif move is Move.PROPOSE:
-            self._limit()
-            self._control.broadcast(protocol.PROPOSE, self._agreement.proposal)
-        else:
-            self._log("all instances stop at their next question whether to stop")
-            self._control.broadcast(protocol.AGREE, self._agreement.proposal)
+        self._deadline = float("inf")
+        return Move.SIGNAL
 
-    def _limit(self) -> None:
+    def _after(self, move: Move | None, now: float) -> Move | None:
+        if move is Move.SIGNAL:
+            self._agreement = None
+            self._deadline = float("inf")
+        elif move is Move.PROPOSE:
+            self._limit_saving(now)
+        return move
+
+    def _limit_saving(self, now: float) -> None:
         """Programs do ask: after SIGTERM they have the grace time, else all the time they need."""
-        self._alarms.clear("agreement")
-        if self._signal == signal.SIGTERM:
-            self._alarms.set("saving", self._grace_seconds, lambda: self._pass_on(signal.SIGTERM))
+        if not self._is_saving:
+            self._is_saving = True
+            self._deadline = float("inf")
+        if self.signal == signal.SIGTERM:
+            self._deadline = min(self._deadline, now + self._grace_seconds)

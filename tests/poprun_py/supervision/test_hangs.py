@@ -50,3 +50,18 @@ def test_silence_that_nobody_could_hear_does_not_count():
 
 def test_programs_that_count_no_steps_are_left_alone():
     assert HangWatch(0.1).hung(1e9) == ()
+
+
+def test_a_launcher_that_was_stopped_itself_or_held_up_by_a_reader_blames_nobody():
+    watch = HangWatch(2.0)
+    for now in (0.0, 0.5, 1.0):
+        watch.beat(0, int(2 * now) + 1, now)
+        assert watch.on_time(now, is_held_up=False) == ()
+    assert watch.next_deadline() == 1.0 + watch.sample_seconds
+    assert watch.on_time(31.0, is_held_up=False) == ()
+    for quarter in range(1, 9):
+        assert watch.on_time(31.0 + quarter / 4, is_held_up=False) == ()
+    assert watch.on_time(33.1, is_held_up=True) == ()
+    for quarter in range(1, 9):
+        assert watch.on_time(33.1 + quarter / 4, is_held_up=False) == ()
+    assert watch.on_time(35.2, is_held_up=False) == (0,)

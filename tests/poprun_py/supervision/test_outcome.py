@@ -7,7 +7,7 @@ import pytest
 from poprun_py.errors import StartError
 from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
-from poprun_py.supervision.job import Job
+from poprun_py.supervision.job import Cause, Job, Stop
 from poprun_py.supervision.outcome import Ending, judge
 
 
@@ -23,15 +23,23 @@ def judged(*peers, **fields):
     job = Job(command=("mpirun",), variables=({},) * len(peers), environ={})
     seen = {
         "job": job, "peers": {p.index: p for p in peers}, "last_word": None, "seconds": 1.0,
-        "reason": "", "ended_by": 0, "timed_out": False, "hung": (), "stacks": (),
         "mpirun_code": 0, "mpirun_text": "",
     }  # fmt: skip
     return judge(Ending(**{**seen, **fields}))
 
 
+def stop(cause, **fields):
+    return {"stop": Stop(**{"cause": cause, "reason": "a reason", "at": 1.0, **fields})}
+
+
+SIGTERM = stop(Cause.SIGNAL, signal=15)
+TIME_LIMIT = stop(Cause.TIME_LIMIT)
+HANG = stop(Cause.HANG, hung=(0,))
+
+
 def test_a_job_that_was_kept_from_starting_has_no_other_result():
     with pytest.raises(StartError, match=r"^host b: it does not answer$"):
-        judged(peer(0, 1, at=1), refusal="host b: it does not answer")
+        judged(peer(0, 1, at=1), **stop(Cause.REFUSED, reason="host b: it does not answer"))
 
 
 def test_first_is_who_ended_first_by_this_hosts_clock():
@@ -49,11 +57,11 @@ def test_stopped_instances_did_not_fail():
     ("peers", "fields", "code"),
     [
         ((peer(0, 0, at=1), peer(1, 0, at=1)), {}, 0),
-        ((peer(0, 75, at=1), peer(1, 0, at=1)), {"ended_by": 15}, 75),
+        ((peer(0, 75, at=1), peer(1, 0, at=1)), SIGTERM, 75),
         ((peer(0, 75, at=1), peer(1, 3, at=2)), {}, 3),
-        ((peer(0, 0, at=1), peer(1, 0, at=1)), {"ended_by": 15}, 143),
-        ((peer(0, -15, at=1, stopped=True),), {"timed_out": True}, 124),
-        ((peer(0, -15, at=1, stopped=True),), {"hung": (0,)}, 124),
+        ((peer(0, 0, at=1), peer(1, 0, at=1)), SIGTERM, 143),
+        ((peer(0, -15, at=1, stopped=True),), TIME_LIMIT, 124),
+        ((peer(0, -15, at=1, stopped=True),), HANG, 124),
         ((peer(0, -15, at=1, stopped=True),), {"mpirun_code": -9}, 137),
         ((peer(0, -15, at=1, stopped=True),), {"mpirun_code": 0}, 1),
     ],
@@ -66,3 +74,37 @@ def test_instances_that_never_came_are_a_launch_that_could_not_start():
     job = Job(command=("mpirun",), variables=({}, {}), environ={})
     with pytest.raises(StartError, match="1 of 2 instances started, then mpirun ended with exit"):
         judged(peer(0, 0, at=1), job=job, mpirun_code=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "timed_out", "hung", "may_restart"),
+    [
+        (TIME_LIMIT, True, (), False),
+        (HANG, False, (0,), True),
+        (stop(Cause.HANG, hung=(0,), signal=2), False, (0,), False),
+        (SIGTERM, False, (), False),
+        (stop(Cause.FAILED), False, (), True),
+    ],
+)
+def test_what_is_told_of_a_stop(fields, timed_out, hung, may_restart):
+    result = judged(peer(0, -15, at=1, stopped=True), **fields)
+    assert (result.timed_out, result.hung, result.may_restart) == (timed_out, hung, may_restart)
+    assert result.reason == "a reason"
+
+
+def test_instances_that_could_save_have_not_hung():
+    result = judged(peer(0, 75, at=1), **HANG)
+    assert (result.exit_code, result.hung, result.timed_out) == (75, (), False)
+
+
+def test_the_gravest_cause_counts_and_the_first_of_equals():
+    failed, signalled = stop(Cause.FAILED)["stop"], SIGTERM["stop"]
+    hang, limit = stop(Cause.HANG, at=2.0)["stop"], TIME_LIMIT["stop"]
+    assert failed.followed_by(signalled) == signalled
+    assert signalled.followed_by(failed) == signalled
+    both = signalled.followed_by(hang)
+    assert (both.cause, both.signal, both.at) == (Cause.HANG, 15, 1.0)
+    assert hang.followed_by(limit).cause is Cause.HANG
+    assert limit.followed_by(hang).cause is Cause.TIME_LIMIT
+    assert hang.followed_by(signalled).signal == 15
+    assert hang.followed_by(stop(Cause.REFUSED)["stop"]).cause is Cause.REFUSED

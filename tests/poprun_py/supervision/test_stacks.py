@@ -14,7 +14,7 @@ from conftest import ROOT, wait_until
 
 from popdist_py import environment, heartbeat
 from poprun_py.instance import protocol, vitals
-from poprun_py.supervision.stacks import _temporary_folders
+from poprun_py.supervision.stacks_client import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 HOOK = ROOT / "poprun_py" / "instance" / "python_hook"

@@ -49,7 +49,7 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
             move = agreement.answer(*answers.pop(dice.randrange(len(answers))))
             if move is Move.PROPOSE:
                 messages += [(i, agreement.proposal) for i in range(count)]
-            assert move is not Move.NOBODY
+            assert move is not Move.SIGNAL
     for instance in instances:
         instance.agreed = agreement.proposal
         instance.look()
@@ -60,7 +60,7 @@ def test_all_stop_at_the_same_question_whatever_the_timing(count, dice):
 def test_programs_that_never_ask_are_not_waited_for():
     agreement = StopAgreement([0, 1])
     assert agreement.answer(0, 0, 0) is None
-    assert agreement.answer(1, 0, 0) is Move.NOBODY
+    assert agreement.answer(1, 0, 0) is Move.SIGNAL
 
 
 def test_instance_that_ends_leaves_the_agreement_to_the_others():

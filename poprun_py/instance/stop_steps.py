@@ -1,0 +1,67 @@
+"""How anything of a job is ended: ask once, wait, force. And how long each of them may take.
+
+What asking and forcing mean is a parameter; the clock is an argument. The supervisor ends mpirun
+and the instances this way, each wrapper its program. Standard library only and cheap to import.
+"""
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Programs have the job's grace time after SIGTERM; their wrappers keep it.
+# A launcher that is gone: nobody will read a word, so the program gets little time.
+ORPHAN_GRACE_SECONDS = 1.0
+# mpirun warns the wrapper and kills it a quarter of a second later: the wrapper sets no limit then.
+UNLIMITED_GRACE_SECONDS = 3600.0
+# After the program's end its children get this long to follow by themselves; less after a failure.
+LEFTOVER_SECONDS, LEFTOVER_SECONDS_AFTER_FAILURE = 1.0, 0.1
+# Between two kills: a process may start another while the rest is killed.
+KILL_AGAIN_SECONDS = 0.05
+# mpirun after SIGTERM: it has nothing to save.
+MPIRUN_GRACE_SECONDS = 2.0
+# mpirun after the last instance has ended, and where a host is lost: a daemon there never answers.
+MPIRUN_FOLLOWS_SECONDS, MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST = 10.0, 1.0
+
+
+class StopSteps:
+    """The end of one thing: ``ask`` at most once, ``force`` when its time is over.
+
+    Args:
+        ask: asks for the end.
+        force: brings it about.
+        again_seconds: after how long ``force`` is repeated; by default never.
+    """
+
+    def __init__(
+        self,
+        ask: "Callable[[], None]",
+        force: "Callable[[], None]",
+        again_seconds: float = float("inf"),
+    ) -> None:
+        self.asked_at: float | None = None
+        self._ask = ask
+        self._force = force
+        self._again_seconds = again_seconds
+        self._force_at = float("inf")
+
+    def begin(self, now: float, grace_seconds: float = float("inf")) -> None:
+        """Ask, unless that was done before, and force after ``grace_seconds``."""
+        self.force_after(grace_seconds, now)
+        if self.asked_at is None:
+            self.asked_at = now
+            self._ask()
+
+    def force_after(self, seconds: float, now: float) -> None:
+        """Force after some time, or sooner if that was said before; asks for nothing."""
+        self._force_at = min(self._force_at, now + seconds)
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` has something to do; inf for never."""
+        return self._force_at
+
+    def on_time(self, now: float) -> None:
+        """Force if the time is over."""
+        if now >= self._force_at:
+            self._force_at = now + self._again_seconds
+            self._force()

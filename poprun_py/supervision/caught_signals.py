@@ -1,0 +1,62 @@
+"""The signals that the launcher gets, as events of its one loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from poprun_py.instance import processes
+
+__all__ = ["CaughtSignals"]
+
+_PARENT_ENDED = signal.SIGRTMAX - 4
+
+
+class CaughtSignals:
+    """While entered, signals do nothing but make a pipe readable."""
+
+    def __enter__(self) -> CaughtSignals:
+        """Catch the signals; what was set before is restored also if something fails."""
+        with contextlib.ExitStack() as resources:
+            self._read_end, write_end = os.pipe()
+            for end in (self._read_end, write_end):
+                resources.callback(os.close, end)
+                os.set_blocking(end, False)
+            numbers: list[int] = [
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGUSR1,
+                signal.SIGUSR2,
+                signal.SIGCHLD,
+            ]
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            self._parent = processes.tell_when_parent_ends(_PARENT_ENDED)
+            if self._parent is not None:
+                numbers.append(_PARENT_ENDED)
+            old_wake = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+            resources.callback(signal.set_wakeup_fd, old_wake)
+            for number in numbers:
+                old_handler = signal.signal(number, lambda *_: None)
+                resources.callback(signal.signal, number, old_handler)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a signal has come."""
+        return self._read_end
+
+    def take(self) -> list[int]:
+        """Return the numbers that have come; the end of the parent process counts as SIGHUP."""
+        numbers: list[int] = []
+        for number in os.read(self._read_end, 512):
+            if number != _PARENT_ENDED:
+                numbers.append(number)
+            elif os.getppid() != self._parent:
+                # The death of the one thread of the parent that started us is not its end.
+                numbers.append(signal.SIGHUP)
+        return numbers

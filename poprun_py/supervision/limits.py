@@ -1,0 +1,41 @@
+"""What stops a job that goes on too long: pure, the clock is an argument."""
+
+from __future__ import annotations
+
+from poprun_py.supervision.job import Cause
+
+__all__ = ["Limits"]
+
+
+class Limits:
+    """The time limit of a job, and the time that instances have to follow one another.
+
+    Args:
+        grace_seconds: how long instances may go on after the first has ended at a checkpoint.
+    """
+
+    def __init__(self, grace_seconds: float) -> None:
+        self._grace_seconds = grace_seconds
+        self._limits: dict[Cause, tuple[float, str]] = {}
+
+    def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
+        """Limit the job to ``timeout_seconds``, of which earlier runs have used some."""
+        reason = f"the time limit of {timeout_seconds:g} s is over"
+        self._limits[Cause.TIME_LIMIT] = (now + timeout_seconds - spent_seconds, reason)
+
+    def saved(self, index: int, now: float) -> None:
+        """An instance has ended at a checkpoint: the others have the grace time to follow."""
+        reason = f"instance {index} ended at a checkpoint, others did not"
+        self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
+
+    def next_deadline(self) -> float:
+        """Return when the next limit is reached; inf for never."""
+        return min((at for at, _ in self._limits.values()), default=float("inf"))
+
+    def on_time(self, now: float) -> tuple[Cause, str] | None:
+        """Return the limit that is reached, once, with the reason in words."""
+        for cause, (at, reason) in self._limits.items():
+            if now >= at:
+                del self._limits[cause]
+                return cause, reason
+        return None

@@ -1,0 +1,147 @@
+"""How a job is ended: why, and the steps from an agreement over a request to force.
+
+Programs that ask whether to stop agree on a step. All others get SIGTERM, the grace time, and
+SIGKILL, from their wrappers, which keep that time. Whoever signals twice wants no more waiting.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from poprun_py.instance import processes, protocol
+from poprun_py.instance.stop_steps import StopSteps
+from poprun_py.supervision.control_channel import Control
+from poprun_py.supervision.job import Cause, Job, StackGroup, Stop
+from poprun_py.supervision.stop_agreement import Move
+from poprun_py.supervision.stop_request import StopRequest
+
+__all__ = ["StopPolicy"]
+
+
+class StopPolicy:
+    """The end of one job: its cause, and what has been done about it.
+
+    Args:
+        job: says how long programs may take, and whether all run on this machine.
+        control: the connections to the instances.
+        log: takes a line of the launcher's own log.
+    """
+
+    def __init__(self, job: Job, control: Control, log: Callable[[str], None]) -> None:
+        self.stop: Stop | None = None
+        self._is_local = job.listen is None
+        self._control = control
+        self._log = log
+        self._request = StopRequest(job.grace_seconds)
+        self._steps = StopSteps(
+            ask=lambda: self._tell_wrappers(job.grace_seconds), force=lambda: self._tell_wrappers(0)
+        )
+
+    @property
+    def asked_at(self) -> float | None:
+        """When the programs were asked to end; None before."""
+        return self._steps.asked_at
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is known why the job cannot start."""
+        return self.stop is not None and self.stop.cause is Cause.REFUSED
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether a hang would be news: the programs go on, and were at most asked to save."""
+        is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
+        return is_open and self.asked_at is None
+
+    def decide(
+        self, cause: Cause, reason: str, number: int = 0, hung: tuple[int, ...] = ()
+    ) -> None:
+        """Note why the job is to end, by which signal, and who hangs; asks nobody yet."""
+        stop = Stop(cause=cause, reason=reason, at=time.monotonic(), signal=number, hung=hung)
+        self.stop = stop if self.stop is None else self.stop.followed_by(stop)
+
+    def end(self, cause: Cause, reason: str, number: int = 0) -> None:
+        """Ask every instance to end, once; what is left after the grace time is killed."""
+        self.decide(cause, reason, number)
+        if self.asked_at is None:
+            why = "the job cannot start" if cause is Cause.REFUSED else reason
+            self._log(f"{why}: stopping the other instances")
+            self._steps.begin(time.monotonic())
+
+    def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
+        """End a job whose end is decided, now that it is known what the instances were doing."""
+        if self.stop is not None:
+            self.stop = replace(self.stop, hung=hung, stacks=stacks)
+            self.end(self.stop.cause, self.stop.reason)
+
+    def on_signal(self, number: int) -> None:
+        """Do what a signal asks the launcher for."""
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._on_end_signal(number)
+        elif number == signal.SIGUSR1 and self.asked_at is None:
+            self._ask_to_save(number)
+        elif number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._pass_on(number)
+
+    def on_answer(self, index: int, proposal: int, polls: int) -> None:
+        """Take an instance's answer to a proposal where to stop."""
+        self._advance(self._request.answer(index, proposal, polls, time.monotonic()))
+
+    def on_death(self, index: int) -> None:
+        """A program has ended: the others agree without it."""
+        self._advance(self._request.leave(index, time.monotonic()))
+
+    def next_deadline(self) -> float:
+        """Return when ``on_time`` has something to do; inf for never."""
+        return min(self._request.next_deadline(), self._steps.next_deadline())
+
+    def on_time(self, now: float) -> None:
+        """Take the step that is due."""
+        self._advance(self._request.on_time(now))
+        self._steps.on_time(now)
+
+    def _on_end_signal(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self.stop is not None and self.stop.signal:
+            self._log(f"{name} again: killing all instances")
+            self._steps.force_after(0, time.monotonic())
+            return
+        self.decide(Cause.SIGNAL, f"{name} received", number)
+        if number == signal.SIGINT:
+            self._pass_on(number)
+            self.end(Cause.SIGNAL, f"{name} received", number)
+        elif self.asked_at is None:
+            self._ask_to_save(signal.SIGTERM)
+
+    def _ask_to_save(self, number: int) -> None:
+        """Agree with the programs on where to stop because of a signal."""
+        peers = self._control.peers.values() if self._control.is_complete else ()
+        members = [peer.index for peer in peers if peer.died is None]
+        self._advance(self._request.begin(number, members, time.monotonic()))
+
+    def _advance(self, move: Move | None) -> None:
+        """Take the next step towards an agreement on where to stop."""
+        if move is Move.PROPOSE:
+            self._control.broadcast(protocol.PROPOSE, self._request.proposal)
+        elif move is Move.AGREE:
+            self._log("all instances stop at their next question whether to stop")
+            self._control.broadcast(protocol.AGREE, self._request.proposal)
+        elif move is Move.SIGNAL and self._request.signal == signal.SIGTERM:
+            self.end(Cause.SIGNAL, "SIGTERM received", signal.SIGTERM)
+        elif move is Move.SIGNAL:
+            self._pass_on(self._request.signal)
+
+    def _pass_on(self, number: int) -> None:
+        """Deliver a signal of the launcher to the programs."""
+        self._control.broadcast(protocol.SIGNAL, int(number))
+
+    def _tell_wrappers(self, grace_seconds: float) -> None:
+        """Have the wrappers end their programs, also wrappers of this host that were stopped."""
+        self._control.broadcast(protocol.STOP, grace_seconds)
+        if self._is_local:
+            for peer in self._control.peers.values():
+                if peer.outcome is None:
+                    processes.signal_process(peer.pid, signal.SIGCONT)
