@@ -1,14 +1,14 @@
 """The batching contract: how a call's samples become micro-batches, and outputs a result.
 
 Samples per call = micro-batch x device iterations x (R / G) x gradient accumulation; the order is
-row-major over [device iteration][accumulation step][replica group][micro-batch].
+row-major over [device iteration][accumulation step][replica group][micro-batch]. The only place
+that cuts inputs: into combined micro-batches, which all replicas get at once, and these by replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -32,22 +32,6 @@ class Batching:
     group_type: enums.CommGroupType
     output_mode: enums.OutputMode
     output_period: int
-
-    @classmethod
-    def of(cls, options: Any, *, training: bool) -> Batching:
-        """Read the factors from ``options``; the default output mode depends on ``training``."""
-        mode = options.output_mode
-        if mode == enums.OutputMode.Default:
-            mode = enums.OutputMode.Final if training else enums.OutputMode.All
-        return cls(
-            device_iterations=options.device_iterations,
-            gradient_accumulation=options.Training.gradient_accumulation,
-            replicas=options.replication_factor,
-            group_size=options.input_group_size,
-            group_type=options.input_cgt,
-            output_mode=mode,
-            output_period=options.output_return_period,
-        )
 
     @property
     def num_groups(self) -> int:

@@ -102,7 +102,7 @@ class Compiler:
     @property
     def batching(self) -> Batching:
         """How a call's samples are cut."""
-        return Batching.of(self.options, training=self.training)
+        return self.options.batching(training=self.training)
 
     def compile(
         self, call: Call, known: Executable | None, advance: Callable[[int], None]

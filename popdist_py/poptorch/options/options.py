@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from popdist_py.poptorch import enums
+from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.errors import ConfigFileError
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
@@ -195,6 +196,21 @@ class Options(OptionStore):
             mode, period = _output_mode(output_mode, output_return_period)
             entry = [long_name, False, mode, period]
         self._values["anchored_tensors"][short_name] = entry
+
+    def batching(self, training: bool) -> Batching:
+        """Return the factors of a model; the default output mode depends on ``training``."""
+        mode = self.output_mode
+        if mode == enums.OutputMode.Default:
+            mode = enums.OutputMode.Final if training else enums.OutputMode.All
+        return Batching(
+            device_iterations=self.device_iterations,
+            gradient_accumulation=self.Training.gradient_accumulation,
+            replicas=self.replication_factor,
+            group_size=self.input_group_size,
+            group_type=self.input_cgt,
+            output_mode=mode,
+            output_period=self.output_return_period,
+        )
 
     # -- execution ----------------------------------------------------------------------------
 
