@@ -1,7 +1,8 @@
 """The batching contract: how a call's samples become micro-batches, and outputs a result.
 
 Samples per call = micro-batch x device iterations x (R / G) x gradient accumulation; the order is
-row-major over [device iteration][accumulation step][replica group][micro-batch].
+row-major over [device iteration][accumulation step][replica group][micro-batch]. The only place
+that cuts inputs: into combined micro-batches, which all replicas get at once, and these by replica.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class _Autotuner:
                 if reason is None:
                     candidates.append(candidate)
                     break
-                reasons.append(reason)
+                reasons.append(f"{backend.name}: {reason}")
         best = self._best(candidates)
         return None if best is loop else best, reasons
 
@@ -267,7 +267,7 @@ def _difference(expected: Result, got: Result) -> str | None:
         if len(loop) != len(other) or not all(
             _close(a, b, scale) for a, b in zip(loop, other, strict=True)
         ):
-            return f"in one pass they give other {what}"
+            return f"its {what} are not those of the loop"
     return None
 
 

@@ -182,3 +182,42 @@ def test_the_period_of_every_n_divides_the_iterations():
     options = quiet_options().deviceIterations(4).outputMode(OutputMode.EveryN, 3)
     with pytest.raises(poptorch.Error, match=r"period 3.*deviceIterations\(4\)"):
         poptorch.inferenceModel(Mlp(), options)(classified(4)[0])
+
+
+CONSECUTIVE, ORTHOGONAL = CommGroupType.Consecutive, CommGroupType.Orthogonal
+
+
+@pytest.mark.parametrize(
+    ("replicas", "group_size", "kind", "rows_of_replicas"),
+    [
+        (1, 1, CONSECUTIVE, [[0, 1]]),
+        (2, 1, CONSECUTIVE, [[0, 1], [2, 3]]),
+        (2, 2, CONSECUTIVE, [[0, 1], [0, 1]]),
+        (4, 2, CONSECUTIVE, [[0, 1], [0, 1], [2, 3], [2, 3]]),
+        (4, 2, ORTHOGONAL, [[0, 1], [2, 3], [0, 1], [2, 3]]),
+        (6, 2, ORTHOGONAL, [[0, 1], [2, 3], [4, 5]] * 2),
+        (6, 3, ORTHOGONAL, [[0, 1], [2, 3]] * 3),
+    ],
+)
+def test_replicas_get_the_rows_of_their_group(replicas, group_size, kind, rows_of_replicas):
+    options = quiet_options().replicationFactor(replicas).inputReplicaGrouping(group_size, kind)
+    options.deviceIterations(3)
+    options.Training.gradientAccumulation(2)
+    batching = options.batching(training=True)
+    rows = torch.arange(2 * batching.num_slices)
+    assert batching.micro_batch(rows.shape) == 2
+    combined = batching.combined_micro_batches(rows)
+    assert [part.tolist() for part in combined] == rows.view(6, -1).tolist()
+    offset = combined[4][0].item()
+    for cut in (
+        batching.per_replica(combined[4]),
+        batching.stacked(combined[4]),
+        [tensors[0] for tensors in batching.inputs_of_replicas([combined[4]])],
+    ):
+        assert [(part - offset).tolist() for part in cut] == rows_of_replicas
+
+
+def test_training_returns_the_last_outputs_and_inference_all():
+    options = quiet_options()
+    assert options.batching(training=True).output_mode == OutputMode.Final
+    assert options.batching(training=False).output_mode == OutputMode.All

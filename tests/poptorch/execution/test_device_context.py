@@ -1,0 +1,62 @@
+"""What surrounds every forward, whoever runs it."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from popdist_py.poptorch import phase
+from popdist_py.poptorch.execution.device_context import DeviceContext
+
+
+@contextmanager
+def noting(log, name):
+    log.append(name)
+    try:
+        yield
+    finally:
+        log.append(f"end of {name}")
+
+
+def context(log, **values):
+    state = SimpleNamespace(shown=lambda: noting(log, "tensors"))
+    return DeviceContext(state=state, **{"training": True, **values})
+
+
+@pytest.mark.parametrize("tracing", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_forward_sees_where_it_is(training, tracing):
+    log = []
+    modes = (lambda: noting(log, "first"), lambda: noting(log, "second"))
+    with torch.set_grad_enabled(not training):
+        with context(log, training=training, modes=modes).enter(tracing=tracing):
+            assert torch.is_grad_enabled() == training
+            assert (phase.is_training(), phase.is_tracing()) == (training, tracing)
+        assert torch.is_grad_enabled() != training
+    assert not phase.is_running()
+    assert log == [
+        "tensors", "first", "second", "end of second", "end of first", "end of tensors",
+    ]  # fmt: skip
+
+
+def test_a_mode_that_fails_leaves_nothing_behind():
+    log = []
+
+    def broken():
+        raise OSError("no such mode")
+
+    with pytest.raises(OSError, match="no such mode"):
+        context(log, modes=(broken,)).enter()
+    assert log == ["tensors", "end of tensors"]
+    assert not phase.is_running()
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_the_hosts_random_stream_is_kept_from_what_draws(is_random):
+    before = torch.get_rng_state()
+    with context([], is_random=is_random).enter():
+        torch.rand(3)
+    assert torch.equal(before, torch.get_rng_state()) == is_random
