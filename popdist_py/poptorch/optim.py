@@ -1,33 +1,33 @@
 """The optimisers of the PopTorch API: torch's, with what the device adds.
 
 These objects hold a program's settings; the update itself runs on the device's copy of the weights
-(``device_optimizer.py``).
+(``update/device_optimizer.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
+from popdist_py.poptorch import lamb
 from popdist_py.poptorch.logger import logger
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
 Params = Iterable[Any]
-_HALVES: Final = (torch.float16, torch.float32)
 # Which argument is the format of each state tensor of Adam and its kin.
-_MOMENT_TYPES: Final = {
+_MOMENTS: Final = {
     "Accl1": "first_order_momentum_accum_type",
     "Accl2": "second_order_momentum_accum_type",
 }
-
-
-def _given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that were passed: None means left out."""
-    return {name: value for name, value in arguments.items() if value is not None}
+_MOMENT_TYPES: Final = {
+    "accum_type": torch.float32,
+    "first_order_momentum_accum_type": torch.float32,
+    "second_order_momentum_accum_type": torch.float32,
+}
 
 
 class VariableAttributes:
@@ -61,29 +61,49 @@ class VariableAttributes:
 class Optimizer:
     """What all PopTorch optimisers add to torch's: variable attributes and the device's state."""
 
-    # Attributes that torch's class lacks and that are the same for all groups.
-    _child_vars: list[str] = []  # noqa: RUF012 - PopTorch's spelling, read by programs
-    # All attributes that torch's class lacks.
+    # The arguments that torch's class lacks, with their defaults: attributes of the optimiser.
+    _own: ClassVar[Mapping[str, Any]] = {}
+    # Those of them that each parameter group has a value of.
+    _own_per_group: ClassVar[tuple[str, ...]] = ()
+    # The names of all of them and of those that are the same for all groups: PopTorch's spelling,
+    # read by programs.
     _child_only: list[str] = []  # noqa: RUF012
+    _child_vars: list[str] = ["loss_scaling"]  # noqa: RUF012
     # The attribute that holds the format of each state tensor, by the device's name of it.
-    _accumulators: Mapping[str, str] = {}
+    _accumulators: ClassVar[Mapping[str, str]] = {}
 
     variable_attrs: VariableAttributes
     param_groups: list[dict[str, Any]]
     defaults: dict[str, Any]
 
-    def _describe(self, given: dict[str, Any], own: dict[str, Any]) -> None:
-        """Store the attributes of the device and note which arguments were given.
+    def _begin(self, base: type[torch.optim.Optimizer], arguments: Mapping[str, Any]) -> None:
+        """Be made: torch's class takes its own arguments, the others become attributes.
 
         Args:
-            given: every argument that the program passed.
-            own: values of the attributes that torch's class lacks.
+            base: torch's class.
+            arguments: ``locals()`` of a constructor that has done nothing else yet, so that its
+                arguments need no second list; None means left out.
+
+        Raises:
+            AssertionError: the format of an accumulator is neither float32 nor float16.
         """
-        for name, value in own.items():
+        passed = {n: v for n, v in arguments.items() if v is not None and n != "self"}
+        torchs: dict[str, Any] = {n: v for n, v in passed.items() if n not in self._own}
+        base.__init__(self, **torchs)  # type: ignore[arg-type]
+        attributes = {name: passed.get(name, default) for name, default in self._own.items()}
+        for name in self._own_per_group:
+            self.defaults[name] = attributes.pop(name)
+            for group in self.param_groups:
+                group.setdefault(name, self.defaults[name])
+        for name, value in attributes.items():
+            wants_format = isinstance(self._own[name], torch.dtype)
+            assert not wants_format or value in (torch.float16, torch.float32), (
+                f"{name} must be either torch.float32 or torch.float16"
+            )
             setattr(self, name, value)
         allowed = [name for name in self.defaults if name not in ("params", "fused")]
-        allowed += [name for name in own if name not in allowed]
-        variable = [name for name in given if name in allowed]
+        allowed += [name for name in attributes if name not in allowed]
+        variable = [name for name in passed if name in allowed]
         self.variable_attrs = VariableAttributes(sorted({*variable, "lr"}), allowed)
         self._ipu_state: dict[str, torch.Tensor] | None = None
         self._ipu_param: dict[str, torch.Tensor] | None = None
@@ -172,11 +192,6 @@ class Optimizer:
         return {**own, **state, "_fetch": None, "_pending": self._ipu_state is not None}
 
 
-def _check_types(**types: torch.dtype) -> None:
-    for name, dtype in types.items():
-        assert dtype in _HALVES, f"{name} must be either torch.float32 or torch.float16"
-
-
 class SGD(Optimizer, torch.optim.SGD):
     """Stochastic gradient descent, with torch.optim.SGD's arithmetic.
 
@@ -189,15 +204,16 @@ class SGD(Optimizer, torch.optim.SGD):
         max_grad_norm: the gradients' global 2-norm is clipped to this.
     """
 
-    _child_vars = ["loss_scaling"]  # noqa: RUF012
-    _child_only = [  # noqa: RUF012
-        "loss_scaling",
-        "velocity_scaling",
-        "use_combined_accum",
-        "accum_type",
-        "velocity_accum_type",
-        "max_grad_norm",
-    ]
+    _own: ClassVar = {
+        "loss_scaling": 1.0,
+        "velocity_scaling": 1.0,
+        "use_combined_accum": False,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        "max_grad_norm": math.inf,
+    }
+    _own_per_group = ("velocity_scaling",)
+    _child_only = list(_own)  # noqa: RUF012
     _accumulators = {"Accl1": "velocity_accum_type"}  # noqa: RUF012
 
     def __init__(
@@ -218,81 +234,19 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        torch_arguments = _given(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            differentiable=differentiable,
-        )
-        own = _given(
-            loss_scaling=loss_scaling,
-            velocity_scaling=velocity_scaling,
-            use_combined_accum=use_combined_accum,
-            accum_type=accum_type,
-            velocity_accum_type=velocity_accum_type,
-            max_grad_norm=max_grad_norm,
-        )
-        torch.optim.SGD.__init__(self, params, **torch_arguments)
-        scaling = own.get("velocity_scaling", 1.0)
-        self.defaults["velocity_scaling"] = scaling
-        for group in self.param_groups:
-            group.setdefault("velocity_scaling", scaling)
-        values = {
-            "loss_scaling": 1.0,
-            "use_combined_accum": False,
-            "accum_type": torch.float32,
-            "velocity_accum_type": torch.float32,
-            "max_grad_norm": math.inf,
-            **{name: value for name, value in own.items() if name != "velocity_scaling"},
-        }
-        _check_types(
-            accum_type=values["accum_type"], velocity_accum_type=values["velocity_accum_type"]
-        )
-        self._describe({**torch_arguments, **own}, values)
-        if "velocity_scaling" in own and not values["use_combined_accum"]:
+        self._begin(torch.optim.SGD, locals())
+        if velocity_scaling is not None and not use_combined_accum:
             logger.warning(
                 "velocity_scaling is ignored: it only applies with use_combined_accum=True"
             )
 
 
-def _moments(
-    accum_type: torch.dtype | None, first: torch.dtype | None, second: torch.dtype | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the accumulation types that were given, and all of them with defaults."""
-    given = _given(
-        accum_type=accum_type,
-        first_order_momentum_accum_type=first,
-        second_order_momentum_accum_type=second,
-    )
-    values = dict.fromkeys(
-        (
-            "accum_type",
-            "first_order_momentum_accum_type",
-            "second_order_momentum_accum_type",
-        ),
-        torch.float32,
-    )
-    values.update(given)
-    _check_types(**values)
-    return given, values
-
-
 class Adam(Optimizer, torch.optim.Adam):
     """Adam, with torch.optim.Adam's arithmetic; the extra arguments are those of SGD."""
 
-    _child_vars = ["loss_scaling"]  # noqa: RUF012
-    _child_only = [  # noqa: RUF012
-        "loss_scaling",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    ]
-    _accumulators = _MOMENT_TYPES
+    _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "max_grad_norm": math.inf}
+    _child_only = list(_own)  # noqa: RUF012
+    _accumulators = _MOMENTS
 
     def __init__(
         self,
@@ -313,27 +267,7 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        torch_arguments = _given(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-        )
-        torch.optim.Adam.__init__(self, params, **torch_arguments)
-        types, values = _moments(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        own = _given(loss_scaling=loss_scaling, max_grad_norm=max_grad_norm)
-        self._describe(
-            {**torch_arguments, **types, **own},
-            {"loss_scaling": 1.0, **values, "max_grad_norm": math.inf, **own},
-        )
+        self._begin(torch.optim.Adam, locals())
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
@@ -343,16 +277,14 @@ class AdamW(Optimizer, torch.optim.AdamW):
         bias_correction: accepted; the correction is always applied, as on the device.
     """
 
-    _child_vars = ["loss_scaling"]  # noqa: RUF012
-    _child_only = [  # noqa: RUF012
-        "loss_scaling",
-        "bias_correction",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "max_grad_norm",
-    ]
-    _accumulators = _MOMENT_TYPES
+    _own: ClassVar = {
+        "loss_scaling": 1.0,
+        "bias_correction": True,
+        **_MOMENT_TYPES,
+        "max_grad_norm": math.inf,
+    }
+    _child_only = list(_own)  # noqa: RUF012
+    _accumulators = _MOMENTS
 
     def __init__(
         self,
@@ -374,37 +306,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
-        torch_arguments = _given(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-        )
-        torch.optim.AdamW.__init__(self, params, **torch_arguments)
-        types, values = _moments(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        own = _given(
-            loss_scaling=loss_scaling,
-            bias_correction=bias_correction,
-            max_grad_norm=max_grad_norm,
-        )
-        self._describe(
-            {**torch_arguments, **types, **own},
-            {
-                "loss_scaling": 1.0,
-                "bias_correction": True,
-                **values,
-                "max_grad_norm": math.inf,
-                **own,
-            },
-        )
+        self._begin(torch.optim.AdamW, locals())
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -415,14 +317,8 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
             rate is folded into the momentum buffer.
     """
 
-    _child_vars = ["loss_scaling"]  # noqa: RUF012
-    _child_only = [  # noqa: RUF012
-        "loss_scaling",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-        "use_tf_variant",
-    ]
+    _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES, "use_tf_variant": False}
+    _child_only = list(_own)  # noqa: RUF012
     _accumulators = {  # noqa: RUF012
         "Accl1": "second_order_momentum_accum_type",
         "Accl2": "first_order_momentum_accum_type",
@@ -447,43 +343,19 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
     ) -> None:
-        torch_arguments = _given(
-            lr=lr,
-            alpha=alpha,
-            eps=eps,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            centered=centered,
-            foreach=foreach,
-            maximize=maximize,
-            differentiable=differentiable,
-        )
-        torch.optim.RMSprop.__init__(self, params, **torch_arguments)
-        types, values = _moments(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        own = _given(loss_scaling=loss_scaling, use_tf_variant=use_tf_variant)
-        self._describe(
-            {**torch_arguments, **types, **own},
-            {"loss_scaling": 1.0, **values, "use_tf_variant": False, **own},
-        )
+        self._begin(torch.optim.RMSprop, locals())
 
 
-class LAMB(Optimizer, torch.optim.Optimizer):
+class LAMB(Optimizer, lamb.LAMB):
     """Layer-wise adaptive moments; ``step()`` also works on the CPU, as a reference.
 
     The update is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected moments m and v;
     the trust ratio is ``min(|w|, max_weight_norm) / |update|``, or 1 where either is 0.
     """
 
-    _child_vars = ["loss_scaling"]  # noqa: RUF012
-    _child_only = [  # noqa: RUF012
-        "loss_scaling",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
-    ]
-    _accumulators = _MOMENT_TYPES
+    _own: ClassVar = {"loss_scaling": 1.0, **_MOMENT_TYPES}
+    _child_only = list(_own)  # noqa: RUF012
+    _accumulators = _MOMENTS
 
     def __init__(
         self,
@@ -499,73 +371,4 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        group_arguments = _given(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            bias_correction=bias_correction,
-            max_weight_norm=max_weight_norm,
-        )
-        defaults = {
-            "lr": 1e-3,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 1e-2,
-            "bias_correction": True,
-            "max_weight_norm": 65500.0,
-            **group_arguments,
-        }
-        torch.optim.Optimizer.__init__(self, params, defaults)
-        types, values = _moments(
-            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
-        )
-        own = _given(loss_scaling=loss_scaling)
-        self._describe({**group_arguments, **types, **own}, {"loss_scaling": 1.0, **values, **own})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._update(group, parameters)
-        return loss
-
-    def _update(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update the parameters of one group, all with one call per operation."""
-        beta1, beta2 = group["betas"]
-        states = [self._state_of(parameter) for parameter in parameters]
-        gradients: list[Any] = [parameter.grad for parameter in parameters]
-        firsts = [state["exp_avg"] for state in states]
-        seconds = [state["exp_avg_sq"] for state in states]
-        for state in states:
-            state["step"] += 1
-        step = int(states[0]["step"])
-        torch._foreach_lerp_(firsts, gradients, 1 - beta1)
-        torch._foreach_mul_(seconds, beta2)
-        torch._foreach_addcmul_(seconds, gradients, gradients, 1 - beta2)
-        first_scale = 1 - beta1**step if group["bias_correction"] else 1.0
-        second_scale = 1 - beta2**step if group["bias_correction"] else 1.0
-        divisors = torch._foreach_sqrt(torch._foreach_div(seconds, second_scale))
-        torch._foreach_add_(divisors, group["eps"])
-        updates = torch._foreach_div(torch._foreach_div(firsts, first_scale), divisors)
-        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-        norms = zip(torch._foreach_norm(parameters), torch._foreach_norm(updates), strict=True)
-        limit = group["max_weight_norm"]
-        for parameter, update, (weight, size) in zip(parameters, updates, norms, strict=True):
-            ratio = weight.clamp(max=limit) / size
-            trust = torch.where((weight == 0) | (size == 0), torch.ones_like(ratio), ratio)
-            parameter.sub_(update * (trust * group["lr"]))
-
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        return state
+        self._begin(lamb.LAMB, locals())
