@@ -1,8 +1,9 @@
 """All-reduce of float32 within a host: ours against MPI_Allreduce, gloo and a plain copy.
 
-Every instance sums an array of its own with those of the others; "window" is ours on an array that
-lives in shared memory, as gradients do. "copy" is every instance copying its array at the same
-time. All ways are taken in turns, and a time is the median over the turns of the slowest instance.
+Every instance adds its own array and those of the others. "ours" is our all-reduce, and "window" is
+ours on an array in shared memory, where gradients lie too. For "copy" every instance copies its
+array at the same time. The implementations take turns; a time is the median over the turns of the
+slowest instance.
 
 Usage: python benchmarks/allreduce.py [--json] [--instances 2 4 8] [--sizes 4096 ...] [--turns 9]
 """
@@ -30,12 +31,12 @@ SIZES = [
     100_000_000,
     400_000_000,
 ]
-# Each way repeats its call for about this long in every turn.
-_SECONDS = 0.02
+# Each implementation repeats its call for about this long in every turn.
+_SECONDS_PER_TURN = 0.02
 
 
-def ways(size: int) -> dict[str, Callable[[], None]]:
-    """Return the calls compared, on arrays of ``size`` bytes."""
+def implementations(size: int) -> dict[str, Callable[[], None]]:
+    """Return the calls that are compared, by name, on arrays of ``size`` bytes."""
     import numpy as np
     import torch
     from mpi4py import MPI
@@ -57,28 +58,28 @@ def ways(size: int) -> dict[str, Callable[[], None]]:
 
 
 def measure(size: int, turns: int) -> dict[str, float]:
-    """Return the microseconds of every way."""
+    """Return the microseconds of one call, by implementation."""
     import popdist_py
 
-    calls = ways(size)
+    calls = implementations(size)
     repetitions = {}
     for name, call in calls.items():
         call()
         popdist_py.barrier()
         start = time.perf_counter()
         call()
-        once = popdist_py.all_reduce(time.perf_counter() - start, "max")
-        repetitions[name] = max(1, min(1000, int(_SECONDS / once)))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
+        seconds_per_call = popdist_py.all_reduce(time.perf_counter() - start, "max")
+        repetitions[name] = max(1, min(1000, int(_SECONDS_PER_TURN / seconds_per_call)))
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(turns):
         for name, call in calls.items():
             popdist_py.barrier()
             start = time.perf_counter()
             for _ in range(repetitions[name]):
                 call()
-            taken[name].append((time.perf_counter() - start) / repetitions[name])
-    slowest = popdist_py.all_reduce(taken, "max")
-    return {name: 1e6 * statistics.median(times) for name, times in slowest.items()}
+            seconds[name].append((time.perf_counter() - start) / repetitions[name])
+    slowest = popdist_py.all_reduce(seconds, "max")
+    return {name: 1e6 * statistics.median(turn_times) for name, turn_times in slowest.items()}
 
 
 def work(sizes: list[int], turns: int) -> None:
@@ -108,16 +109,16 @@ def work(sizes: list[int], turns: int) -> None:
 
 def launch(instances: int, sizes: list[int], turns: int) -> list[dict[str, float]]:
     """Run one job and return its rows."""
-    words = ["--num-instances", instances, "--num-replicas", instances, "--oversubscribe"]
+    options = ["--num-instances", instances, "--num-replicas", instances, "--oversubscribe"]
     program = [__file__, "--worker", "--turns", turns, "--sizes", *sizes]
-    done = subprocess.run(
-        [sys.executable, "-m", "poprun_py", *map(str, words), *map(str, program)],
+    completed = subprocess.run(
+        [sys.executable, "-m", "poprun_py", *map(str, options), *map(str, program)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
     )
-    lines = [line.partition("<stdout>:")[2] for line in done.stdout.splitlines()]
+    lines = [line.partition("<stdout>:")[2] for line in completed.stdout.splitlines()]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 

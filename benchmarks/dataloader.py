@@ -2,7 +2,7 @@
 
 Cases: the data-loading tutorial's (random 1x128x128 floats, 16 x 50 device iterations per step)
 and uint8 images with augmentation. Each loop reads only, or also computes for about as long as
-torch's DataLoader takes to load a step, which is where loading ahead pays.
+torch's DataLoader takes to load a step; loading ahead pays there.
 
 Usage: python benchmarks/dataloader.py [--json] [--seconds 3] [--workers 0 1 2]
 """
@@ -69,20 +69,20 @@ def cases() -> list[Case]:
 
 
 def loaders(case: Case, workers: int) -> dict[str, Callable[[], Iterable[Any]]]:
-    """Return what makes each of the loaders compared."""
-    shared = {"shuffle": True, "drop_last": True, "num_workers": workers}
+    """Return the functions that make the loaders to compare, by name."""
+    arguments = {"shuffle": True, "drop_last": True, "num_workers": workers}
 
     def torch_loader() -> Iterable[Any]:
         return torch.utils.data.DataLoader(
             case.dataset,
             batch_size=case.batch_size * case.device_iterations,
             persistent_workers=workers > 0,
-            **shared,
+            **arguments,
         )
 
     def ours(mode: poptorch.DataLoaderMode) -> Iterable[Any]:
         options = poptorch.Options().deviceIterations(case.device_iterations)
-        return poptorch.DataLoader(options, case.dataset, case.batch_size, mode=mode, **shared)
+        return poptorch.DataLoader(options, case.dataset, case.batch_size, mode=mode, **arguments)
 
     return {
         "torch": torch_loader,
@@ -92,39 +92,40 @@ def loaders(case: Case, workers: int) -> dict[str, Callable[[], Iterable[Any]]]:
 
 
 def computing(seconds: float) -> Callable[[Any], None]:
-    """Return a step that computes for about this long, whatever the batch."""
+    """Return a step that computes for about ``seconds``, independent of the batch."""
     matrix = torch.randn(256, 256)
-    begin = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(20):
         torch.mm(matrix, matrix)
-    count = round(seconds / (time.perf_counter() - begin) * 20)
+    num_products = round(seconds / (time.perf_counter() - start) * 20)
 
     def step(batch: Any) -> None:
         reading(batch)
-        for _ in range(count):
+        for _ in range(num_products):
             torch.mm(matrix, matrix)
 
     return step
 
 
 def reading(batch: Any) -> None:
-    # Every byte is looked at, at the speed of memory: a sum of bytes would cost more than loading.
+    # The sum of int64 reads every byte at the speed of memory; a sum of bytes would cost more than
+    # loading does.
     batch[0].view(-1).view(torch.int64).sum()
 
 
 def measure(
-    make: Callable[[], Iterable[Any]], step: Callable[[Any], None], seconds: float
+    make_loader: Callable[[], Iterable[Any]], step: Callable[[Any], None], seconds: float
 ) -> float:
     """Return items per second over whole epochs, after a first one to warm up."""
-    loader = make()
+    loader = make_loader()
     for batch in loader:
         step(batch)
-    items, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
+    items, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
         for batch in loader:
             step(batch)
             items += len(batch[0])
-    rate = items / (time.perf_counter() - begin)
+    rate = items / (time.perf_counter() - start)
     if isinstance(loader, poptorch.DataLoader):
         loader.terminate()
     return rate
@@ -134,10 +135,11 @@ def compare(case: Case, workers: int, seconds: float) -> list[Result]:
     results = []
     torch_rate = 0.0
     for loop in ("reading", "computing"):
-        per_step = case.batch_size * case.device_iterations
-        step = reading if loop == "reading" else computing(per_step / torch_rate)
+        items_per_step = case.batch_size * case.device_iterations
+        step = reading if loop == "reading" else computing(items_per_step / torch_rate)
         rates = {
-            name: measure(make, step, seconds) for name, make in loaders(case, workers).items()
+            name: measure(make_loader, step, seconds)
+            for name, make_loader in loaders(case, workers).items()
         }
         torch_rate = rates["torch"]
         results += [

@@ -28,7 +28,7 @@ PROGRAMS = {
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """Return what is timed, by name."""
+    """Return the commands to time, by name."""
     ours = [str(BIN / "poprun-py")]
     two = ["--num-instances", "2", "--num-replicas", "2"]
     mpirun = [str(BIN / "mpirun"), "--allow-run-as-root", "--bind-to", "none", "-n", "2"]
@@ -49,28 +49,29 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def measure(repeats: int) -> dict[str, float]:
-    """Return the median seconds of every command, all taken in turns."""
-    # What pip installs is compiled; in a working tree the environment may forbid it.
+    """Return the median seconds of every command; the commands take turns."""
+    # pip compiles what it installs. In a working tree the environment may forbid writing bytecode,
+    # and compiling at each start would count against us.
     for package in ("poprun_py", "popdist_py"):
         compileall.compile_dir(Path(__file__).parents[1] / package, quiet=1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         for program, text in PROGRAMS.items():
             (folder / program).write_text(text)
         timed = commands(folder)
-        taken: dict[str, list[float]] = {what: [] for what in timed}
+        seconds: dict[str, list[float]] = {name: [] for name in timed}
         for _ in range(repeats):
-            for what, words in timed.items():
-                began = time.perf_counter()
+            for name, command in timed.items():
+                start = time.perf_counter()
                 subprocess.run(
-                    words,
+                    command,
                     check=True,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
-                taken[what].append(time.perf_counter() - began)
-    return {what: statistics.median(values) for what, values in taken.items()}
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def planning() -> dict[str, float]:
@@ -83,21 +84,21 @@ def planning() -> dict[str, float]:
     from poprun_py.planning.mpi_dialects import OPEN_MPI_5, Mpi
     from poprun_py.planning.topology import make_topology
 
-    taken = {}
+    seconds = {}
     for instances, hosts in ((512, 32), (4096, 256)):
         config = LaunchConfig(num_instances=instances, num_replicas=instances, program=("true",))
-        named = parse_host_list(f"n[1-{hosts}]", source="benchmark")
-        began = time.perf_counter()
+        host_list = parse_host_list(f"n[1-{hosts}]", source="benchmark")
+        start = time.perf_counter()
         inputs = Inputs(
             environ={},
-            hosts=named,
+            hosts=host_list,
             machines=(None,) * hosts,
             mpi=Mpi(path="mpirun", kind=OPEN_MPI_5),
         )
         config, mpi_arguments = split_mpi_arguments(config)
-        make_plan(config, make_topology(config, named), mpi_arguments, inputs)
-        taken[f"plan {instances} instances on {hosts} hosts"] = time.perf_counter() - began
-    return taken
+        make_plan(config, make_topology(config, host_list), mpi_arguments, inputs)
+        seconds[f"plan {instances} instances on {hosts} hosts"] = time.perf_counter() - start
+    return seconds
 
 
 def main() -> None:
@@ -120,10 +121,10 @@ def main() -> None:
     if args.json:
         print(json.dumps({"seconds": seconds | plans, "ratios": ratios}, indent=2))
         return
-    for what, value in (seconds | plans).items():
-        print(f"{what:42} {value:8.3f} s")
-    for what, value in ratios.items():
-        print(f"{what:46} {value:6.3f}")
+    for name, value in (seconds | plans).items():
+        print(f"{name:42} {value:8.3f} s")
+    for name, value in ratios.items():
+        print(f"{name:46} {value:6.3f}")
 
 
 if __name__ == "__main__":

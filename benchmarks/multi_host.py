@@ -4,7 +4,7 @@ The hosts are those of tests/lab (root, network namespaces, sshd): each has its 
 links of the given rates. Two jobs take turns on them: one that poprun-py starts, with our
 collectives, MPI_Allreduce and our training step; and one of torchrun on every host (static
 rendezvous), with gloo and DDP over it. "gradients" is ours on memory that the instances of a host
-share, as gradients lie in. A time is the slowest instance's, and the median over all rounds.
+share, where gradients lie. A time is the slowest instance's, and the median over all rounds.
 
 Usage: python benchmarks/multi_host.py [--json] [--quick] [--rates 1gbit 10gbit] [--delay 50us]
        [--per-host 1 2] [--rounds 3] [--turns 5]
@@ -32,56 +32,57 @@ HOSTS = 2
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
 MODELS = ["mlp"]
 LIMIT_SECONDS = 900
-# Each way repeats its call for about this long in every turn.
-_SECONDS = 0.02
+# Each implementation repeats its call for about this long in every turn.
+_SECONDS_PER_TURN = 0.02
 
-Ways = dict[str, Callable[[], Any]]
+# Calls to compare, by implementation.
+Calls = dict[str, Callable[[], Any]]
 
 
 # --- in the instances -------------------------------------------------------------------------
 
 
-def our_ways(what: int | str) -> Ways:
-    """Return the all-reduces of ``what`` bytes, or a step of model ``what``, under poprun-py."""
+def our_calls(subject: int | str) -> Calls:
+    """Return all-reduces of ``subject`` bytes, or a step of model ``subject``, under poprun-py."""
     import allreduce
     import train_step
 
-    if isinstance(what, str):
-        return {"ours": train_step.ours(what)}
-    made = allreduce.ways(what)
-    return {"gradients": made["window"], "ours": made["ours"], "mpi": made["mpi"]}
+    if isinstance(subject, str):
+        return {"ours": train_step.ours(subject)}
+    calls = allreduce.implementations(subject)
+    return {"gradients": calls["window"], "ours": calls["ours"], "mpi": calls["mpi"]}
 
 
-def their_ways(what: int | str) -> Ways:
-    """Return the all-reduce of ``what`` bytes, or a step of model ``what``, under torchrun."""
+def their_calls(subject: int | str) -> Calls:
+    """Return an all-reduce of ``subject`` bytes, or a step of model ``subject``, under torchrun."""
     import torch
     import train_step
 
-    if isinstance(what, str):
-        return {"ddp": train_step.plain(what, train_step.INSTANCES, ddp=True)}
-    tensor = torch.zeros(what // 4)
+    if isinstance(subject, str):
+        return {"ddp": train_step.plain(subject, train_step.INSTANCES, ddp=True)}
+    tensor = torch.zeros(subject // 4)
     return {"gloo": lambda: torch.distributed.all_reduce(tensor)}
 
 
-def timed(ways: Ways, turns: int, slowest: Callable[[list[float]], list[float]]) -> Any:
-    """Return the milliseconds of every way in every turn, those of the slowest instance."""
-    found = {}
-    for name, call in ways.items():
+def timed(calls: Calls, turns: int, slowest: Callable[[list[float]], list[float]]) -> Any:
+    """Return the milliseconds of every call in every turn, those of the slowest instance."""
+    times = {}
+    for name, call in calls.items():
         call()
         slowest([0.0])
         start = time.perf_counter()
         call()
-        once = slowest([time.perf_counter() - start])[0]
-        repetitions = max(1, min(1000, int(_SECONDS / once)))
-        taken = []
+        seconds_per_call = slowest([time.perf_counter() - start])[0]
+        repetitions = max(1, min(1000, int(_SECONDS_PER_TURN / seconds_per_call)))
+        own_times = []
         for _ in range(turns):
             slowest([0.0])
             start = time.perf_counter()
             for _ in range(repetitions):
                 call()
-            taken.append(1000 * (time.perf_counter() - start) / repetitions)
-        found[name] = slowest(taken)
-    return found
+            own_times.append(1000 * (time.perf_counter() - start) / repetitions)
+        times[name] = slowest(own_times)
+    return times
 
 
 def work(launcher: str, subjects: list[int | str], turns: int) -> None:
@@ -94,24 +95,24 @@ def work(launcher: str, subjects: list[int | str], turns: int) -> None:
 
         popdist_py.init()
         is_first = popdist_py.getInstanceIndex() == 0
-        ways = our_ways
+        calls_of = our_calls
 
         def slowest(times: list[float]) -> list[float]:
             return list(popdist_py.all_reduce(times, "max"))
     else:
         torch.distributed.init_process_group("gloo")
         is_first = torch.distributed.get_rank() == 0
-        ways = their_ways
+        calls_of = their_calls
 
         def slowest(times: list[float]) -> list[float]:
             tensor = torch.tensor(times, dtype=torch.float64)
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX)
             return tensor.tolist()
 
-    for what in subjects:
-        found = timed(ways(what), turns, slowest)
+    for subject in subjects:
+        times = timed(calls_of(subject), turns, slowest)
         if is_first:
-            print(json.dumps([what, found]), flush=True)
+            print(json.dumps([subject, times]), flush=True)
     if launcher == "torchrun":
         torch.distributed.destroy_process_group()
 
@@ -120,22 +121,22 @@ def work(launcher: str, subjects: list[int | str], turns: int) -> None:
 
 
 def run_poprun(lab: Lab, per_host: int, program: list[object]) -> str:
-    """Run a program under poprun-py on all hosts; returns what instance 0 printed."""
+    """Run a program under poprun-py on all hosts; return the output of instance 0."""
     instances = str(HOSTS * per_host)
-    done = lab[0].poprun(
+    completed = lab[0].poprun(
         *("--host", lab.names(), "--num-instances", instances, "--num-replicas", instances),
         *("--only-output-from-instance", "0", "--output", "plain", "--oversubscribe"),
         *(program[0], "--worker", "poprun-py", *program[1:]),
         timeout=LIMIT_SECONDS,
     )
-    if done.returncode:
-        sys.exit(f"poprun-py ended with {done.returncode}: {done.stderr}")
-    return done.stdout
+    if completed.returncode:
+        sys.exit(f"poprun-py ended with {completed.returncode}: {completed.stderr}")
+    return completed.stdout
 
 
 def run_torchrun(lab: Lab, per_host: int, program: list[object]) -> str:
-    """Run a program under one torchrun on every host; returns what its first process printed."""
-    running = [
+    """Run a program under one torchrun on every host; return the output of its first process."""
+    processes = [
         host.start(
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", HOSTS),
             *("--node-rank", rank, "--nproc-per-node", per_host),
@@ -145,40 +146,40 @@ def run_torchrun(lab: Lab, per_host: int, program: list[object]) -> str:
         )
         for rank, host in enumerate(lab.hosts)
     ]
-    ended = []
+    outputs = []
     try:
-        for process in running:
-            ended.append(process.communicate(timeout=LIMIT_SECONDS))
+        for process in processes:
+            outputs.append(process.communicate(timeout=LIMIT_SECONDS))
     except subprocess.TimeoutExpired:
         sys.exit(f"torchrun ran over {LIMIT_SECONDS} s")
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
-    for process, (_, stderr) in zip(running, ended, strict=True):
+    for process, (_, stderr) in zip(processes, outputs, strict=True):
         if process.returncode:
             sys.exit(f"torchrun ended with {process.returncode}: {stderr}")
-    return ended[0][0]
+    return outputs[0][0]
 
 
 def measured(lab: Lab, per_host: int, options: argparse.Namespace) -> dict[Any, dict[str, float]]:
-    """Return the median milliseconds of every way, by size or model; the jobs take turns."""
+    """Return the median milliseconds by size or model and implementation; the jobs take turns."""
     program = [__file__, "--turns", options.turns, "--sizes", *options.sizes]
     program += ["--models", *options.models]
-    taken: dict[Any, dict[str, list[float]]] = {}
+    all_times: dict[Any, dict[str, list[float]]] = {}
     for _ in range(options.rounds):
         for run in (run_poprun, run_torchrun):
             lines = run(lab, per_host, program).splitlines()
-            for what, found in (json.loads(line) for line in lines if line.startswith("[")):
-                for way, times in found.items():
-                    taken.setdefault(what, {}).setdefault(way, []).extend(times)
+            for subject, job_times in (json.loads(line) for line in lines if line.startswith("[")):
+                for name, times in job_times.items():
+                    all_times.setdefault(subject, {}).setdefault(name, []).extend(times)
     return {
-        what: {way: statistics.median(times) for way, times in found.items()}
-        for what, found in taken.items()
+        subject: {name: statistics.median(times) for name, times in subject_times.items()}
+        for subject, subject_times in all_times.items()
     }
 
 
 def shape(lab: Lab, rate: str, delay: str | None) -> str:
-    """Give every link its rate and delay; returns the delay that the links have."""
+    """Give every link its rate and delay; return the delay that the links have."""
     try:
         for host in lab.hosts:
             host.shape(rate, delay)
@@ -200,16 +201,16 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             delay = shape(lab, rate, options.delay)
             for count in options.per_host:
                 where = {"rate": rate, "delay": delay, "hosts": HOSTS, "per_host": count}
-                for what, ms in measured(lab, count, options).items():
-                    subject = "bytes" if isinstance(what, int) else "model"
+                for subject, ms in measured(lab, count, options).items():
+                    kind = "bytes" if isinstance(subject, int) else "model"
                     rival = "gloo" if "gloo" in ms else "ddp"
                     ratios = {
-                        f"{way}/{rival}": round(ms[rival] / ms[way], 2)
-                        for way in ("gradients", "ours")
-                        if way in ms
+                        f"{name}/{rival}": round(ms[rival] / ms[name], 2)
+                        for name in ("gradients", "ours")
+                        if name in ms
                     }
-                    times = {f"{way}_ms": round(value, 3) for way, value in ms.items()}
-                    yield {**where, subject: what, **times, **ratios}
+                    times = {f"{name}_ms": round(value, 3) for name, value in ms.items()}
+                    yield {**where, kind: subject, **times, **ratios}
 
 
 def main() -> None:
@@ -233,13 +234,13 @@ def main() -> None:
         options.rounds, options.turns = 1, 2
     if reason := missing():
         sys.exit(f"no hosts to measure on: {reason}")
-    found = []
+    all_rows = []
     for row in rows(options):
-        found.append(row)
+        all_rows.append(row)
         if not options.json:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(all_rows, indent=1))
 
 
 if __name__ == "__main__":

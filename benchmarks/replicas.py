@@ -77,9 +77,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def steps(name: str, replicas: int, micro_batch: int):
-    """Return the three ways of one step, by name, and how ours runs its replicas."""
+    """Return the three implementations of a step, by name, and how ours runs its replicas."""
     model = make(name)
-    # Each way has a model of its own: two that shared one would find its weights in the cache.
+    # Each has its own model: the second to use a shared one would find its weights in the cache.
     plain_model, separate_model = copy.deepcopy(model), copy.deepcopy(model)
     x = torch.randn(replicas * micro_batch, 1, 32, 32)
     y = torch.randint(0, CLASSES, (replicas * micro_batch,))
@@ -99,24 +99,24 @@ def steps(name: str, replicas: int, micro_batch: int):
             (separate_model(part, labels)[1] / replicas).backward()
         separate_optimizer.step()
 
-    ways = {"ours": lambda: ours(x, y), "plain": plain, "separate": separate}
-    return ways, ours._compiled.executable.replica_execution
+    implementations = {"ours": lambda: ours(x, y), "plain": plain, "separate": separate}
+    return implementations, ours._compiled.executable.replica_execution
 
 
-def measure(ways, seconds: float) -> dict[str, float]:
-    """Return the median milliseconds of every way, all taken in turns, in every order."""
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for way in ways.values():
-        way()
+def measure(implementations, seconds: float) -> dict[str, float]:
+    """Return the median milliseconds by implementation; they take turns, in every order."""
+    milliseconds: dict[str, list[float]] = {name: [] for name in implementations}
+    for step in implementations.values():
+        step()
     deadline = time.perf_counter() + seconds
-    # A step finds in the caches what the step before it left there.
-    orders = itertools.cycle(itertools.permutations(ways))
-    while time.perf_counter() < deadline or len(taken["ours"]) < 2 * len(ways):
+    # The order changes, because a step finds in the caches what the step before it left there.
+    orders = itertools.cycle(itertools.permutations(implementations))
+    while time.perf_counter() < deadline or len(milliseconds["ours"]) < 2 * len(implementations):
         for name in next(orders):
             start = time.perf_counter()
-            ways[name]()
-            taken[name].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(times) for name, times in taken.items()}
+            implementations[name]()
+            milliseconds[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(times) for name, times in milliseconds.items()}
 
 
 def main() -> None:
@@ -133,14 +133,16 @@ def main() -> None:
     for name in arguments.models:
         for replicas in arguments.replicas:
             for micro_batch in arguments.micro_batches:
-                ways, execution = steps(name, replicas, micro_batch)
-                times = measure(ways, arguments.seconds)
+                implementations, execution = steps(name, replicas, micro_batch)
+                times = measure(implementations, arguments.seconds)
                 row = {
                     "model": name,
                     "replicas": replicas,
                     "micro_batch": micro_batch,
                     "execution": execution,
-                    **{f"{way}_ms": round(ms, 3) for way, ms in times.items()},
+                    **{
+                        f"{implementation}_ms": round(ms, 3) for implementation, ms in times.items()
+                    },
                     "ours/plain": round(times["ours"] / times["plain"], 3),
                     "ours/separate": round(times["ours"] / times["separate"], 3),
                 }

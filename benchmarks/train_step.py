@@ -1,10 +1,10 @@
 """Training steps per second: ours with 2 instances against DDP over gloo, and one process.
 
-Every row trains one model with the same global batch in five ways, started as users start them: by
-poprun-py, ours, plain and with the tree of the deterministic mode; by torchrun, DDP over gloo with
-2 processes, and the same 2 processes without any reduction (what two unconnected processes reach);
-and one process with 2 threads. The ways of a job are taken in turns, and so are the jobs; medians
-over all.
+Every row trains one model with the same global batch in five ways, started as users start them:
+poprun-py starts ours, plain and with the tree of the deterministic mode; torchrun starts DDP over
+gloo with 2 processes, and the same 2 processes without any reduction (what two unconnected
+processes reach); and one process has 2 threads. The steps of a job take turns, and so do the jobs;
+a time is the median over all.
 
 Usage: python benchmarks/train_step.py [--json] [--models cnn mlp resnet18] [--rounds 3]
 """
@@ -119,32 +119,34 @@ def plain(name: str, instances: int, ddp: bool) -> Callable[[], Any]:
 def timed(
     steps: dict[str, Callable[[], Any]],
     seconds: float,
-    meet: Callable[[], Any],
+    barrier: Callable[[], Any],
     slowest: Callable[[float], float],
 ) -> Any:
-    """Return the milliseconds of the steps, all ways taken in turns.
+    """Return the milliseconds of every step; the steps take turns.
 
     Args:
-        steps: the ways.
-        seconds: for how long, at least three turns.
-        meet: waits for the other processes.
+        steps: the steps to compare, by name.
+        seconds: how long to measure; at least three turns.
+        barrier: waits for the other processes.
         slowest: returns the largest of a number over all processes, so that all stop together.
     """
-    taken: dict[str, list[float]] = {way: [] for way in steps}
+    milliseconds: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(3):
             step()
-    once = 0.0
-    while once == 0.0 or len(next(iter(taken.values()))) < max(3, int(seconds / once)):
-        begin = time.perf_counter()
-        for way, step in steps.items():
-            meet()
+    seconds_per_turn = 0.0
+    while seconds_per_turn == 0.0 or len(next(iter(milliseconds.values()))) < max(
+        3, int(seconds / seconds_per_turn)
+    ):
+        turn_start = time.perf_counter()
+        for name, step in steps.items():
+            barrier()
             start = time.perf_counter()
             step()
-            meet()
-            taken[way].append(1000 * (time.perf_counter() - start))
-        once = once or slowest(time.perf_counter() - begin)
-    return taken
+            barrier()
+            milliseconds[name].append(1000 * (time.perf_counter() - start))
+        seconds_per_turn = seconds_per_turn or slowest(time.perf_counter() - turn_start)
+    return milliseconds
 
 
 def work_for_poprun(name: str, seconds: float) -> Any:
@@ -176,9 +178,9 @@ def work_for_torchrun(name: str, seconds: float) -> Any:
         distributed.all_reduce(largest, distributed.ReduceOp.MAX)
         return float(largest)
 
-    taken = timed(steps, seconds, distributed.barrier, slowest)
+    milliseconds = timed(steps, seconds, distributed.barrier, slowest)
     distributed.destroy_process_group()
-    return taken
+    return milliseconds
 
 
 def work(worker: str, name: str, seconds: float) -> None:
@@ -187,26 +189,26 @@ def work(worker: str, name: str, seconds: float) -> None:
 
     torch.set_num_threads(INSTANCES if worker == "alone" else 1)
     if worker == "poprun-py":
-        taken = work_for_poprun(name, seconds)
+        milliseconds = work_for_poprun(name, seconds)
     elif worker == "torchrun":
-        taken = work_for_torchrun(name, seconds)
+        milliseconds = work_for_torchrun(name, seconds)
     else:
         steps = {"one process": plain(name, 1, ddp=False)}
-        taken = timed(steps, seconds, lambda: None, lambda number: number)
+        milliseconds = timed(steps, seconds, lambda: None, lambda number: number)
     if os.environ.get("RANK", "0") == "0":
-        print(json.dumps(taken), flush=True)
+        print(json.dumps(milliseconds), flush=True)
 
 
-def run(words: list[object]) -> dict[str, list[float]]:
-    """Run a program and return the line of JSON that it prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
+def run(command: list[object]) -> dict[str, list[float]]:
+    """Run a Python program and return the line of JSON that it prints."""
+    completed = subprocess.run(
+        [sys.executable, *map(str, command)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    line = next(line for line in done.stdout.splitlines() if '": [' in line)
+    line = next(line for line in completed.stdout.splitlines() if '": [' in line)
     return json.loads(line.removeprefix("[1,0]<stdout>:"))
 
 
@@ -218,16 +220,16 @@ def rows(names: list[str], rounds: int, seconds: float) -> Iterator[dict[str, An
         "alone": [],
     }
     for name in names:
-        taken: dict[str, list[float]] = {}
+        milliseconds: dict[str, list[float]] = {}
         for _ in range(rounds):
             for worker, launcher in launchers.items():
                 program = [__file__, "--models", name, "--seconds", seconds, "--worker", worker]
-                for way, times in run([*launcher, *program]).items():
-                    taken.setdefault(way, []).extend(times)
-        ms = {way: statistics.median(times) for way, times in taken.items()}
+                for step_name, times in run([*launcher, *program]).items():
+                    milliseconds.setdefault(step_name, []).extend(times)
+        ms = {step_name: statistics.median(times) for step_name, times in milliseconds.items()}
         yield {
             "model": name,
-            **{f"{way}_ms": round(value, 2) for way, value in ms.items()},
+            **{f"{step_name}_ms": round(value, 2) for step_name, value in ms.items()},
             "ours/ddp": round(ms["ddp"] / ms["ours"], 3),
             "ours/one process": round(ms["one process"] / ms["ours"], 3),
             "ours/unconnected": round(ms["unconnected"] / ms["ours"], 3),
@@ -247,13 +249,13 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker, arguments.models[0], arguments.seconds)
         return
-    found = []
+    all_rows = []
     for row in rows(arguments.models, arguments.rounds, arguments.seconds):
-        found.append(row)
+        all_rows.append(row)
         if not arguments.json:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     if arguments.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(all_rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """PopDist in Python: what the instances of a poprun-py job know about one another.
 
 Importing this package imports neither torch, NumPy nor mpi4py; ``init()`` joins the job.
-PopDist's own names keep their spelling. A name's module is imported when the name is first
-used: the launcher imports this package for the wire alone.
+PopDist's own names keep their spelling. A module is imported at the first use of one of its names,
+since the launcher needs only ``environment``. Nothing but this table of names lives here.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ __all__ = [
     "synchronize",
 ]
 
-# Which module each name lives in.
-_MODULES = {
+# Module -> its public names.
+_NAMES_OF_MODULE = {
     "collective_calls": (
         "all_gather",
         "all_reduce",
@@ -125,7 +125,8 @@ _MODULES = {
         "registerDefaultBackend",
     ),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# Public name -> its module.
+_MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
 _SUBMODULES = frozenset({"checkpoint", "heartbeat", "popdist_core", "poptorch"})
@@ -134,9 +135,9 @@ _SUBMODULES = frozenset({"checkpoint", "heartbeat", "popdist_core", "poptorch"})
 def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF_NAME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """The public collectives: arrays, tensors, scalars and containers of them, over a Communicator.
 
-NumPy is imported on use; a torch tensor is handled through the array that shares its memory, so
-that torch is never imported from here.
+NumPy is imported on use. A torch tensor is passed on as the array that shares its memory, so that
+torch is never imported from here. No data move here: that is ``popdist_py.collectives``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def all_reduce(
         x: NumPy array or torch tensor (reduced in place), number, or dict, list or tuple of them.
         op: ``sum``, ``mean``, ``max``, ``min`` or ``prod``.
         name: compared between the instances, and shown in messages.
-        async_op: return a Handle at once, whose ``wait()`` returns the result; until then ``x``
-            must not be touched.
+        async_op: return a Handle at once. Its ``wait()`` returns the result; nobody may touch ``x``
+            before that.
 
     Raises:
         ValueError: an unknown ``op``.
@@ -63,9 +63,9 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
 
     Args:
         x: as for ``all_reduce``; of equal shape, dtype and structure on all instances.
-        root: index of the instance that gives.
+        root: index of the instance whose ``x`` is sent.
         name: shown in messages.
-        async_op: return a Handle at once.
+        async_op: return a Handle at once; its ``wait()`` returns ``x``.
 
     Raises:
         ValueError: there is no instance ``root``.
@@ -110,7 +110,8 @@ def reduce_scatter(
     """Reduce ``x`` over all instances and return this instance's block of the first dimension.
 
     Args:
-        x: array or tensor whose first dimension is a multiple of the number of instances; kept.
+        x: array or tensor whose first dimension is a multiple of the number of instances; it is
+            not changed.
         op: as for ``all_reduce``.
         name: as for ``all_reduce``.
         async_op: return a Handle at once, whose ``wait()`` returns the block.
@@ -119,18 +120,18 @@ def reduce_scatter(
         ValueError: an unknown ``op``, or a first dimension that cannot be divided.
     """
     communicator = _communicator()
-    count = communicator.num_instances
-    if not getattr(x, "shape", ()) or x.shape[0] % count:
+    num_instances = communicator.num_instances
+    if not getattr(x, "shape", ()) or x.shape[0] % num_instances:
         raise ValueError(
-            f"reduce_scatter: expected an array whose first dimension is a multiple of {count}, "
-            f"the number of instances; got {_describe(x)}"
+            "reduce_scatter: expected an array whose first dimension is a multiple of "
+            f"{num_instances}, the number of instances; got {_describe(x)}"
         )
-    work = x.detach().clone() if _is_tensor(x) else x.copy()
-    rows = x.shape[0] // count
+    reduced = x.detach().clone() if _is_tensor(x) else x.copy()
+    rows = x.shape[0] // num_instances
     first = communicator.instance_index * rows
 
     def call() -> Any:
-        return all_reduce(work, op, name)[first : first + rows]
+        return all_reduce(reduced, op, name)[first : first + rows]
 
     return communicator.background.submit(call) if async_op else call()
 
@@ -172,9 +173,9 @@ def _apply(
             raise ValueError(f"{call}({name}): the array is read-only: give a copy of it")
         return _apply_to_array(x, collective, name)
     if isinstance(x, dict | list | tuple):
-        # Instances whose containers differ would otherwise wait for leaves that never come.
-        keys = repr(sorted(map(str, x))) if isinstance(x, dict) else f"{len(x)} items"
-        communicator.agree(Signature(call, f"{type(x).__name__} of {keys}", name=name))
+        # If containers differ, some instances would wait for leaves that others do not have.
+        contents = repr(sorted(map(str, x))) if isinstance(x, dict) else f"{len(x)} items"
+        communicator.agree(Signature(call, f"{type(x).__name__} of {contents}", name=name))
         return _apply_to_items(x, collective, communicator, call, name)
     if _is_tensor(x):
         return _apply_to_tensor(x, collective, call, name)
@@ -192,12 +193,12 @@ def _apply_to_items(
     x: Any, collective: Callable[[Any, str], None], communicator: Any, call: str, name: str
 ) -> Any:
     if isinstance(x, dict):
-        # Key order may differ between instances; sorted names pair the leaves.
-        done = {
+        # The order of keys may differ between instances: sorted keys pair the leaves.
+        results = {
             key: _apply(x[key], collective, communicator, call, f"{name}[{key!r}]")
             for key in sorted(x, key=str)
         }
-        return {key: done[key] for key in x}
+        return {key: results[key] for key in x}
     items = [
         _apply(item, collective, communicator, call, f"{name}[{index}]")
         for index, item in enumerate(x)
@@ -209,32 +210,32 @@ def _apply_to_array(x: Any, collective: Callable[[Any, str], None], name: str) -
     if x.flags.c_contiguous:
         collective(x, name)
     else:
-        copy = x.copy(order="C")
-        collective(copy, name)
-        x[...] = copy
+        contiguous = x.copy(order="C")
+        collective(contiguous, name)
+        x[...] = contiguous
     return x
 
 
 def _apply_to_tensor(x: Any, collective: Callable[[Any, str], None], call: str, name: str) -> Any:
-    plain = x.detach()
+    detached = x.detach()
     try:
-        work = plain.cpu().contiguous()
-        array = _as_array(work)
+        contiguous = detached.cpu().contiguous()
+        array = _as_array(contiguous)
     except (RuntimeError, TypeError):
         raise TypeError(
             f"{call}({name}): cannot communicate a tensor of {x.dtype}, {x.layout} on {x.device}: "
             "expected a dense one of booleans, integers, or floats of 16 bits or more"
         ) from None
-    is_copy = work.data_ptr() != plain.data_ptr()
-    shape_and_stride = zip(plain.shape, plain.stride(), strict=True)
-    if is_copy and any(size > 1 and not step for size, step in shape_and_stride):
+    is_copy = contiguous.data_ptr() != detached.data_ptr()
+    sizes_and_strides = zip(detached.shape, detached.stride(), strict=True)
+    if is_copy and any(size > 1 and not stride for size, stride in sizes_and_strides):
         raise ValueError(
             f"{call}({name}): elements of the tensor share memory, as after expand(): "
             "give a clone()"
         )
     collective(array, name)
     if is_copy:
-        plain.copy_(work)
+        detached.copy_(contiguous)
     return x
 
 
@@ -257,7 +258,7 @@ def _gather(x: Any, communicator: Any, name: str) -> list[Any]:
     if _is_tensor(x):
         torch = sys.modules["torch"]
         rows = communicator.all_gather(_as_array(x.detach().cpu().contiguous()), name)
-        rows = [np.asarray(row) for row in rows]  # without dimensions they are NumPy's scalars
+        rows = [np.asarray(row) for row in rows]  # a row without dimensions is a NumPy scalar
         if x.dtype == torch.bfloat16:
             return [torch.from_numpy(row.view(np.int16)).view(torch.bfloat16) for row in rows]
         return [torch.from_numpy(row) for row in rows]

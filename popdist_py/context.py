@@ -1,7 +1,7 @@
-"""This process as an instance of a job: read the wire, join the others, leave in good order.
+"""This process as an instance of a job: reads the launcher's variables, joins and leaves the job.
 
-Holds the one piece of state of the library: the instance's environment and its communicator.
-Imports mpi4py only when the job has several instances, and torch never.
+The only state of the library lives here: the communicators of this instance. mpi4py is imported
+only when the job has several instances, and torch never. Nothing here moves data.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Result = TypeVar("Result")
 _HYDRA = "PMI_FD"
 
 _communicator: Communicator | None = None
-# Within execute_on_instances: those that take part, innermost last.
-_groups: list[Communicator] = []
-_known_groups: dict[tuple[int, ...], Communicator] = {}
+# The communicators of the execute_on_instances calls that are running, innermost last.
+_active_groups: list[Communicator] = []
+_communicators_by_group: dict[tuple[int, ...], Communicator] = {}
 
 
 def is_launched() -> bool:
@@ -51,7 +51,7 @@ def is_launched() -> bool:
 
 
 def environment() -> InstanceEnvironment:
-    """Return what the launcher told this instance; the defaults of a lone one without it.
+    """Return the launcher's values for this instance; without the launcher, the defaults.
 
     Raises:
         WireError: the variables are incomplete or contradict one another.
@@ -62,8 +62,8 @@ def environment() -> InstanceEnvironment:
 def init() -> None:
     """Join the other instances of the job; a second call does nothing.
 
-    Without the launcher, or with one instance, no MPI is started. Afterwards an exception that
-    nobody catches ends the whole job instead of leaving the others in a collective for ever.
+    Without the launcher, or with one instance, MPI is not started. Afterwards an uncaught exception
+    ends the whole job; the other instances would otherwise wait in a collective for ever.
 
     Raises:
         WireError: the launcher's variables are incomplete, or MPI reports another job.
@@ -82,7 +82,7 @@ def init() -> None:
 
 
 def _join(instance: InstanceEnvironment) -> Communicator:
-    """Connect to the other instances and check that they are those of the wire."""
+    """Connect to the other instances and compare them with the launcher's variables."""
     if _HYDRA in os.environ:
         # An instance that ends with an error must not wait for the others in MPICH's MPI_Finalize.
         import mpi4py
@@ -91,29 +91,29 @@ def _join(instance: InstanceEnvironment) -> Communicator:
     from popdist_py.collectives.communicators.choose_communicator import join
     from popdist_py.errors import WireError
 
-    joined = join(CollectiveSettings.from_environ(os.environ))
-    if (joined.instance_index, joined.num_instances) != (
+    world = join(CollectiveSettings.from_environ(os.environ))
+    if (world.instance_index, world.num_instances) != (
         instance.instance_index,
         instance.num_instances,
     ):
         raise WireError(
-            f"MPI says rank {joined.instance_index} of {joined.num_instances}, the launcher said "
+            f"MPI says rank {world.instance_index} of {world.num_instances}, the launcher said "
             f"instance {instance.instance_index} of {instance.num_instances}: start the program "
             "with poprun-py, or unset the POPDIST_* variables"
         )
-    return joined
+    return world
 
 
 def communicator() -> Communicator:
-    """Return the connection to the other instances; within a group, to those of the group.
+    """Return the communicator of all instances; inside a group, that of the group.
 
     A job of one instance needs no ``init()``.
 
     Raises:
         NotInitialisedError: the job has several instances and ``init()`` was not called.
     """
-    if _groups:
-        return _groups[-1]
+    if _active_groups:
+        return _active_groups[-1]
     if _communicator is not None:
         return _communicator
     if environment().num_instances == 1:
@@ -132,10 +132,10 @@ def is_initialised() -> bool:
 def finalize() -> None:
     """Leave the job; called at exit. Calling it again does nothing."""
     global _communicator
-    leaving, _communicator = _communicator, None
-    _known_groups.clear()
-    if leaving is not None:
-        leaving.close()
+    world, _communicator = _communicator, None
+    _communicators_by_group.clear()
+    if world is not None:
+        world.close()
 
 
 def execute_on_instances(
@@ -164,38 +164,38 @@ def execute_on_instances(
         return None
     if _communicator is None:
         return func(*args, **kwargs)
-    present = set(instances) & set(_communicator.instances)
-    _groups.append(_group(tuple(sorted(present))))
+    participants = set(instances) & set(_communicator.instances)
+    _active_groups.append(_group(tuple(sorted(participants))))
     try:
         return func(*args, **kwargs)
     finally:
-        _groups.pop()
+        _active_groups.pop()
 
 
 def _group(instances: tuple[int, ...]) -> Communicator:
-    """Return the connection of some instances, made when they first meet."""
+    """Return the communicator of some instances, made at their first call."""
     assert _communicator is not None
     if len(instances) == _communicator.num_instances:
         return _communicator
-    if instances not in _known_groups:
+    if instances not in _communicators_by_group:
         from popdist_py.collectives.communicators.choose_communicator import join_group
 
         settings = CollectiveSettings.from_environ(os.environ)
-        _known_groups[instances] = join_group(instances, settings)
-    return _known_groups[instances]
+        _communicators_by_group[instances] = join_group(instances, settings)
+    return _communicators_by_group[instances]
 
 
 def _install_abort_hook() -> None:
     """End the process at once when an exception reaches the top.
 
-    mpi4py finalises MPI at exit, and that waits for the other instances, which may be waiting for
-    this one. The traceback is printed by the hook that stood there before.
+    mpi4py finalises MPI at exit. That waits for the other instances, which may wait for this one.
+    The previous hook prints the traceback.
     """
-    previous = sys.excepthook
+    previous_hook = sys.excepthook
 
     def abort(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         try:
-            previous(kind, value, trace)
+            previous_hook(kind, value, trace)
         except BaseException:
             traceback.print_exc()
         _leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
@@ -204,7 +204,7 @@ def _install_abort_hook() -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process with ``code`` without finalising MPI, after its output is written."""
+    """Flush the output, then end the process with ``code`` without finalising MPI."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """The wire between launcher and library: environment variables <-> InstanceEnvironment.
 
-The one module that ``poprun_py`` and ``popdist_py`` share. Standard library only; it never reads
-``os.environ`` by itself, so that both sides can be tested as values. Nothing else may name a
+The one module that ``poprun_py`` and ``popdist_py`` share. Standard library only. It never reads
+``os.environ`` by itself, so that tests can pass both sides as values. No other module names a
 ``POPDIST_*`` variable.
 """
 
@@ -28,12 +28,13 @@ EXECUTABLE_CACHE_PATH = "POPDIST_EXECUTABLE_CACHE_PATH"
 REPLICA_INDEX_OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
 
-# Beyond PopRun: the size of the host's share, for LOCAL_WORLD_SIZE and shared-memory collectives.
+# Beyond PopRun: the number of instances on the host, for LOCAL_WORLD_SIZE and the collectives in
+# shared memory.
 NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 
-# Beyond PopRun, from the supervisor: memory shared with the instance's wrapper, a signal number and
-# the file that takes the stacks of all threads when it comes ("NUMBER:PATH"), and how many times
-# the job was started again.
+# Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
+# and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
+# of restarts of the job.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
@@ -41,7 +42,7 @@ RESTART_COUNT = "POPDIST_RESTART_COUNT"
 # Beyond PopRun: the network that all hosts are on, by interface or CIDR.
 NETWORK = "POPDIST_NETWORK"
 
-# What a user may set for the collectives.
+# Set by a user, for the collectives.
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
 SHARED_MEMORY = "POPDIST_SHARED_MEMORY"
 GRADIENT_OVERLAP = "POPDIST_GRADIENT_OVERLAP"
@@ -53,13 +54,13 @@ RESUME_EXIT_CODE = 75
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
-    """Tell whether ``environ`` was made by the launcher (PopDist's own test: the replica total)."""
+    """Tell whether the launcher made ``environ`` (PopDist too tests for the replica total)."""
     return NUM_TOTAL_REPLICAS in environ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceEnvironment:
-    """What one instance knows about the job: R replicas, I instances, this one's share L = R/I.
+    """One instance's view of the job: R replicas, I instances, L = R/I replicas in this one.
 
     The defaults describe a program that runs without the launcher: one instance, one replica.
     """
@@ -160,9 +161,9 @@ class CollectiveSettings:
     Attributes:
         hang_timeout: seconds after which a wait for another instance is an error; inf: never.
         shared_memory: whether instances of a host may exchange data through shared memory.
-        gradient_overlap: whether gradients are reduced while backward runs; None: what measures
-            faster.
-        shared_weights: whether instances of a host may have the weights together.
+        gradient_overlap: whether gradients are reduced while backward runs; None: the faster
+            one, by measurement.
+        shared_weights: whether instances of a host may share one copy of the weights.
         network: interface or CIDR of the network between the hosts; None if it is not known.
     """
 
@@ -177,7 +178,7 @@ class CollectiveSettings:
         """Read the settings from ``environ``.
 
         Raises:
-            WireError: a value is none that is accepted.
+            WireError: a value is not accepted.
         """
         text = environ.get(HANG_TIMEOUT, "300")
         try:

@@ -1,6 +1,6 @@
-"""The exceptions of popdist_py: one tree, nothing else.
+"""The exceptions of popdist_py: one tree. Nothing else lives here.
 
-PopdistError                    anything that this library reports
+PopdistError                    any error that this library reports
 |-- WireError                   the variables set by the launcher are incomplete or contradict
 |-- NotInitialisedError         a collective was called before popdist_py.init()
 |-- CollectiveMismatchError     instances disagree on shape, dtype, operation or name
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class PopdistError(Exception):
-    """Anything that popdist_py reports on its own behalf."""
+    """Any error that popdist_py itself reports."""
 
 
 class WireError(PopdistError):

@@ -1,6 +1,6 @@
-"""PopDist's own function names, as PopDist spells them: one table over the context.
+"""PopDist's own functions, as PopDist spells them: each returns a value of the context.
 
-Source: the PopDist Python API (``popdist.*``). No logic lives here.
+Source: the PopDist Python API (``popdist.*``). No state lives here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place where some programs look for PopDist's functions: its native module."""
+"""The name of PopDist's native module, from which some programs import. No logic lives here."""
 
 from __future__ import annotations
 

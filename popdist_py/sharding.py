@@ -1,6 +1,6 @@
 """Index arithmetic: which elements of a data set an instance reads, epoch by epoch.
 
-Pure functions of whole numbers: no torch, no environment, no files.
+Pure functions of whole numbers: torch, the environment and files may not come in here.
 Source of the rule: PopTorch's DataLoader (``_SubDataset``) with automatic distributed partitioning.
 """
 
@@ -15,8 +15,8 @@ __all__ = ["Shard", "shard"]
 class Shard:
     """A contiguous window of a data set: elements ``offset`` to ``offset + length - 1``.
 
-    ``leftovers`` is the number of elements that no process reads in one pass; a shuffled epoch
-    toggles the window between ``offset`` and ``offset + leftovers``, so that they get used.
+    ``leftovers`` is the number of elements that no process reads in one pass. Shuffled epochs
+    alternate between windows at ``offset`` and at ``offset + leftovers``, so that they are read.
     """
 
     offset: int
@@ -53,11 +53,11 @@ def shard(
         )
     if drop_last:
         length = step * (num_elements // (step * num_processes))
-        # A data set smaller than one step of all processes: nothing to read, no division by zero.
+        # With fewer elements than one step of all processes, length is 0: no division by it.
         leftovers = num_elements % length if length else num_elements
         return Shard(offset=process * length, length=length, leftovers=leftovers)
-    base, extra = divmod(num_elements, num_processes)
+    shortest, num_longer = divmod(num_elements, num_processes)
     return Shard(
-        offset=process * base + min(process, extra),
-        length=base + (1 if process < extra else 0),
+        offset=process * shortest + min(process, num_longer),
+        length=shortest + (1 if process < num_longer else 0),
     )

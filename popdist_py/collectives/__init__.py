@@ -1,11 +1,15 @@
 """Communication between instances: the Communicator protocol and its implementations.
 
-solo.py     one instance: every collective is the identity
-shared.py   shared memory within a host, MPI between hosts
-mpi.py      MPI alone: for groups of instances, and where memory cannot be shared
+communicators/    the implementations, and the choice between them
+within_host/      the memory that instances of one host share, and the barrier in it
+between_hosts/    polled MPI, and TCP connections
+arithmetic, tree  reducing arrays in a fixed order
+signature         what the instances compare before they exchange data
+background        calls that run beside the program
+size_thresholds   measured limits between two ways of reducing
 
-NumPy arrays are the common currency here: torch stays outside (a tensor reaches this package as
-the array that shares its memory).
+Data are NumPy arrays. torch stays outside: a tensor reaches this package as the array that shares
+its memory.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
 
 
 class HostMemory(Protocol):
-    """Memory that all instances of the job share, because one host has them all.
+    """Memory that all instances of the job share; they are on one host.
 
     Its calls are collective, except ``own_slice``.
     """
@@ -34,12 +38,12 @@ class HostMemory(Protocol):
         """Return zeroed bytes that are the same memory on all instances."""
 
     def own_slice(self, size: int) -> slice:
-        """Return which of ``size`` elements this instance answers for; together they are all."""
+        """Return which of ``size`` elements this instance reduces; the slices of all cover all."""
 
     def reduce_slice(self, array: np.ndarray[Any, Any], name: str = "") -> None:
-        """Leave in ``own_slice`` of ``array`` the sum over all instances, the rest as it was.
+        """Write the sum over all instances to ``own_slice`` of ``array`` (reduce-scatter).
 
-        Others read this instance's array until the next collective call.
+        The rest of ``array`` stays. Other instances read it until the next collective call.
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
@@ -47,15 +51,15 @@ class HostMemory(Protocol):
 
 
 class Communicator(Protocol):
-    """What an instance needs from the others. Every call is collective: all instances make it.
+    """The collectives of a set of instances. Every call is collective: all of them make it.
 
     Arrays are C-contiguous. ``name`` is the user's name of a call, for messages. Every call but
     ``close`` raises CollectiveMismatchError if the instances make different ones, and
-    InstanceLostError if one of them ended or does not arrive.
+    InstanceLostError if one of them ended or does not arrive in time.
     """
 
     background: Background
-    """Runs calls beside the program; a call made directly comes after those given to it."""
+    """Runs calls beside the program; a direct call waits for those submitted before."""
 
     spans_hosts: bool
     """Whether the instances may be on several hosts."""
@@ -74,7 +78,7 @@ class Communicator(Protocol):
 
     @property
     def host_memory(self) -> HostMemory | None:
-        """What several instances on one host can do together; None if they are not, or may not."""
+        """Memory that all instances share; None with one instance or several hosts, or disabled."""
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.
@@ -83,7 +87,7 @@ class Communicator(Protocol):
         """
 
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
-        """Leave in ``leaves[0]`` the sum of all rows of all instances, the other rows undefined.
+        """Write the sum of all rows of all instances to ``leaves[0]``; other rows are undefined.
 
         Row r of instance i belongs to global replica iL + r. The rows are added in the order of one
         fixed binary tree over the replicas, so the bits do not depend on the number of instances.
@@ -93,9 +97,9 @@ class Communicator(Protocol):
         """
 
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return zeroed bytes in which arrays are reduced fastest: shared with the host's others.
+        """Return zeroed bytes in which arrays are reduced fastest: instances of a host share them.
 
-        All instances ask for the same size; the memory is given back when no array uses it.
+        All instances pass the same size. The memory is freed when no array uses it.
         """
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0) -> None:
@@ -117,4 +121,4 @@ class Communicator(Protocol):
         """Return once every instance makes the call ``signature``."""
 
     def close(self) -> None:
-        """Give back what the communicator holds; calling it again does nothing."""
+        """Release memory and connections; calling it again does nothing."""

@@ -1,7 +1,7 @@
 """Element-wise reduction of arrays, in one fixed order.
 
-Pure NumPy on memory that others provide. float16 and bfloat16 are added up in float32. NumPy has no
-bfloat16: an array of the dtype ``BFLOAT16`` holds its bits.
+Pure NumPy on the caller's memory; nothing here communicates. float16 and bfloat16 are added up in
+float32. NumPy has no bfloat16: an array of the dtype ``BFLOAT16`` holds its bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
-# How two values are combined; of booleans, "sum" means "any" and "prod" "all".
+# The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, np.ufunc] = {
     "min": np.minimum,
     "prod": np.multiply,
 }
-# A chunk and its partners stay in the second-level cache.
+# Small enough that a chunk and those combined with it stay in the second-level cache.
 CHUNK_BYTES = 256 * 1024
 
 
@@ -42,7 +42,7 @@ class Reduction:
     Args:
         op: the operation; ``mean`` divides by ``count``.
         dtype: of the arrays.
-        count: number of instances whose arrays are reduced in the end.
+        count: number of instances of the whole reduction.
 
     Raises:
         TypeError: the operation is not defined for the dtype.
@@ -60,12 +60,12 @@ class Reduction:
             )
         self.function = FUNCTIONS[op]
         self.divisor = count if op == "mean" else None
-        self.wide = np.dtype(np.float32) if self.is_half else dtype
-        self.chunk = max(1, CHUNK_BYTES // self.wide.itemsize)
+        self.accumulate_dtype = np.dtype(np.float32) if self.is_half else dtype
+        self.chunk_size = max(1, CHUNK_BYTES // self.accumulate_dtype.itemsize)
         self._scratch: tuple[Array, ...] = ()
 
     def widen(self, source: Array, out: Array) -> Array:
-        """Return the values of ``source`` as ``wide``; in ``out`` if they must be converted."""
+        """Return ``source`` as ``accumulate_dtype``; in ``out`` if it must be converted."""
         if not self.is_half:
             return source
         if self.dtype == BFLOAT16:
@@ -83,14 +83,17 @@ class Reduction:
         elif value is not out:
             np.copyto(out, value, casting="same_kind")
 
-    def finish(self, value: Array) -> None:
-        """Turn the sum over all instances into the result, in place."""
+    def finalize(self, value: Array) -> None:
+        """Divide the sum over all instances where the operation is ``mean``, in place."""
         if self.divisor is not None:
             np.divide(value, self.divisor, out=value)
 
-    def partial(self, sources: Sequence[Array], out: Array) -> None:
-        """Reduce ``sources`` in order into ``out`` (of dtype ``wide``, no source but the first)."""
-        first, scratch = sources[0], self._rows(out.size)[1]
+    def accumulate(self, sources: Sequence[Array], out: Array) -> None:
+        """Reduce ``sources`` in order into ``out``.
+
+        ``out`` has the dtype ``accumulate_dtype``, and may be the first source but no other.
+        """
+        first, scratch = sources[0], self._scratch_arrays(out.size)[1]
         if self.is_half:
             self.widen(first, out)
         elif len(sources) == 1:
@@ -104,25 +107,28 @@ class Reduction:
 
     def __call__(self, sources: Sequence[Array], out: Array) -> None:
         """Reduce flat ``sources`` in order into ``out``, which may be any one of them."""
-        for start in range(0, out.size, self.chunk):
-            part = slice(start, start + self.chunk)
-            self.chunked([source[part] for source in sources], out[part])
+        for start in range(0, out.size, self.chunk_size):
+            part = slice(start, start + self.chunk_size)
+            self.reduce_chunk([source[part] for source in sources], out[part])
 
-    def chunked(self, sources: Sequence[Array], out: Array) -> None:
+    def reduce_chunk(self, sources: Sequence[Array], out: Array) -> None:
         """Reduce sources of at most one chunk."""
         if len(sources) == 2 and not self.is_half:
             self.function(sources[0], sources[1], out=out)
-            self.finish(out)
+            self.finalize(out)
             return
-        total = self._rows(out.size)[0]
-        self.partial(sources, total)
-        self.finish(total)
+        total = self._scratch_arrays(out.size)[0]
+        self.accumulate(sources, total)
+        self.finalize(total)
         self.narrow(total, out)
 
-    def _rows(self, size: int) -> tuple[Array, ...]:
+    def _scratch_arrays(self, size: int) -> tuple[Array, ...]:
         if not self._scratch:
-            self._scratch = (np.empty(self.chunk, self.wide), np.empty(self.chunk, self.wide))
-        return tuple(row[:size] for row in self._scratch)
+            self._scratch = (
+                np.empty(self.chunk_size, self.accumulate_dtype),
+                np.empty(self.chunk_size, self.accumulate_dtype),
+            )
+        return tuple(array[:size] for array in self._scratch)
 
 
 def _bfloat16_bits(value: Array) -> Array:
@@ -130,7 +136,7 @@ def _bfloat16_bits(value: Array) -> Array:
     bits = value.view(np.uint32)
     rounded = bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
     result = (rounded >> np.uint32(16)).astype(np.uint16)
-    nan = np.isnan(value)
-    if nan.any():
-        result[nan] = (bits[nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
+    is_nan = np.isnan(value)
+    if is_nan.any():
+        result[is_nan] = (bits[is_nan] >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
     return result

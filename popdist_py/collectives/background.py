@@ -1,6 +1,7 @@
-"""Collectives beside the program: one thread that makes the calls in the order they were given.
+"""Collectives beside the program: one thread makes the calls in the order of submission.
 
-All instances must communicate in one order, so a call made directly waits for those before it.
+All instances must communicate in the same order, so a direct call waits for those submitted before.
+Nothing here knows what a call does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["Background", "Handle"]
 
 
 class Handle:
-    """A collective that goes on while the program does something else."""
+    """A collective that runs while the program continues."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -23,7 +24,7 @@ class Handle:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Make the call and keep its result or error for ``wait``."""
+        """Make the call and store its result or error for ``wait``."""
         try:
             self._result = self._function()
         except BaseException as error:
@@ -35,10 +36,10 @@ class Handle:
         return self._done.is_set()
 
     def wait(self) -> Any:
-        """Return the result of the collective once it is there.
+        """Return the result of the collective once it is complete.
 
         Raises:
-            PopdistError: what the collective raised.
+            PopdistError: the error that the collective raised.
         """
         self._done.wait()
         if self._error is not None:
@@ -47,7 +48,7 @@ class Handle:
 
 
 class Background:
-    """Runs functions one after the other in a thread of its own, which starts on first use."""
+    """Runs functions one after the other in one thread, which starts on first use."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Handle] = SimpleQueue()
@@ -55,24 +56,24 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[[], Any]) -> Handle:
-        """Call ``function`` after everything that was submitted before."""
+        """Call ``function`` after all functions submitted before."""
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._serve, name="popdist-collectives", daemon=True
+                target=self._run_queue, name="popdist-collectives", daemon=True
             )
             self._thread.start()
         self._last = handle = Handle(function)
         self._queue.put(handle)
         return handle
 
-    def settle(self) -> None:
-        """Wait until everything that was submitted has run."""
+    def drain(self) -> None:
+        """Wait until all submitted functions have run."""
         last = self._last
         if last is None or threading.current_thread() is self._thread:
             return
         last._done.wait()
         self._last = None
 
-    def _serve(self) -> None:
+    def _run_queue(self) -> None:
         while True:
             self._queue.get().run()

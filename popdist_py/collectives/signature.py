@@ -1,6 +1,6 @@
-"""What a collective call is: the value that the instances compare before they exchange data.
+"""The signature of a collective call, which the instances compare before they exchange data.
 
-Pure: no communication happens here.
+Pure values: nothing here communicates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Signature", "mismatch"]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One call as all instances must make it.
+    """One collective call, equal on all instances.
 
     Attributes:
         call: the collective, for example ``all_reduce``.
@@ -39,22 +39,22 @@ class Signature:
         return (int.from_bytes(digest, "little") >> 1) or 1
 
     def __str__(self) -> str:
-        words = [f"name={self.name!r}"] if self.name else []
-        words += [self.detail] if self.detail else []
-        words += [f"shape={self.shape}", f"dtype={self.dtype}"] if self.dtype else []
-        return f"{self.call}({', '.join(words)})"
+        arguments = [f"name={self.name!r}"] if self.name else []
+        arguments += [self.detail] if self.detail else []
+        arguments += [f"shape={self.shape}", f"dtype={self.dtype}"] if self.dtype else []
+        return f"{self.call}({', '.join(arguments)})"
 
 
 def mismatch(calls: Sequence[str]) -> CollectiveMismatchError:
-    """Return the error for ``calls``, the descriptions by instance, of which some differ."""
-    groups: dict[str, list[int]] = {}
+    """Return the error for ``calls``, the descriptions by instance, which differ."""
+    callers: dict[str, list[int]] = {}
     for instance, call in enumerate(calls):
-        groups.setdefault(call, []).append(instance)
-    sides = "; ".join(f"{_instances(members)} called {call}" for call, members in groups.items())
-    return CollectiveMismatchError(f"{sides}: all instances must make the same call")
+        callers.setdefault(call, []).append(instance)
+    parts = [f"{_instances(instances)} called {call}" for call, instances in callers.items()]
+    return CollectiveMismatchError(f"{'; '.join(parts)}: all instances must make the same call")
 
 
-def _instances(members: Sequence[int]) -> str:
-    if len(members) == 1:
-        return f"instance {members[0]}"
-    return f"instances {', '.join(map(str, members))}"
+def _instances(indices: Sequence[int]) -> str:
+    if len(indices) == 1:
+        return f"instance {indices[0]}"
+    return f"instances {', '.join(map(str, indices))}"

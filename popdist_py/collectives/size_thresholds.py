@@ -1,6 +1,7 @@
-"""Where one way of reducing becomes faster than another: measured once, remembered per machine.
+"""The size at which one way of reducing becomes faster than another, measured once per machine.
 
-The file is a hint: a missing, unreadable or foreign one means measuring again.
+The file is a cache: if it is missing, unreadable or of another kind, the limit is measured again.
+Nothing here decides which way an array takes.
 """
 
 from __future__ import annotations
@@ -19,40 +20,40 @@ from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["measure", "recall", "remember"]
 
-_MEETINGS, _REDUCTIONS, _BYTES = 16, 8, 64 * 1024
+_BARRIERS, _REDUCTIONS, _BYTES = 16, 8, 64 * 1024
 _VERSION = 1
 
 
-def measure(meet: Callable[[], None]) -> tuple[float, float]:
-    """Return the seconds of one meeting and of reducing one byte; takes some milliseconds.
+def measure(wait_for_all: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of one barrier and of reducing one byte; takes some milliseconds.
 
     Args:
-        meet: waits for all instances of the host; they all make this call.
+        wait_for_all: waits for all instances of the host, which all call ``measure``.
     """
-    meet()
+    wait_for_all()
     start = time.perf_counter()
-    for _ in range(_MEETINGS):
-        meet()
-    meeting = (time.perf_counter() - start) / _MEETINGS
+    for _ in range(_BARRIERS):
+        wait_for_all()
+    per_barrier = (time.perf_counter() - start) / _BARRIERS
     left, right = np.zeros((2, _BYTES // 4), np.float32)
     np.add(left, right, out=left)
     start = time.perf_counter()
     for _ in range(_REDUCTIONS):
         np.add(left, right, out=left)
-    return meeting, (time.perf_counter() - start) / _REDUCTIONS / _BYTES
+    return per_barrier, (time.perf_counter() - start) / _REDUCTIONS / _BYTES
 
 
 def recall(instances: int, cores: int) -> int | None:
-    """Return the limit that was measured on this machine for a job like this, if any."""
+    """Return the limit measured on this machine for as many instances and cores, if any."""
     with suppress(OSError, ValueError, AttributeError):
-        limit = json.loads(_file().read_text()).get(_key(instances, cores))
+        limit = json.loads(_cache_file().read_text()).get(_key(instances, cores))
         return limit if isinstance(limit, int) else None
     return None
 
 
 def remember(instances: int, cores: int, limit: int) -> None:
-    """Keep a limit for later jobs; where no file can be written, do nothing."""
-    path = _file()
+    """Store a limit for later jobs; do nothing where no file can be written."""
+    path = _cache_file()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         limits: dict[str, int] = {}
@@ -64,11 +65,11 @@ def remember(instances: int, cores: int, limit: int) -> None:
             partial.write_text(json.dumps(limits))
 
 
-def _file() -> Path:
+def _cache_file() -> Path:
     return (
         Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         / "popdist"
-        / ("crossover.json")
+        / "crossover.json"
     )
 
 

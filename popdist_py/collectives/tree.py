@@ -1,7 +1,9 @@
-"""The fixed binary tree over the global replica index, in which deterministic sums are added up.
+"""The fixed binary tree over the global replica index that defines deterministic sums.
 
-Neighbours 0+1, 2+3, ... are added, then their sums, and so on; one without neighbour passes to the
-next level. The tree depends on the number of replicas only, never on who holds which of them.
+Neighbours 0+1, 2+3, ... are added, then their sums, and so on. A node without a neighbour passes to
+the next level. The tree depends only on the number of replicas, not on which instance holds which.
+
+Nothing here communicates.
 """
 
 from __future__ import annotations
@@ -21,62 +23,62 @@ Value = TypeVar("Value")
 
 
 def combine(
-    parts: Mapping[Node, Value], leaves: int, add: Callable[[Value, Value], Value]
+    nodes: Mapping[Node, Value], num_leaves: int, add: Callable[[Value, Value], Value]
 ) -> dict[Node, Value]:
-    """Add neighbours for as long as both are among ``parts``.
+    """Add neighbouring nodes as long as both are known.
 
     Args:
-        parts: disjoint nodes of the tree.
-        leaves: number of leaves of the whole tree.
-        add: returns the sum of a left and a right part.
+        nodes: values of disjoint nodes of the tree.
+        num_leaves: number of leaves of the whole tree.
+        add: returns the sum of a left and a right value.
 
     Returns:
-        What is left: the root alone if ``parts`` covered all leaves.
+        The remaining nodes: the root alone if ``nodes`` covered all leaves.
     """
-    for level in range((leaves - 1).bit_length()):
+    for level in range((num_leaves - 1).bit_length()):
         merged: dict[Node, Value] = {}
-        for (at, index), value in parts.items():
-            if at != level:
-                merged[at, index] = value
+        for (node_level, index), value in nodes.items():
+            if node_level != level:
+                merged[node_level, index] = value
             elif index % 2:
-                if (level, index - 1) not in parts:
-                    merged[at, index] = value
-            elif (level, index + 1) in parts:
-                merged[level + 1, index // 2] = add(value, parts[level, index + 1])
-            elif (index + 1) << level >= leaves:
+                if (level, index - 1) not in nodes:
+                    merged[node_level, index] = value
+            elif (level, index + 1) in nodes:
+                merged[level + 1, index // 2] = add(value, nodes[level, index + 1])
+            elif (index + 1) << level >= num_leaves:
                 merged[level + 1, index // 2] = value
             else:
-                merged[at, index] = value
-        parts = merged
-    return dict(parts)
+                merged[node_level, index] = value
+        nodes = merged
+    return dict(nodes)
 
 
-def nodes_of(held: Iterable[int], leaves: int) -> list[Node]:
-    """Return the nodes that are left when a holder of the leaves ``held`` has added what it can."""
-    return list(combine({(0, leaf): None for leaf in held}, leaves, lambda *_: None))
+def nodes_of(held_leaves: Iterable[int], num_leaves: int) -> list[Node]:
+    """Return the nodes that remain when an instance has combined the leaves that it holds."""
+    return list(combine({(0, leaf): None for leaf in held_leaves}, num_leaves, lambda *_: None))
 
 
 class Adder:
-    """Adds arrays without changing those it was given: sums live in rows that are used again."""
+    """Adds arrays without changing the operands: sums go to buffers that are used again."""
 
     def __init__(self, dtype: np.dtype[np.generic], size: int) -> None:
         self._dtype = dtype
         self._size = size
-        self._rows: list[Array] = []
-        self._used: dict[int, Array] = {}
+        self._buffers: list[Array] = []
+        self._sums: dict[int, Array] = {}
 
     def start(self) -> None:
-        """Forget the sums of before: their rows may be overwritten."""
-        self._used.clear()
+        """Free the buffers of earlier sums."""
+        self._sums.clear()
 
     def __call__(self, left: Array, right: Array) -> Array:
         """Return left + right, of at most ``size`` elements, valid until ``start``."""
-        if id(left) in self._used:
+        if id(left) in self._sums:
             return np.add(left, right, out=left)
-        if id(right) in self._used:
+        if id(right) in self._sums:
             return np.add(left, right, out=right)
-        if len(self._used) == len(self._rows):
-            self._rows.append(np.empty(self._size, self._dtype))
-        out = self._rows[len(self._used)][: left.size]
-        self._used[id(out)] = out
+        if len(self._sums) == len(self._buffers):
+            self._buffers.append(np.empty(self._size, self._dtype))
+        out = self._buffers[len(self._sums)][: left.size]
+        self._sums[id(out)] = out
         return np.add(left, right, out=out)

@@ -17,8 +17,8 @@ def test_contract_over_two_hosts(lab):
         PROGRAMS / "contract_program.py",
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # The sockets are ours: a Link alone would be MPI's.
-    assert done.stdout.count("SharedCommunicator 10 checks, Lane") == 4
+    # The sockets are ours: an MpiGroup would be MPI's.
+    assert done.stdout.count("SharedCommunicator 10 checks, TcpGroup") == 4
 
 
 def test_bits_do_not_depend_on_hosts(lab, tmp_path):

@@ -1,5 +1,5 @@
-"""The instances of several hosts: MPI that does not wait for ever, and sockets.
+"""The instances of several hosts: MPI calls with a time-out, and TCP connections.
 
-Here live polled MPI calls and the ring over TCP, with the connecting of it.
-Nothing here knows shared memory. May call: within_host (its rendezvous), the arithmetic.
+Here live polled MPI calls, the all-reduce over TCP, and how its connections are made.
+Nothing here knows shared memory. May call: within_host (its barrier), the arithmetic, the tree.
 """

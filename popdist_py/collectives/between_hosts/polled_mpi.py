@@ -1,6 +1,6 @@
-"""MPI that does not wait for ever: polled calls, with a limit and the names of who is missing.
+"""Collectives over MPI with a time-out: non-blocking calls are polled, and errors name instances.
 
-Importing it initialises MPI.
+Importing this module initialises MPI. Nothing here opens sockets or shares memory.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ import numpy as np
 from mpi4py import MPI
 
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
-from popdist_py.collectives.between_hosts.tcp import Piece, Wire, WireLostError
+from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpAllReduce, TcpMesh
 from popdist_py.collectives.tree import Node
-from popdist_py.collectives.within_host.rendezvous import last_words_seconds
+from popdist_py.collectives.within_host.host_barrier import launcher_grace_seconds
 from popdist_py.errors import InstanceLostError
 
-__all__ = ["Lane", "Link"]
+__all__ = ["MpiGroup", "TcpGroup"]
 
 _OPERATIONS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
-# Of a wait on the wire, after which the time-out is looked at.
-_LONGEST_WAIT = 0.1
-_HERE = 7  # tag of the messages that say "this instance is in call number n"
+# Seconds of one wait for TCP; the time-out is checked after each.
+_POLL_SECONDS = 0.1
+# Tag of the messages that say "this instance waits in call number n".
+_ANNOUNCEMENT_TAG = 7
 
 
-class Link:
+class MpiGroup:
     """The instances of one MPI communicator.
 
     Args:
-        comm: theirs; duplicated, so that no message meets those of others.
-        instances: index in the job of each of its ranks.
-        hang_timeout: seconds after which a wait is given up.
-        grace: seconds more, for those who will be told who is missing by somebody who knows.
+        comm: their communicator; duplicated, so that messages do not mix with those of others.
+        instances: index in the job of each rank of ``comm``.
+        hang_timeout: seconds after which a wait raises an error.
+        grace: seconds to wait in addition, where another instance will say which one is missing.
     """
 
     def __init__(
@@ -45,101 +46,101 @@ class Link:
         self._comm = comm.Dup()
         self._instances = list(instances)
         self._hang_timeout = hang_timeout
-        self._limit = hang_timeout + grace
-        self._calls = 0
+        self._timeout = hang_timeout + grace
+        self._num_calls = 0
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
-        self.lost: InstanceLostError | None = None
+        self.lost_error: InstanceLostError | None = None
 
     def start_all_reduce(self, array: Array, op: str) -> Any:
-        """Begin to reduce ``array`` in place; ``finish`` ends it."""
-        self._begin()
-        logical = array.dtype == np.bool_
-        operation = {"sum": MPI.LOR, "prod": MPI.LAND, "max": MPI.LOR, "min": MPI.LAND}.get(op)
+        """Start to reduce ``array`` in place; ``wait`` completes it."""
+        self._start_call()
+        is_logical = array.dtype == np.bool_
+        logical = {"sum": MPI.LOR, "prod": MPI.LAND, "max": MPI.LOR, "min": MPI.LAND}.get(op)
         return self._comm.Iallreduce(
-            MPI.IN_PLACE, array, op=operation if logical and operation else _OPERATIONS[op]
+            MPI.IN_PLACE, array, op=logical if is_logical and logical else _OPERATIONS[op]
         )
 
-    def all_reduce(self, array: Array, op: str, doing: object) -> None:
+    def all_reduce(self, array: Array, op: str, call: object) -> None:
         """Reduce ``array`` in place."""
-        self.finish(self.start_all_reduce(array, op), doing)
+        self.wait(self.start_all_reduce(array, op), call)
 
-    def broadcast(self, array: Array, root: int, doing: object) -> None:
+    def broadcast(self, array: Array, root: int, call: object) -> None:
         """Overwrite ``array`` with that of rank ``root``."""
-        self._begin()
-        self.finish(self._comm.Ibcast(array, root=root), doing)
+        self._start_call()
+        self.wait(self._comm.Ibcast(array, root=root), call)
 
-    def all_gather(self, array: Array, doing: object) -> Array:
+    def all_gather(self, array: Array, call: object) -> Array:
         """Return the equally large ``array`` of every rank, stacked."""
-        self._begin()
+        self._start_call()
         gathered = np.empty((self.size, *array.shape), array.dtype)
         own = np.ascontiguousarray(array).view(np.uint8)
-        self.finish(self._comm.Iallgather(own, gathered.view(np.uint8)), doing)
+        self.wait(self._comm.Iallgather(own, gathered.view(np.uint8)), call)
         return gathered
 
-    def all_gather_object(self, value: object, doing: object) -> list[Any]:
+    def all_gather_object(self, value: object, call: object) -> list[Any]:
         """Return the picklable ``value`` of every rank."""
         data = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = self.all_gather(np.array([data.size]), doing)[:, 0].tolist()
-        self._begin()
-        everything = np.empty(sum(sizes), np.uint8)
-        self.finish(self._comm.Iallgatherv(data, [everything, sizes, MPI.BYTE]), doing)
+        sizes = self.all_gather(np.array([data.size]), call)[:, 0].tolist()
+        self._start_call()
+        gathered = np.empty(sum(sizes), np.uint8)
+        self.wait(self._comm.Iallgatherv(data, [gathered, sizes, MPI.BYTE]), call)
         ends = np.cumsum(sizes)
         return [
-            pickle.loads(everything[end - size : end].tobytes())
+            pickle.loads(gathered[end - size : end].tobytes())
             for size, end in zip(sizes, ends, strict=True)
         ]
 
     def all_gather_nodes(
-        self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], doing: object
+        self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
     ) -> dict[Node, Array]:
         """Return the nodes of all ranks, in order of rank.
 
         Args:
-            values: of this rank's nodes, equally large.
-            nodes: of every rank.
-            doing: what to call this in messages.
+            values: the sums at this rank's nodes, equally large.
+            nodes: the nodes of every rank.
+            call: the collective call, as messages name it.
         """
         rows = np.zeros((max(map(len, nodes)), values[0].size), values[0].dtype)
         for row, value in zip(rows, values, strict=False):
             row[:] = value
-        gathered = self.all_gather(rows, doing)
+        gathered = self.all_gather(rows, call)
         return {
             node: gathered[rank, row]
-            for rank, of_rank in enumerate(nodes)
-            for row, node in enumerate(of_rank)
+            for rank, rank_nodes in enumerate(nodes)
+            for row, node in enumerate(rank_nodes)
         }
 
-    def compare(self, code: int, number: int, doing: object) -> tuple[bool, int]:
-        """Tell whether all gave the same ``code``, of at most 63 bits, and the largest number."""
+    def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
+        """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
         extremes = np.array([code, -code, number], np.int64)
-        self.all_reduce(extremes, "max", doing)
+        self.all_reduce(extremes, "max", call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
 
-    def broadcast_object(self, value: object, root: int, doing: object) -> Any:
+    def broadcast_object(self, value: object, root: int, call: object) -> Any:
         """Return the picklable ``value`` of rank ``root``."""
         data = pickle.dumps(value) if self.rank == root else b""
         size = np.array([len(data)])
-        self.broadcast(size, root, doing)
+        self.broadcast(size, root, call)
         buffer = np.empty(size[0], np.uint8)
         if self.rank == root:
             buffer[:] = np.frombuffer(data, np.uint8)
-        self.broadcast(buffer, root, doing)
+        self.broadcast(buffer, root, call)
         return pickle.loads(buffer.tobytes())
 
     def close(self) -> None:
-        """Give back what is held; MPI's own is MPI's."""
+        """Do nothing: mpi4py frees what belongs to MPI."""
 
-    def _begin(self) -> None:
-        if self.lost is not None:
-            raise self.lost
-        self._calls += 1
+    def _start_call(self) -> None:
+        if self.lost_error is not None:
+            raise self.lost_error
+        self._num_calls += 1
 
-    def finish(self, request: Any, doing: object) -> None:
+    def wait(self, request: Any, call: object) -> None:
         """Return once ``request`` is complete.
 
         Raises:
-            InstanceLostError: it is not after the hang time-out.
+            InstanceLostError: it is not complete after the hang time-out.
         """
         for _ in range(_POLLS):
             if request.Test():
@@ -149,53 +150,53 @@ class Link:
         announced = False
         while not request.Test():
             waited = time.monotonic() - start
-            if not announced and waited > self._limit / 2:
+            if not announced and waited > self._timeout / 2:
                 self._announce()
                 announced = True
-            if waited > self._limit:
-                self.lost = self._error(doing)
-                raise self.lost
+            if waited > self._timeout:
+                self.lost_error = self._timeout_error(call)
+                raise self.lost_error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _announce(self) -> None:
-        """Tell all others which call this instance waits in."""
+        """Tell all other ranks which call this instance waits in."""
         for rank in range(self.size):
             if rank != self.rank:
-                self._comm.isend(self._calls, rank, _HERE)
+                self._comm.isend(self._num_calls, rank, _ANNOUNCEMENT_TAG)
 
-    def _error(self, doing: object) -> InstanceLostError:
+    def _timeout_error(self, call: object) -> InstanceLostError:
         missing = [
             instance
             for rank, instance in enumerate(self._instances)
-            if rank != self.rank and self._calls not in self._announcements(rank)
+            if rank != self.rank and self._num_calls not in self._announcements(rank)
         ]
-        return self._missing(missing, doing)
+        return self._error_naming(missing, call)
 
-    def _missing(self, missing: Sequence[int], doing: object) -> InstanceLostError:
+    def _error_naming(self, missing: Sequence[int], call: object) -> InstanceLostError:
         limit = f"within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
         if not missing:
-            return InstanceLostError(f"{doing}: all instances arrived, but did not end {limit}")
-        words = "instance" if len(missing) == 1 else "instances"
+            return InstanceLostError(f"{call}: all instances arrived, but did not end {limit}")
+        noun = "instance" if len(missing) == 1 else "instances"
         names = ", ".join(map(str, sorted(missing)))
-        return InstanceLostError(f"{doing}: {words} {names} did not arrive {limit}")
+        return InstanceLostError(f"{call}: {noun} {names} did not arrive {limit}")
 
     def _announcements(self, rank: int) -> list[int]:
         calls = []
-        while self._comm.iprobe(rank, _HERE):
-            calls.append(self._comm.recv(None, rank, _HERE))
+        while self._comm.iprobe(rank, _ANNOUNCEMENT_TAG):
+            calls.append(self._comm.recv(None, rank, _ANNOUNCEMENT_TAG))
         return calls
 
 
-class Lane(Link):
-    """One instance of each host: arrays are reduced over a wire of our own, the rest goes by MPI.
+class TcpGroup(MpiGroup):
+    """One instance of each host: arrays are reduced over our TCP connections, all else over MPI.
 
     Args:
-        comm: as for ``Link``.
-        instances: as for ``Link``.
-        hang_timeout: as for ``Link``; here of a wait in which nothing at all arrives.
-        grace: as for ``Link``.
-        wire: between the ranks of ``comm``.
+        comm: as for ``MpiGroup``.
+        instances: as for ``MpiGroup``.
+        hang_timeout: as for ``MpiGroup``, but counted from the last bytes that were moved.
+        grace: as for ``MpiGroup``.
+        mesh: the connections between the ranks of ``comm``.
     """
 
     def __init__(
@@ -204,50 +205,52 @@ class Lane(Link):
         instances: Sequence[int],
         hang_timeout: float,
         grace: float,
-        wire: Wire,
+        mesh: TcpMesh,
     ) -> None:
         super().__init__(comm, instances, hang_timeout, grace)
-        self._wire = wire
+        self._mesh = mesh
 
-    def start_all_reduce(self, array: Array, op: str) -> Piece | WireLostError:
-        """Begin to reduce ``array`` in place; ``finish`` ends it, and tells of errors."""
-        self._begin()
+    def start_all_reduce(self, array: Array, op: str) -> TcpAllReduce | ConnectionLostError:
+        """Start to reduce ``array`` in place; ``wait`` completes it, and raises its errors."""
+        self._start_call()
         try:
-            return self._wire.start(array, FUNCTIONS[op])
-        except WireLostError as error:
+            return self._mesh.start_all_reduce(array, FUNCTIONS[op])
+        except ConnectionLostError as error:
             return error
 
-    def finish(self, request: Any, doing: object) -> None:
+    def wait(self, request: Any, call: object) -> None:
         """Return once ``request`` is complete.
 
         Raises:
-            InstanceLostError: another instance has gone, or nothing comes within the time-out.
+            InstanceLostError: another instance has ended, or nothing arrives within the time-out.
         """
-        if not isinstance(request, Piece | WireLostError):
-            super().finish(request, doing)
+        if not isinstance(request, TcpAllReduce | ConnectionLostError):
+            super().wait(request, call)
             return
         try:
-            if isinstance(request, WireLostError):
+            if isinstance(request, ConnectionLostError):
                 raise request
-            self._wait(request, doing)
-        except WireLostError as error:
-            time.sleep(last_words_seconds(self._hang_timeout))
-            self.lost = InstanceLostError(
-                f"{doing}: instance {self._instances[error.rank]} was lost on another host"
+            self._wait_for_tcp(request, call)
+        except ConnectionLostError as error:
+            time.sleep(launcher_grace_seconds(self._hang_timeout))
+            self.lost_error = InstanceLostError(
+                f"{call}: instance {self._instances[error.rank]} was lost on another host"
             )
-            raise self.lost from None
+            raise self.lost_error from None
 
-    def _wait(self, piece: Piece, doing: object) -> None:
-        last = time.monotonic()
-        while not piece.is_done:
-            if self._wire.progress(_LONGEST_WAIT):
-                last = time.monotonic()
-            elif time.monotonic() - last > self._limit:
-                # Who waits for a third one itself owes a sum, but no values.
-                missing = piece.owing or piece.summing
-                self.lost = self._missing([self._instances[rank] for rank in missing], doing)
-                raise self.lost
+    def _wait_for_tcp(self, all_reduce: TcpAllReduce, call: object) -> None:
+        last_progress = time.monotonic()
+        while not all_reduce.is_done:
+            if self._mesh.progress(_POLL_SECONDS):
+                last_progress = time.monotonic()
+            elif time.monotonic() - last_progress > self._timeout:
+                # A rank that itself waits for a third one has sent its values, but no sum.
+                missing = all_reduce.missing_values or all_reduce.missing_sums
+                self.lost_error = self._error_naming(
+                    [self._instances[rank] for rank in missing], call
+                )
+                raise self.lost_error
 
     def close(self) -> None:
-        """Close the wire."""
-        self._wire.close()
+        """Close the connections."""
+        self._mesh.close()

@@ -1,10 +1,11 @@
-"""TCP between hosts: arrays are reduced piece by piece while they travel.
+"""All-reduce over TCP between hosts, without waiting: several run at once.
 
-Every host has one instance at such a wire, connected to those of all other hosts. All of them begin
-the same pieces in the same order, so what travels needs no headers. Two hosts send each other whole
-pieces; of more, each adds up one segment of a piece and sends its sum to the others.
+One instance of every host is a rank, connected to those of all other hosts. All ranks start the
+same all-reduces in the same order, so messages need no headers. Two ranks send each other whole
+arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and sends the result
+to the others (all-gather).
 
-Knows bytes and sums only: what is said when a wait ends badly is ``link.py``'s.
+Nothing here knows time-outs, instances or the messages of errors: those are ``polled_mpi.py``'s.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["Piece", "Wire", "WireLostError"]
+__all__ = ["ConnectionLostError", "TcpAllReduce", "TcpMesh"]
 
-# Up to here everybody is sent everything: a second trip would cost more than the bytes it saves.
-_WHOLE_BYTES = 32 * 1024
+# Up to this size every rank sends its whole array to every other: the all-gather would cost more
+# time than the bytes that segments save.
+_MAX_UNSEGMENTED_BYTES = 32 * 1024
 
 
-class WireLostError(Exception):
-    """The other end of a connection has gone.
+class ConnectionLostError(Exception):
+    """The other end has closed the connection.
 
     Attributes:
-        rank: whose.
+        rank: the rank at the other end.
     """
 
     def __init__(self, rank: int) -> None:
@@ -39,28 +41,28 @@ class WireLostError(Exception):
         self.rank = rank
 
 
-class Piece:
-    """An array on its way.
+class TcpAllReduce:
+    """An all-reduce that has started.
 
     Attributes:
-        owing: ranks whose own values have not all come.
-        summing: ranks whose sums have not all come.
-        unsent: number of parts that have not left.
+        missing_values: ranks whose own values have not all arrived.
+        missing_sums: ranks whose segments of the result have not all arrived.
+        unsent: number of segments that have not all been sent.
     """
 
-    __slots__ = ("_combine", "_needs_room", "owing", "summing", "unsent")
+    __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
 
-    def __init__(self, combine: Callable[[Piece], None], *, needs_room: bool) -> None:
-        self.owing: set[int] = set()
-        self.summing: set[int] = set()
+    def __init__(self, combine: Callable[[TcpAllReduce], None], *, waits_for_sends: bool) -> None:
+        self.missing_values: set[int] = set()
+        self.missing_sums: set[int] = set()
         self.unsent = 0
-        self._combine: Callable[[Piece], None] | None = combine
-        # The sum takes the place of values that first have to leave.
-        self._needs_room = needs_room
+        self._combine: Callable[[TcpAllReduce], None] | None = combine
+        # The sum overwrites values that must be sent first.
+        self._waits_for_sends = waits_for_sends
 
     def advance(self) -> None:
-        """Add up what has come, once everything has."""
-        if self._combine is None or self.owing or (self._needs_room and self.unsent):
+        """Reduce the values once all of them have arrived."""
+        if self._combine is None or self.missing_values or (self._waits_for_sends and self.unsent):
             return
         combine, self._combine = self._combine, None
         combine(self)
@@ -68,78 +70,81 @@ class Piece:
     @property
     def is_done(self) -> bool:
         """Whether the array holds the result and may be changed."""
-        return self._combine is None and not self.summing and not self.unsent
+        return self._combine is None and not self.missing_sums and not self.unsent
 
 
 class _Stream:
-    """One connection: bytes that have to leave, and room for those that have to come."""
+    """One connection: a queue of bytes to send, and a queue of buffers to receive into."""
 
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank = rank
         self.connection = connection
-        self._leaving: deque[tuple[memoryview, Piece]] = deque()
-        self._coming: deque[tuple[memoryview, set[int]]] = deque()
+        self._outgoing: deque[tuple[memoryview, TcpAllReduce]] = deque()
+        self._incoming: deque[tuple[memoryview, set[int]]] = deque()
 
-    def send(self, array: Array, piece: Piece) -> None:
-        """Let the array leave after everything before it."""
+    def send(self, array: Array, all_reduce: TcpAllReduce) -> None:
+        """Queue the array to be sent, and send what the system takes now."""
         if array.size:
-            piece.unsent += 1
-            self._leaving.append((_bytes(array), piece))
-            self.push()
+            all_reduce.unsent += 1
+            self._outgoing.append((_bytes(array), all_reduce))
+            self.send_queued()
 
-    def expect(self, array: Array, waiting: set[int]) -> None:
-        """Fill the array with what comes next, and take this rank out of ``waiting`` then."""
+    def receive(self, array: Array, missing_ranks: set[int]) -> None:
+        """Queue the array to be received into; once full, discard the rank in ``missing_ranks``."""
         if array.size:
-            waiting.add(self.rank)
-            self._coming.append((_bytes(array), waiting))
+            missing_ranks.add(self.rank)
+            self._incoming.append((_bytes(array), missing_ranks))
 
     @property
     def events(self) -> int:
-        """What poll() has to look for."""
-        return (select.POLLOUT if self._leaving else 0) | (select.POLLIN if self._coming else 0)
+        """The events that poll() waits for."""
+        return (select.POLLOUT if self._outgoing else 0) | (select.POLLIN if self._incoming else 0)
 
-    def push(self) -> None:
-        """Let go of what the system takes now."""
-        while self._leaving:
-            view, piece = self._leaving[0]
+    def send_queued(self) -> None:
+        """Send as much as the system takes now."""
+        while self._outgoing:
+            view, all_reduce = self._outgoing[0]
             try:
                 sent = self.connection.send(view)
             except BlockingIOError:
                 return
             except OSError:
-                raise WireLostError(self.rank) from None
+                raise ConnectionLostError(self.rank) from None
             if sent < len(view):
-                self._leaving[0] = (view[sent:], piece)
+                self._outgoing[0] = (view[sent:], all_reduce)
             else:
-                self._leaving.popleft()
-                piece.unsent -= 1
+                self._outgoing.popleft()
+                all_reduce.unsent -= 1
 
-    def pull(self) -> None:
-        """Take what is there now."""
-        while self._coming:
-            view, waiting = self._coming[0]
+    def receive_queued(self) -> None:
+        """Receive as much as has arrived."""
+        while self._incoming:
+            view, missing_ranks = self._incoming[0]
             try:
-                got = self.connection.recv_into(view)
+                received = self.connection.recv_into(view)
             except BlockingIOError:
                 return
             except OSError:
-                got = 0
-            if got == 0:
-                raise WireLostError(self.rank)
-            if got < len(view):
-                self._coming[0] = (view[got:], waiting)
+                received = 0
+            if received == 0:
+                raise ConnectionLostError(self.rank)
+            if received < len(view):
+                self._incoming[0] = (view[received:], missing_ranks)
             else:
-                self._coming.popleft()
-                waiting.discard(self.rank)
+                self._incoming.popleft()
+                missing_ranks.discard(self.rank)
 
 
-class Wire:
-    """Connections to all other ranks.
+class TcpMesh:
+    """Connections to all other ranks, two to each.
+
+    Messages have no headers, and how values and sums interleave depends on timing: so each kind has
+    a connection of its own.
 
     Args:
         rank: of this instance.
-        values: for each other rank, the connection that carries values of one rank.
-        sums: for each other rank, the connection that carries sums.
+        values: by other rank, the connection for the values of one rank (reduce-scatter).
+        sums: by other rank, the connection for segments of the result (all-gather).
     """
 
     def __init__(
@@ -147,110 +152,117 @@ class Wire:
     ) -> None:
         self.rank = rank
         self.size = len(values) + 1
-        self._values = {other: _Stream(other, connection) for other, connection in values.items()}
-        self._sums = {other: _Stream(other, connection) for other, connection in sums.items()}
-        self._streams = {
-            stream.connection.fileno(): stream
-            for stream in (*self._values.values(), *self._sums.values())
+        self._value_streams = {
+            other: _Stream(other, connection) for other, connection in values.items()
         }
-        self._pieces: list[Piece] = []
-        self._pool: dict[int, list[Array]] = {}
-        for stream in self._streams.values():
+        self._sum_streams = {
+            other: _Stream(other, connection) for other, connection in sums.items()
+        }
+        self._streams_by_descriptor = {
+            stream.connection.fileno(): stream
+            for stream in (*self._value_streams.values(), *self._sum_streams.values())
+        }
+        self._running: list[TcpAllReduce] = []
+        self._free_buffers: dict[int, list[Array]] = {}
+        for stream in self._streams_by_descriptor.values():
             stream.connection.setblocking(False)
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A copy in a child would keep the connections open after this process has ended.
-        this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _close(this))
+        # A forked child would keep the connections open after this process has ended.
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _close(reference))
 
     def close(self) -> None:
         """Close the connections."""
-        for stream in self._streams.values():
+        for stream in self._streams_by_descriptor.values():
             stream.connection.close()
 
-    # --- Pieces -----------------------------------------------------------------------------------
+    # --- All-reduces ------------------------------------------------------------------------------
 
-    def start(self, array: Array, function: np.ufunc) -> Piece:
-        """Begin to reduce a flat array in place over all ranks, in their order.
+    def start_all_reduce(self, array: Array, function: np.ufunc) -> TcpAllReduce:
+        """Start to reduce a flat array in place over all ranks, in their order.
 
-        Until the piece is done nobody may touch the array.
+        Nobody may touch the array before the all-reduce is done.
 
         Raises:
-            WireLostError: another rank has gone.
+            ConnectionLostError: another rank has closed its connection.
         """
-        if self.size == 2 or array.nbytes * (self.size - 2) <= _WHOLE_BYTES:
-            segments, targets = [array] * self.size, []
+        if self.size == 2 or array.nbytes * (self.size - 2) <= _MAX_UNSEGMENTED_BYTES:
+            segments, sum_streams = [array] * self.size, []
         else:
             bounds = [array.size * rank // self.size for rank in range(self.size + 1)]
-            segments = [array[a:b] for a, b in pairwise(bounds)]
-            targets = list(self._sums.values())
+            segments = [array[start:end] for start, end in pairwise(bounds)]
+            sum_streams = list(self._sum_streams.values())
         own = segments[self.rank]
-        parts = {rank: self._room(own) for rank in self._values}
-        parts[self.rank] = own
+        values_by_rank = {rank: self._receive_buffer(own) for rank in self._value_streams}
+        values_by_rank[self.rank] = own
 
-        def combine(piece: Piece) -> None:
-            _reduce([parts[rank] for rank in range(self.size)], function, own)
-            self._pool[own.nbytes] += [parts[rank] for rank in self._values]
-            for stream in targets:
-                stream.send(own, piece)
+        def combine(all_reduce: TcpAllReduce) -> None:
+            _reduce([values_by_rank[rank] for rank in range(self.size)], function, own)
+            self._free_buffers[own.nbytes] += [values_by_rank[rank] for rank in self._value_streams]
+            for stream in sum_streams:
+                stream.send(own, all_reduce)
 
-        piece = Piece(combine, needs_room=not targets)
-        for rank, stream in self._values.items():
-            stream.expect(parts[rank], piece.owing)
-        for stream in targets:
-            stream.expect(segments[stream.rank], piece.summing)
-        for rank, stream in self._values.items():
-            stream.send(segments[rank], piece)
-        self._pieces.append(piece)
+        all_reduce = TcpAllReduce(combine, waits_for_sends=not sum_streams)
+        for rank, stream in self._value_streams.items():
+            stream.receive(values_by_rank[rank], all_reduce.missing_values)
+        for stream in sum_streams:
+            stream.receive(segments[stream.rank], all_reduce.missing_sums)
+        for rank, stream in self._value_streams.items():
+            stream.send(segments[rank], all_reduce)
+        self._running.append(all_reduce)
         self._advance()
-        return piece
+        return all_reduce
 
-    def _room(self, like: Array) -> Array:
-        """Return memory for another rank's values; fresh memory costs a fault for every page."""
-        pool = self._pool.setdefault(like.nbytes, [])
-        return pool.pop().view(like.dtype) if pool else np.empty_like(like)
+    def _receive_buffer(self, like: Array) -> Array:
+        """Return a buffer for another rank's values; new memory costs a fault for every page."""
+        free = self._free_buffers.setdefault(like.nbytes, [])
+        return free.pop().view(like.dtype) if free else np.empty_like(like)
 
     def _advance(self) -> None:
-        for piece in self._pieces:
-            piece.advance()
-        self._pieces = [piece for piece in self._pieces if not piece.is_done]
+        for all_reduce in self._running:
+            all_reduce.advance()
+        self._running = [one for one in self._running if not one.is_done]
 
     def progress(self, seconds: float) -> bool:
-        """Move what can be moved; wait at most ``seconds`` for it. Return whether anything did.
+        """Send and receive what is possible, after a wait of at most ``seconds``.
+
+        Returns:
+            Whether any bytes could be sent or received.
 
         Raises:
-            WireLostError: another rank has gone.
+            ConnectionLostError: another rank has closed its connection.
         """
         poll = select.poll()
-        for number, stream in self._streams.items():
+        for descriptor, stream in self._streams_by_descriptor.items():
             if stream.events:
-                poll.register(number, stream.events)
+                poll.register(descriptor, stream.events)
         ready = poll.poll(1000 * seconds)
-        for number, events in ready:
-            stream = self._streams[number]
+        for descriptor, events in ready:
+            stream = self._streams_by_descriptor[descriptor]
             if events & select.POLLOUT:
-                stream.push()
+                stream.send_queued()
             if events & ~select.POLLOUT:
-                stream.pull()
+                stream.receive_queued()
         self._advance()
         return bool(ready)
 
 
-def _close(reference: weakref.ref[Wire]) -> None:
-    wire = reference()
-    if wire is not None:
-        wire.close()
+def _close(reference: weakref.ref[TcpMesh]) -> None:
+    mesh = reference()
+    if mesh is not None:
+        mesh.close()
 
 
 def _bytes(array: Array) -> memoryview:
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
 
 
-def _reduce(parts: Sequence[Array], function: np.ufunc, out: Array) -> None:
-    """Reduce ``parts``, one of which is ``out``, in their order into ``out``."""
-    # Into the first two nothing else is put before they are used.
-    total = out if out is parts[0] or out is parts[1] else parts[0]
-    function(parts[0], parts[1], out=total)
-    for part in parts[2:]:
-        function(total, part, out=total)
+def _reduce(values: Sequence[Array], function: np.ufunc, out: Array) -> None:
+    """Reduce ``values``, one of which is ``out``, in order of rank into ``out``."""
+    # Only the first two may be overwritten by the running total: the others are read later.
+    total = out if out is values[0] or out is values[1] else values[0]
+    function(values[0], values[1], out=total)
+    for value in values[2:]:
+        function(total, value, out=total)
     if total is not out:
         np.copyto(out, total)

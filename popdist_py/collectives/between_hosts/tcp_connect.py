@@ -1,7 +1,9 @@
 """Connecting the instances of several hosts by TCP, over the network that the launcher chose.
 
-Nothing stays open but the connections: who listens does so on one address until all have come, and
-takes only those who know the secret that MPI carried.
+Every rank listens on one address until all connections are made; only the connections stay open.
+A rank accepts only peers that send the secret of the job, which MPI carried.
+
+Nothing here sends or receives arrays.
 """
 
 from __future__ import annotations
@@ -13,46 +15,46 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from popdist_py.collectives.between_hosts.tcp import Wire
+from popdist_py.collectives.between_hosts.tcp import TcpMesh
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["connect"]
 
-_LIMIT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _VALUES, _SUMS = b"v", b"s"
 
 
-def connect(comm: MPI.Comm, network: str | None) -> Wire | None:
-    """Connect all ranks of ``comm``; collective. None if they do not reach one another.
+def connect(comm: MPI.Comm, network: str | None) -> TcpMesh | None:
+    """Connect all ranks of ``comm``; collective. Return None if they do not reach one another.
 
     Args:
         comm: one instance of each host.
-        network: interface or CIDR that all are on; None: the one of the host's name.
+        network: interface or CIDR that all hosts are on; None: the one of the host's name.
     """
     address = _own_address(network, set(comm.allgather(socket.gethostname())))
     listener = _listen(address)
-    places = comm.allgather(listener.getsockname() if listener is not None else None)
+    addresses = comm.allgather(listener.getsockname() if listener is not None else None)
     secret: bytes = comm.bcast(secrets.token_bytes(_SECRET_BYTES), root=0)
-    found: dict[tuple[bytes, int], socket.socket] = {}
+    connections: dict[tuple[bytes, int], socket.socket] = {}
     try:
-        if listener is not None and None not in places:
-            _meet(comm.Get_rank(), places, listener, secret, found)
+        if listener is not None and None not in addresses:
+            _connect_pairs(comm.Get_rank(), addresses, listener, secret, connections)
     except OSError:
-        pass  # whoever misses a connection says so below
+        pass  # a rank that lacks a connection reports that below
     finally:
         if listener is not None:
             listener.close()
-    complete = len(found) == 2 * (comm.Get_size() - 1)
+    complete = len(connections) == 2 * (comm.Get_size() - 1)
     if all(comm.allgather(complete)):
         values, sums = (
-            {rank: found[which, rank] for which, rank in sorted(found) if which == kind}
+            {rank: connections[kind, rank] for key, rank in sorted(connections) if key == kind}
             for kind in (_VALUES, _SUMS)
         )
-        return Wire(comm.Get_rank(), values, sums)
-    for connection in found.values():
+        return TcpMesh(comm.Get_rank(), values, sums)
+    for connection in connections.values():
         connection.close()
     return None
 
@@ -95,36 +97,36 @@ def _listen(address: str | None) -> socket.socket | None:
         return None
 
 
-def _meet(
+def _connect_pairs(
     rank: int,
-    places: list[tuple[str, int]],
+    addresses: list[tuple[str, int]],
     listener: socket.socket,
     secret: bytes,
-    found: dict[tuple[bytes, int], socket.socket],
+    connections: dict[tuple[bytes, int], socket.socket],
 ) -> None:
-    """Go to the ranks before this one, and take in those after it; into ``found``."""
-    end = time.monotonic() + _LIMIT_SECONDS
+    """Connect to the ranks before this one, and accept those after it, into ``connections``."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     for other in range(rank):
         for kind in (_VALUES, _SUMS):
-            connection = socket.create_connection(places[other], _LIMIT_SECONDS)
-            found[kind, other] = connection
+            connection = socket.create_connection(addresses[other], _TIMEOUT_SECONDS)
+            connections[kind, other] = connection
             connection.sendall(secret + kind + rank.to_bytes(4, "big"))
-    while len(found) < 2 * (len(places) - 1):
-        listener.settimeout(max(end - time.monotonic(), 1e-3))
+    while len(connections) < 2 * (len(addresses) - 1):
+        listener.settimeout(max(deadline - time.monotonic(), 1e-3))
         connection = listener.accept()[0]
-        connection.settimeout(max(end - time.monotonic(), 1e-3))
-        words = _read(connection, _SECRET_BYTES + 5)
-        kind, other = words[_SECRET_BYTES:-4], int.from_bytes(words[-4:], "big")
-        known = kind in (_VALUES, _SUMS) and rank < other < len(places)
-        if hmac.compare_digest(words[:_SECRET_BYTES], secret) and known:
-            found[kind, other] = connection
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        greeting = _receive(connection, _SECRET_BYTES + 5)
+        kind, other = greeting[_SECRET_BYTES:-4], int.from_bytes(greeting[-4:], "big")
+        is_expected = kind in (_VALUES, _SUMS) and rank < other < len(addresses)
+        if hmac.compare_digest(greeting[:_SECRET_BYTES], secret) and is_expected:
+            connections[kind, other] = connection
         else:
             connection.close()
 
 
-def _read(connection: socket.socket, count: int) -> bytes:
+def _receive(connection: socket.socket, count: int) -> bytes:
     """Return ``count`` bytes, fewer if the other end closes."""
-    data = b""
-    while len(data) < count and (more := connection.recv(count - len(data))):
-        data += more
-    return data
+    received = b""
+    while len(received) < count and (chunk := connection.recv(count - len(received))):
+        received += chunk
+    return received

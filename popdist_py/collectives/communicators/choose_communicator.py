@@ -1,6 +1,6 @@
-"""From MPI's world to the best communicator for it: shared memory where that works, else MPI.
+"""The choice of a communicator: shared memory where that works, else MPI alone.
 
-Importing it initialises MPI.
+Importing this module initialises MPI. Nothing here communicates after the choice.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.mpi_only import MpiCommunicator
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
-from popdist_py.collectives.within_host.host_group import window_for
-from popdist_py.collectives.within_host.rendezvous import is_supported
+from popdist_py.collectives.within_host.host_barrier import is_supported
+from popdist_py.collectives.within_host.host_group import make_window
 from popdist_py.collectives.within_host.shared_window import Window, WindowError
 from popdist_py.environment import CollectiveSettings
 
@@ -24,30 +24,30 @@ __all__ = ["join", "join_group"]
 def join(settings: CollectiveSettings) -> Communicator:
     """Connect all instances of the job.
 
-    The communicator has a duplicate of MPI's world, so that the library's messages never meet those
-    of a program that uses mpi4py itself.
+    The communicator has a duplicate of MPI's world, so that the library's messages never mix with
+    those of a program that uses mpi4py itself.
     """
     world = MPI.COMM_WORLD.Dup()
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.Get_rank())
-    window = _window(local, settings)
-    # A host that cannot share memory decides for all: everybody must speak the same protocol.
+    window = _window_or_none(local, settings)
+    # If one host cannot share memory, none does: all instances must use the same protocol.
     if world.allreduce(window is not None, MPI.LAND) and window is not None:
         return SharedCommunicator(world, local, window, settings)
     return MpiCommunicator(world, settings)
 
 
-def _window(local: MPI.Comm, settings: CollectiveSettings) -> Window | None:
-    """Return shared memory of this host's instances, or None if they cannot have any."""
+def _window_or_none(local: MPI.Comm, settings: CollectiveSettings) -> Window | None:
+    """Return the window of this host's instances, or None if they cannot share memory."""
     if not local.allreduce(settings.shared_memory and is_supported(), MPI.LAND):
         return None
     try:
-        return window_for(local)
+        return make_window(local)
     except WindowError:
         return None
 
 
 def join_group(instances: Sequence[int], settings: CollectiveSettings) -> Communicator:
-    """Connect some instances of the job; only they make this call.
+    """Connect some instances of the job; only these make the call.
 
     Args:
         instances: their indices, sorted, without repetition.

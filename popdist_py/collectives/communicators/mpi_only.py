@@ -1,7 +1,7 @@
 """The communicator over MPI alone: for groups of instances, and where memory cannot be shared.
 
 Importing it initialises MPI, so ``popdist_py.context`` imports it when a job of several instances
-starts, and never before.
+starts, and never before. Nothing here shares memory or opens sockets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.polled_mpi import Link
+from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.tree import Adder, combine, nodes_of
 
@@ -27,10 +27,10 @@ __all__ = ["MpiCommunicator"]
 
 
 class MpiCommunicator:
-    """Instances that talk through MPI; satisfies ``popdist_py.collectives.Communicator``.
+    """Instances that communicate through MPI; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
-        comm: theirs; MPI rank = instance index, unless ``instances`` says otherwise.
+        comm: their communicator; MPI rank = instance index, unless ``instances`` says otherwise.
         settings: the user's.
         instances: index in the job of each rank.
     """
@@ -39,9 +39,9 @@ class MpiCommunicator:
         self, comm: MPI.Comm, settings: CollectiveSettings, instances: Sequence[int] | None = None
     ) -> None:
         self.instances = range(comm.Get_size()) if instances is None else instances
-        self._link = Link(comm, self.instances, settings.hang_timeout)
+        self._mpi = MpiGroup(comm, self.instances, settings.hang_timeout)
         self.background = Background()
-        # Nobody asked who is where; for what depends on it, far apart is the safe guess.
+        # It is not known which hosts the instances are on: several hosts is the safe assumption.
         self.spans_hosts = True
         self.host_memory = None
         self.instance_index: int = comm.Get_rank()
@@ -50,61 +50,62 @@ class MpiCommunicator:
     def all_reduce(self, array: Array, op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` in place."""
         reduction = Reduction(op, array.dtype, self.num_instances)
-        doing = Signature("all_reduce", f"op={op}", dtype_name(array.dtype), array.shape, name)
-        self.agree(doing)
+        call = Signature("all_reduce", f"op={op}", dtype_name(array.dtype), array.shape, name)
+        self.agree(call)
         flat = array.reshape(-1)
-        total = reduction.widen(flat, np.empty(flat.shape, reduction.wide))
-        self._link.all_reduce(total, op, doing)
-        reduction.finish(total)
+        total = reduction.widen(flat, np.empty(flat.shape, reduction.accumulate_dtype))
+        self._mpi.all_reduce(total, op, call)
+        reduction.finalize(total)
         if total is not flat:
             reduction.narrow(total, flat)
 
     def add_replicas(self, leaves: Array) -> None:
         """Add up the rows of all instances in the order of the tree over replicas."""
-        doing = Signature("add_replicas", "", dtype_name(leaves.dtype), leaves.shape)
-        self.agree(doing)
+        call = Signature("add_replicas", "", dtype_name(leaves.dtype), leaves.shape)
+        self.agree(call)
         rows = leaves.shape[0]
-        total = rows * self.num_instances
+        num_replicas = rows * self.num_instances
         step = max(1, CHUNK_BYTES // leaves.itemsize)
         add = Adder(leaves.dtype, step)
         nodes = [
-            nodes_of(range(i * rows, (i + 1) * rows), total) for i in range(self.num_instances)
+            nodes_of(range(i * rows, (i + 1) * rows), num_replicas)
+            for i in range(self.num_instances)
         ]
         for start in range(0, leaves.shape[1], step):
             part = slice(start, start + step)
             add.start()
             first = self.instance_index * rows
-            own = {(0, first + row): leaves[row, part] for row in range(rows)}
-            mine = list(combine(own, total, add).values())
-            everyone = self._link.all_gather_nodes(mine, nodes, doing)
-            (leaves[0, part],) = combine(everyone, total, add).values()
+            leaf_values = {(0, first + row): leaves[row, part] for row in range(rows)}
+            own_sums = list(combine(leaf_values, num_replicas, add).values())
+            all_sums = self._mpi.all_gather_nodes(own_sums, nodes, call)
+            (leaves[0, part],) = combine(all_sums, num_replicas, add).values()
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
-        doing = Signature("broadcast", f"root={root}", dtype_name(array.dtype), array.shape)
-        self.agree(doing)
-        self._link.broadcast(array.reshape(-1).view(np.uint8), self.instances.index(root), doing)
+        call = Signature("broadcast", f"root={root}", dtype_name(array.dtype), array.shape)
+        self.agree(call)
+        self._mpi.broadcast(array.reshape(-1).view(np.uint8), self.instances.index(root), call)
 
     def all_gather(self, array: Array, name: str = "") -> Array:
         """Return the arrays of all instances, stacked."""
-        doing = Signature("all_gather", "", dtype_name(array.dtype), array.shape, name)
-        self.agree(doing)
-        return self._link.all_gather(array, doing)
+        call = Signature("all_gather", "", dtype_name(array.dtype), array.shape, name)
+        self.agree(call)
+        return self._mpi.all_gather(array, call)
 
     def all_gather_object(self, value: object) -> list[Any]:
         """Return the value of every instance, in instance order."""
-        doing = Signature("all_gather")
-        self.agree(doing)
-        return self._link.all_gather_object(value, doing)
+        call = Signature("all_gather")
+        self.agree(call)
+        return self._mpi.all_gather_object(value, call)
 
     def broadcast_object(self, value: object, root: int = 0) -> Any:
         """Return the value of instance ``root``."""
-        doing = Signature("broadcast", f"root={root}")
-        self.agree(doing)
-        return self._link.broadcast_object(value, self.instances.index(root), doing)
+        call = Signature("broadcast", f"root={root}")
+        self.agree(call)
+        return self._mpi.broadcast_object(value, self.instances.index(root), call)
 
     def gradient_buffer(self, num_bytes: int) -> Array:
-        """Return memory; nothing is shared here."""
+        """Return memory of this process: instances share none here."""
         self.agree(Signature("gradient_buffer", f"num_bytes={num_bytes}"))
         return np.zeros(num_bytes, np.uint8)
 
@@ -114,11 +115,11 @@ class MpiCommunicator:
 
     def agree(self, signature: Signature) -> None:
         """Return once all instances make the call ``signature``."""
-        self.background.settle()
-        if not self._link.compare(signature.code, 0, signature)[0]:
-            raise mismatch(self._link.all_gather_object(str(signature), signature))
+        self.background.drain()
+        if not self._mpi.compare(signature.code, 0, signature)[0]:
+            raise mismatch(self._mpi.all_gather_object(str(signature), signature))
 
     def close(self) -> None:
-        """End what runs in the background; MPI itself is finalised by mpi4py at exit."""
-        if self._link.lost is None:
-            self.background.settle()
+        """Wait for the background calls; MPI itself is finalised by mpi4py at exit."""
+        if self._mpi.lost_error is None:
+            self.background.drain()

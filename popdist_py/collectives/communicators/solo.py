@@ -1,4 +1,7 @@
-"""The communicator of a job with one instance: every collective is the identity."""
+"""The communicator of a job with one instance: every collective is the identity.
+
+Nothing here communicates. NumPy is imported on use.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class SoloCommunicator:
         """
         from popdist_py.collectives.arithmetic import Reduction
 
-        self.background.settle()
+        self.background.drain()
         Reduction(op, array.dtype, 1)
 
     def add_replicas(self, leaves: np.ndarray[Any, Any]) -> None:
@@ -53,11 +56,11 @@ class SoloCommunicator:
         for start in range(0, leaves.shape[1], step):
             part = slice(start, start + step)
             adder.start()
-            rows = {(0, row): values for row, values in enumerate(leaves[:, part])}
-            (leaves[0, part],) = combine(rows, len(leaves), adder).values()
+            leaf_values = {(0, row): values for row, values in enumerate(leaves[:, part])}
+            (leaves[0, part],) = combine(leaf_values, len(leaves), adder).values()
 
     def gradient_buffer(self, num_bytes: int) -> np.ndarray[Any, Any]:
-        """Return memory; nobody shares it."""
+        """Return memory of this process."""
         import numpy as np
 
         return np.zeros(num_bytes, np.uint8)
@@ -81,7 +84,7 @@ class SoloCommunicator:
         """Return at once."""
 
     def agree(self, signature: Signature) -> None:
-        """Return at once: there is nobody to differ from."""
+        """Return at once: no other instance can make another call."""
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -1,4 +1,7 @@
-"""Which arrays live in shared memory, and where the other instances of the host have theirs."""
+"""Which arrays lie in shared memory, and the same arrays of the other instances of the host.
+
+Nothing here allocates memory or reads what the arrays hold.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,25 @@ from dataclasses import dataclass
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.within_host.shared_window import Window
 
-__all__ = ["Buffers", "Found"]
+__all__ = ["SharedArray", "SharedBuffers"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SharedArray:
     """A flat array in shared memory.
 
     Attributes:
-        number: says where in which buffer it lies; equal on all instances for equal places.
-        views: what lies at that place in the part of every instance of the host.
+        location: number of the buffer and offset in it; the same on all instances for arrays at
+            the same place.
+        views: the arrays at that place in the parts of all instances of the host.
     """
 
-    number: int
+    location: int
     views: list[Array]
 
 
-class Buffers:
-    """The windows that were given out, for as long as somebody uses them.
+class SharedBuffers:
+    """The windows that arrays still use.
 
     Args:
         position: of this instance among those of its host.
@@ -37,30 +41,31 @@ class Buffers:
         self._count = 0
 
     def add(self, window: Window) -> Array:
-        """Remember a new window and return this instance's part of it."""
+        """Register a new window and return this instance's part of it."""
         self._count += 1
         self._windows[self._count] = (weakref.ref(window.memory), window.num_bytes)
         return window.parts[self._position]
 
-    def find(self, array: Array) -> Found | None:
-        """Return where a contiguous array lies, None if it is no part of a window.
+    def find(self, array: Array) -> SharedArray | None:
+        """Return a contiguous array with those of the other instances; None outside all windows.
 
-        Addresses decide: the array may come from a tensor or another view of the same memory.
+        Addresses are compared, since the array may come from a tensor or another view.
         """
         if not self._windows:
             return None
         address = array.ctypes.data
-        for number, (reference, part) in list(self._windows.items()):
+        for number, (reference, part_bytes) in list(self._windows.items()):
             memory = reference()
             if memory is None:
                 del self._windows[number]
                 continue
-            offset = address - memory.ctypes.data - self._position * part
-            if offset >= 0 and offset + array.nbytes <= part:
-                return Found(number << 48 | offset + 1, _views(array, memory, offset, part))
+            offset = address - memory.ctypes.data - self._position * part_bytes
+            if offset >= 0 and offset + array.nbytes <= part_bytes:
+                location = number << 48 | offset + 1
+                return SharedArray(location, _views(array, memory, offset, part_bytes))
         return None
 
 
-def _views(array: Array, memory: Array, offset: int, part: int) -> list[Array]:
-    starts = range(offset, memory.size, part)
+def _views(array: Array, memory: Array, offset: int, part_bytes: int) -> list[Array]:
+    starts = range(offset, memory.size, part_bytes)
     return [memory[start : start + array.nbytes].view(array.dtype) for start in starts]

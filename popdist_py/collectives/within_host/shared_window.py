@@ -1,7 +1,9 @@
-"""Memory that the instances of one host share: one part each, and what is common to all.
+"""Memory that the instances of one host share: one part for each, and one common to all.
 
-The memory is an anonymous file (memfd): it has no name, so nothing is left behind by a job that is
-killed, and no limit of /dev/shm applies. Pages belong to the NUMA node that touches them first.
+The memory is an anonymous file (memfd). It has no name, so a killed job leaves nothing behind, and
+no limit of /dev/shm applies. A page belongs to the NUMA node that touches it first.
+
+Nothing here knows what the memory is used for.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ class Window:
     Args:
         local: the instances of this host.
         num_bytes: size of every instance's part.
-        common_bytes: size of the part that belongs to all.
+        common_bytes: size of the part that is common to all.
 
     Raises:
-        WindowError: the system does not let them; raised by all of them.
+        WindowError: the system does not permit it; raised on all of them.
     """
 
     def __init__(self, local: MPI.Comm, num_bytes: int, common_bytes: int = 0) -> None:
@@ -44,7 +46,7 @@ class Window:
         self.memory = _mapped(local, common + local.Get_size() * self.num_bytes)
         self.common: Array = self.memory[:common]
         starts = range(common, len(self.memory), self.num_bytes)
-        self.parts: list[Array] = [self.memory[at : at + self.num_bytes] for at in starts]
+        self.parts: list[Array] = [self.memory[start : start + self.num_bytes] for start in starts]
 
 
 def _whole_pages(num_bytes: int) -> int:
@@ -53,37 +55,39 @@ def _whole_pages(num_bytes: int) -> int:
 
 def _mapped(local: MPI.Comm, size: int) -> Array:
     """Map one anonymous file of ``size`` bytes into all instances of ``local``."""
-    own = -1
-    place: tuple[str, str] | str = ("", "")
+    descriptor = -1
+    # Path and name of the file, or why there is none.
+    location: tuple[str, str] | str = ("", "")
     if local.Get_rank() == 0:
         name = f"popdist-{secrets.token_hex(8)}"
         try:
-            own = os.memfd_create(name)
-            os.ftruncate(own, size)
-            place = (f"/proc/{os.getpid()}/fd/{own}", name)
+            descriptor = os.memfd_create(name)
+            os.ftruncate(descriptor, size)
+            location = (f"/proc/{os.getpid()}/fd/{descriptor}", name)
         except OSError as error:
-            place = str(error)
-    place = local.bcast(place, root=0)
-    found: Array | str
+            location = str(error)
+    location = local.bcast(location, root=0)
+    mapping: Array | str
     try:
-        found = place if isinstance(place, str) else _open(*place, size)
+        mapping = location if isinstance(location, str) else _open(*location, size)
     except OSError as error:
-        found = str(error)
-    problems = [text for text in local.allgather(found if isinstance(found, str) else "") if text]
-    if own >= 0:
-        os.close(own)
-    if problems or isinstance(found, str):
+        mapping = str(error)
+    own_problem = mapping if isinstance(mapping, str) else ""
+    problems = [problem for problem in local.allgather(own_problem) if problem]
+    if descriptor >= 0:
+        os.close(descriptor)
+    if problems or isinstance(mapping, str):
         raise WindowError(problems[0])
-    return found
+    return mapping
 
 
 def _open(path: str, name: str, size: int) -> Array:
-    """Map the file at ``path``; processes in other name spaces see another one there."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    """Map the file at ``path``; a process in another PID name space sees another file there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        target = str(Path(f"/proc/self/fd/{file}").readlink())
+        target = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if name not in target:
             raise OSError(f"{path} is {target}: the instances do not see one another's processes")
-        return np.frombuffer(mmap.mmap(file, size), np.uint8)
+        return np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
     finally:
-        os.close(file)
+        os.close(descriptor)

@@ -193,5 +193,5 @@ checks = [value for name, value in list(globals().items()) if name.startswith("c
 for check in checks:
     check()
     popdist_py.synchronize()
-between_hosts = type(getattr(comm, "_lane", None)).__name__
+between_hosts = type(getattr(comm, "_slice_owners", None)).__name__
 print(f"{type(comm).__name__} {len(checks)} checks, {between_hosts}")

@@ -23,13 +23,13 @@ def join():
     if hosts == 1:
         popdist_py.init()
         if WITHOUT_READING in os.environ:
-            context.communicator()._exchange._can_read = False
+            context.communicator()._sliced._can_read = False
         return context.communicator()
     from mpi4py import MPI
 
     from popdist_py.collectives.between_hosts import tcp_connect
     from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-    from popdist_py.collectives.within_host.host_group import window_for
+    from popdist_py.collectives.within_host.host_group import make_window
 
     if WITHOUT_SOCKETS in os.environ:
         tcp_connect._listen = lambda _: None
@@ -38,7 +38,7 @@ def join():
     host = world.rank * hosts // world.size
     local = world.Split(host, world.rank)
     settings = CollectiveSettings.from_environ(os.environ)
-    context._communicator = SharedCommunicator(world, local, window_for(local), settings)
+    context._communicator = SharedCommunicator(world, local, make_window(local), settings)
     if WITHOUT_READING in os.environ:
-        context._communicator._exchange._can_read = False
+        context._communicator._sliced._can_read = False
     return context.communicator()

@@ -38,8 +38,8 @@ def test_contract(poprun, kind):
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count(f"{name} 10 checks") == instances
     if "TEST_NUM_HOSTS" in environment:
-        lane = "Link" if "TEST_WITHOUT_SOCKETS" in environment else "Lane"
-        owners = 2 if "2 and 1" in kind or lane == "Link" else instances
-        assert done.stdout.count(f"checks, {lane}") == owners
+        group = "MpiGroup" if "TEST_WITHOUT_SOCKETS" in environment else "TcpGroup"
+        owners = 2 if "2 and 1" in kind or group == "MpiGroup" else instances
+        assert done.stdout.count(f"checks, {group}") == owners
     warnings = done.stderr.count("the hosts do not reach one another by TCP on any network")
     assert warnings == ("TEST_WITHOUT_SOCKETS" in environment)

@@ -1,4 +1,4 @@
-"""The wire between hosts, with threads as hosts: sums in order, loss, children, and strangers."""
+"""All-reduce over TCP, with threads as hosts: sums in order, loss, children, and strangers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from hypothesis import strategies as st
 
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
-from popdist_py.collectives.between_hosts.tcp import Wire, WireLostError
+from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh
 
 LIMIT = 30
 
 
-def wires(count):
-    """Return the wires of ``count`` ranks that are connected to one another."""
+def meshes(count):
+    """Return the meshes of ``count`` ranks that are connected to one another."""
     ends = [({}, {}) for _ in range(count)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for first, second in combinations(range(count), 2):
             for kind in (0, 1):
                 ends[first][kind][second] = socket.create_connection(listener.getsockname())
                 ends[second][kind][first] = listener.accept()[0]
-    return [Wire(rank, *kinds) for rank, kinds in enumerate(ends)]
+    return [TcpMesh(rank, *kinds) for rank, kinds in enumerate(ends)]
 
 
-def finish(wire, pieces):
+def finish(mesh, all_reduces):
     end = time.monotonic() + LIMIT
-    while not all(piece.is_done for piece in pieces):
-        assert time.monotonic() < end, "the pieces do not end"
-        wire.progress(0.1)
+    while not all(all_reduce.is_done for all_reduce in all_reduces):
+        assert time.monotonic() < end, "the all_reduces do not end"
+        mesh.progress(0.1)
 
 
 @settings(max_examples=25)
@@ -59,16 +59,16 @@ def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
             total = FUNCTIONS[op](total, row)
         expected.append(total)
 
-    def run(wire):
-        arrays = [rows[wire.rank].copy() for rows in given_values]
-        finish(wire, [wire.start(array, FUNCTIONS[op]) for array in arrays])
+    def run(mesh):
+        arrays = [rows[mesh.rank].copy() for rows in given_values]
+        finish(mesh, [mesh.start_all_reduce(array, FUNCTIONS[op]) for array in arrays])
         return arrays
 
-    connected = wires(count)
+    connected = meshes(count)
     with ThreadPoolExecutor(count) as pool:
         results = list(pool.map(run, connected))
-    for wire in connected:
-        wire.close()
+    for mesh in connected:
+        mesh.close()
     for arrays in results:
         for array, total in zip(arrays, expected, strict=True):
             assert np.array_equal(array, total)
@@ -82,9 +82,9 @@ def test_values_leave_before_the_sum_takes_their_place():
             for _ in range(2)
         ]
     (ours, theirs), (our_sums, their_sums) = pairs
-    wire = Wire(0, {1: ours}, {1: our_sums})
+    mesh = TcpMesh(0, {1: ours}, {1: our_sums})
     array = np.ones(size)
-    piece = wire.start(array, np.add)
+    all_reduce = mesh.start_all_reduce(array, np.add)
 
     def peer():
         theirs.sendall(np.full(size, 2.0))
@@ -99,39 +99,39 @@ def test_values_leave_before_the_sum_takes_their_place():
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(peer)
         while not everything_sent.is_set():
-            wire.progress(0.1)
-        finish(wire, [piece])
+            mesh.progress(0.1)
+        finish(mesh, [all_reduce])
         assert (other.result(LIMIT) == 1).all()
     assert (array == 3).all()
-    wire.close()
+    mesh.close()
     theirs.close()
     their_sums.close()
 
 
 def test_a_rank_that_leaves_is_named():
-    first, second, third = wires(3)
+    first, second, third = meshes(3)
     third.close()
-    with pytest.raises(WireLostError) as error:
-        finish(first, [first.start(np.ones(100_000), np.add)])
+    with pytest.raises(ConnectionLostError) as error:
+        finish(first, [first.start_all_reduce(np.ones(100_000), np.add)])
     assert error.value.rank == 2
     first.close()
     second.close()
 
 
-def test_who_has_not_begun_owes_values():
-    first, second, third = wires(3)
-    piece = first.start(np.ones(100_000), np.add)
-    second.start(np.ones(100_000), np.add)
+def test_values_of_a_rank_that_has_not_started_are_missing():
+    first, second, third = meshes(3)
+    all_reduce = first.start_all_reduce(np.ones(100_000), np.add)
+    second.start_all_reduce(np.ones(100_000), np.add)
     for _ in range(50):
         first.progress(0.01)
         second.progress(0.01)
-    assert piece.owing == {2}
-    for wire in (first, second, third):
-        wire.close()
+    assert all_reduce.missing_values == {2}
+    for mesh in (first, second, third):
+        mesh.close()
 
 
 def test_a_child_keeps_no_connection_open():
-    first, second = wires(2)
+    first, second = meshes(2)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -139,8 +139,8 @@ def test_a_child_keeps_no_connection_open():
         os._exit(0)
     first.close()
     try:
-        with pytest.raises(WireLostError):
-            finish(second, [second.start(np.ones(10), np.add)])
+        with pytest.raises(ConnectionLostError):
+            finish(second, [second.start_all_reduce(np.ones(10), np.add)])
     finally:
         os.write(writer, b"x")
         os.waitpid(child, 0)
@@ -186,19 +186,19 @@ def connect(count):
 def test_connecting_leaves_nobody_listening(count):
     before = _listening()
     found = connect(count)
-    assert [wire.rank for wire in found] == list(range(count))
+    assert [mesh.rank for mesh in found] == list(range(count))
     assert _listening() == before
 
-    def run(wire):
-        array = np.full(50_000, wire.rank + 1.0)
-        finish(wire, [wire.start(array, np.add)])
+    def run(mesh):
+        array = np.full(50_000, mesh.rank + 1.0)
+        finish(mesh, [mesh.start_all_reduce(array, np.add)])
         return array
 
     with ThreadPoolExecutor(count) as pool:
         for array in pool.map(run, found):
             assert (array == count * (count + 1) / 2).all()
-    for wire in found:
-        wire.close()
+    for mesh in found:
+        mesh.close()
 
 
 def _listening():

@@ -1,0 +1,246 @@
+"""The barrier of the instances of one host: arrival counters in shared memory.
+
+An instance that waits reads the counters for a moment and then sleeps in the kernel (futex), so
+that waiting takes no core from instances that work. The barrier needs the memory order of x86:
+other cores see stores in program order.
+
+Nothing here moves or reduces data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from popdist_py.errors import InstanceLostError
+
+if TYPE_CHECKING:
+    from popdist_py.collectives.arithmetic import Array
+
+__all__ = ["HostBarrier", "Peer", "is_supported", "launcher_grace_seconds"]
+
+# Bytes of a cache line. Each instance writes to its own line.
+_LINE = 64
+# 8-byte words of a line: word 0 is the arrival counter; the fields of the two headers follow.
+_WORDS_PER_LINE = 8
+_CODE, _LOCATION, _ADDRESS = 1, 3, 5
+_SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
+# A wait first reads the counter in a loop, 50 ns each time. It then yields the core to other
+# processes, which is cheaper than sleeping and waking if one of them is the peer waited for. If
+# they are unrelated, a yield takes long, and ends this phase.
+_SPINS, _SPINS_WHEN_CORES_ARE_SHORT, _YIELD_SECONDS = 400, 20, 300e-6
+# How often a sleeping instance checks that the process it waits for is alive.
+_LIVENESS_CHECK_SECONDS = 0.1
+
+
+def is_supported() -> bool:
+    """Tell whether this machine has what ``HostBarrier`` needs."""
+    return platform.system() == "Linux" and platform.machine() == "x86_64"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An instance of this host: its index in the job and its process."""
+
+    instance: int
+    pid: int
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def launcher_grace_seconds(hang_timeout: float) -> float:
+    """Return how long an instance waits after a peer has ended before it raises an error.
+
+    Meanwhile the launcher ends the job and reports why the first instance ended. Errors of the
+    instances that waited for it would only hide that reason.
+    """
+    return min(2.0, hang_timeout / 2)
+
+
+class HostBarrier:
+    """Lets the instances of one host wait for one another.
+
+    Every instance publishes a header with each ``compare``. It has two, used in alternation, so the
+    others may read a header until the next ``compare`` but one.
+
+    Args:
+        memory: ``size(number of peers)`` bytes, shared, zero at the start.
+        peers: the instances of this host, in an order that all of them use.
+        position: of this instance in ``peers``.
+        cores_are_short: whether there are fewer cores than instances.
+        hang_timeout: seconds after which a wait raises an error.
+    """
+
+    def __init__(
+        self,
+        memory: Array,
+        peers: Sequence[Peer],
+        position: int,
+        *,
+        cores_are_short: bool,
+        hang_timeout: float,
+    ) -> None:
+        count = len(peers)
+        self._memory = memory
+        self._words = memoryview(memory[: _LINE * count]).cast("Q")  # type: ignore[arg-type]
+        self._asleep = memoryview(memory[_LINE * count : _LINE * count + count])  # type: ignore[arg-type]
+        self._nobody_asleep = bytes(count)
+        self._peers = peers
+        self._position = position
+        self._own_line = position * _WORDS_PER_LINE
+        self._other_lines = [peer * _WORDS_PER_LINE for peer in range(count) if peer != position]
+        self._arrivals = 0
+        self._spins = _SPINS_WHEN_CORES_ARE_SHORT if cores_are_short else _SPINS
+        self._hang_timeout = hang_timeout
+        self._address = memory.ctypes.data
+        self._fence = threading.Lock()
+        self._pidfds: dict[int, int] = {}
+        self._ended_since: dict[int, float] = {}
+        self.lost_error: InstanceLostError | None = None
+        self.lost_instance = -1
+        libc = ctypes.CDLL(None)
+        # Other threads may run: ctypes releases the interpreter's lock, which os.sched_yield keeps.
+        self._yield = libc.sched_yield
+        self._futex = libc.syscall
+        self._futex.argtypes = (
+            ctypes.c_long,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_uint32,
+            ctypes.POINTER(_Timespec),
+        )
+
+    @staticmethod
+    def size(count: int) -> int:
+        """Return the bytes of shared memory for ``count`` instances."""
+        return (_LINE + 1) * count
+
+    def compare(
+        self, turn: int, code: int, call: object, location: int = 0, address: int = 0
+    ) -> bool:
+        """Publish a header, wait for all instances, and tell whether all published the same code.
+
+        Args:
+            turn: which of the two headers to use, 0 or 1 in alternation.
+            code: the number that is compared.
+            call: the collective call, as messages name it.
+            location: a second number, for ``published``.
+            address: a third number, for ``published``.
+
+        Raises:
+            InstanceLostError: another instance ended, or did not arrive in time.
+        """
+        words, header = self._words, self._own_line + turn
+        words[header + _CODE] = code
+        if address:
+            words[header + _LOCATION] = location
+            words[header + _ADDRESS] = address
+        self.wait_for_all(call)
+        # A plain loop is twice as fast as all() with a generator, and runs in every call.
+        for line in self._other_lines:  # noqa: SIM110
+            if words[line + _CODE + turn] != code:
+                return False
+        return True
+
+    def published(self, turn: int) -> tuple[list[int], list[int]]:
+        """Return the locations and the addresses that the instances published in this turn."""
+        words = self._words
+        headers = range(turn, _WORDS_PER_LINE * len(self._peers), _WORDS_PER_LINE)
+        locations = [words[header + _LOCATION] for header in headers]
+        return locations, [words[header + _ADDRESS] for header in headers]
+
+    def wait_for_all(self, call: object, grace: float = 0.0) -> None:
+        """Return once all instances have called this as often as this one.
+
+        Args:
+            call: the collective call, as messages name it.
+            grace: seconds to wait in addition to the hang time-out.
+
+        Raises:
+            InstanceLostError: another instance ended, or did not arrive in time.
+        """
+        if self.lost_error is not None:
+            raise self.lost_error
+        words = self._words
+        self._arrivals = arrived = self._arrivals + 1
+        words[self._own_line] = arrived
+        # Taking a lock is a full memory barrier: other cores see the counter before this one reads
+        # who sleeps.
+        self._fence.acquire()
+        self._fence.release()
+        if self._asleep.tobytes() != self._nobody_asleep:
+            self._futex(_SYS_FUTEX, self._address + self._own_line * 8, _FUTEX_WAKE, 1 << 30, None)
+        for line in self._other_lines:
+            if words[line] < arrived:
+                self._wait_for(line, arrived, call, grace)
+
+    def _wait_for(self, line: int, arrived: int, call: object, grace: float) -> None:
+        words = self._words
+        # A background thread sleeps at once: spinning would keep the interpreter from the program.
+        if threading.current_thread() is threading.main_thread():
+            for _ in range(self._spins):
+                if words[line] >= arrived:
+                    return
+            deadline = time.perf_counter() + _YIELD_SECONDS
+            while time.perf_counter() < deadline:
+                self._yield()
+                if words[line] >= arrived:
+                    return
+        start = time.monotonic()
+        timeout = _Timespec(0, int(_LIVENESS_CHECK_SECONDS * 1e9))
+        self._asleep[self._position] = 1
+        try:
+            while (counter := words[line]) < arrived:
+                address = self._address + line * 8
+                self._futex(_SYS_FUTEX, address, _FUTEX_WAIT, counter & 0xFFFFFFFF, timeout)
+                waited = time.monotonic() - start
+                if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
+                    self._check_peer(line, arrived, waited - grace, call)
+        finally:
+            self._asleep[self._position] = 0
+
+    def _check_peer(self, line: int, arrived: int, waited: float, call: object) -> None:
+        """Raise an error if the instance of a line has ended or is over the time-out."""
+        peer = self._peers[line // _WORDS_PER_LINE]
+        ended = self._has_ended(peer.pid)
+        if self._words[line] >= arrived:
+            return
+        if ended:
+            since = self._ended_since.setdefault(line, time.monotonic())
+            if time.monotonic() - since < launcher_grace_seconds(self._hang_timeout):
+                return
+            reason = "ended"
+        elif waited > self._hang_timeout:
+            reason = f"did not arrive within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
+        else:
+            return
+        self.lost_instance = peer.instance
+        self.lost_error = InstanceLostError(
+            f"{call}: instance {peer.instance} (process {peer.pid}) {reason}"
+        )
+        raise self.lost_error
+
+    def _has_ended(self, pid: int) -> bool:
+        """Tell whether a process has ended, also when its parent has not collected it yet."""
+        try:
+            if pid not in self._pidfds:
+                self._pidfds[pid] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return True
+        except OSError:  # no pidfd on this kernel: only the time-out can tell
+            return False
+        return bool(select.select([self._pidfds[pid]], [], [], 0)[0])
+
+    def close(self) -> None:
+        """Close the pidfds of the other instances."""
+        while self._pidfds:
+            os.close(self._pidfds.popitem()[1])
