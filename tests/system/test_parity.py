@@ -13,7 +13,9 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("instances", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "instances", [2, 4, *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 8))]
+)
 def test_split_ends_with_the_weights_of_one_process(poprun, tmp_path, instances):
     import torch
 

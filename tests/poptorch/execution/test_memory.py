@@ -15,7 +15,10 @@ ALLOWED_BYTES = 2_000_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("execution", "batches"), [("auto", "by hand"), ("loop", "loader")])
+@pytest.mark.parametrize(
+    ("execution", "batches"),
+    [("auto", "by hand"), pytest.param("loop", "loader", marks=pytest.mark.sweep)],
+)
 def test_ten_thousand_steps_hold_what_a_thousand_hold(execution, batches):
     """In a fresh interpreter: memory that other tests gave back would hide a leak."""
     done = subprocess.run(
