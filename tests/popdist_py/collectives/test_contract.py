@@ -47,8 +47,19 @@ JOBS = {
 }  # fmt: skip
 
 
-def check(poprun, job):
-    """Run the checks in each way of ``job``; in every one all instances make all of them."""
+@pytest.mark.parametrize(
+    "job",
+    [
+        "solo",
+        "two instances",
+        "three instances",
+        # Training of four instances on two hosts is among the default tests.
+        pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
+        pytest.param("five instances", marks=pytest.mark.sweep),
+    ],
+)
+def test_contract(poprun, job):
+    """In each way of joining, all instances make all checks."""
     instances, ways = JOBS[job]
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
@@ -62,13 +73,3 @@ def check(poprun, job):
             assert done.stdout.count(f"{said}{way.lane}") == way.owners, said
     warnings = done.stderr.count("the hosts do not reach one another by TCP on any network")
     assert warnings == sum("WITHOUT_SOCKETS" in way.variables for way in ways)
-
-
-@pytest.mark.parametrize("job", [job for job in JOBS if job != "five instances"])
-def test_contract(poprun, job):
-    check(poprun, job)
-
-
-@pytest.mark.sweep
-def test_contract_of_more_instances(poprun):
-    check(poprun, "five instances")
