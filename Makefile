@@ -7,7 +7,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-numa soak system-packages bench check format install clean
+.PHONY: help demo test test-sweep test-all test-hosts test-numa soak system-packages bench check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -16,8 +16,19 @@ help: ## list the targets
 demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
 	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
 
-test: $(DEV_STAMP) ## run the default tests (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -q -n 2 tests --ignore=tests/lab --ignore=tests/numa -m "not soak" $(ARGS)
+# Neighbours stay with one worker, since tests of a file share the jobs that they look at; a worker
+# that is done takes over tests of the other.
+PYTEST_HERE := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10 \
+  tests --ignore=tests/lab --ignore=tests/numa
+
+test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)
+	$(PYTEST_HERE) -m "not soak and not sweep" $(ARGS)
+
+test-sweep: $(DEV_STAMP) ## run more combinations of what the default tests show in a few
+	$(PYTEST_HERE) -m "sweep and not soak" $(ARGS)
+
+test-all: $(DEV_STAMP) ## run the default tests and the sweeps
+	$(PYTEST_HERE) -m "not soak" $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
 	$(BIN)/python -m pytest -q tests/lab $(ARGS)

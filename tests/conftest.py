@@ -7,6 +7,7 @@ read, and a look at what its jobs left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,6 +59,10 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     """Remove what a surrounding job or shell might have set."""
+    remove_surroundings(monkeypatch)
+
+
+def remove_surroundings(monkeypatch):
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name in _NAMES:
             monkeypatch.delenv(name)
@@ -87,9 +92,9 @@ def wait_until(condition, limit: float = 30.0, message: str = "the condition did
         time.sleep(0.01)
 
 
-@pytest.fixture
-def poprun(tmp_path):
-    """Run ``poprun-py``; after the test no process of its jobs may be left.
+@contextlib.contextmanager
+def running_jobs(folder):
+    """Give a function that runs ``poprun-py``; afterwards no process of its jobs may be left.
 
     Call it with the words of the command line; ``start=True`` returns the running process.
     """
@@ -105,7 +110,7 @@ def poprun(tmp_path):
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), name: value, **(env or {})},
-            cwd=cwd or tmp_path,
+            cwd=cwd or folder,
         )
         started.append(process)
         if start:
@@ -131,6 +136,24 @@ def poprun(tmp_path):
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes {left} outlived their job"
+
+
+@pytest.fixture
+def poprun(tmp_path):
+    """Run ``poprun-py`` as ``running_jobs`` says, in the folder of the test."""
+    with running_jobs(tmp_path) as call:
+        yield call
+
+
+@pytest.fixture(scope="module")
+def shared_poprun(tmp_path_factory):
+    """Run ``poprun-py`` for what several tests of a file look at."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        running_jobs(tmp_path_factory.mktemp("jobs")) as call,
+    ):
+        remove_surroundings(patch)
+        yield call
 
 
 @pytest.fixture

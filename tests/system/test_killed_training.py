@@ -80,6 +80,7 @@ def train_with_kills(poprun, tmp_path, kills, seed):
     return digests(done.stdout)
 
 
+@pytest.mark.sweep
 def test_killed_training_goes_on_to_the_bit(poprun, tmp_path, undisturbed):
     assert train_with_kills(poprun, tmp_path, 2, seed=2) == undisturbed
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -12,6 +16,11 @@ pytestmark = pytest.mark.mpi
 
 TWO = ("--num-instances", "2", "--num-replicas", "8")
 TRAIN = ROOT / "examples" / "train.py"
+# As the README shows them; the other commands of the documents are run by tests/docs.
+MAIN_JOBS = (
+    "poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py",
+    "python examples/train.py --replicas 4",
+)
 
 
 @pytest.mark.timeout(240)
@@ -31,25 +40,35 @@ def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
 
 @pytest.mark.timeout(240)
 def test_main_job_alone(tmp_path):
-    import subprocess
-    import sys
-
     done = subprocess.run(
         [sys.executable, TRAIN, "--replicas", "4"],
-        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""},
-        timeout=200, check=True,
+        capture_output=True, text=True, cwd=tmp_path, timeout=200, check=True,
+        # Two threads would wait for one another where other tests have the cores.
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     match = re.fullmatch(r"test accuracy (\d+\.\d) %", done.stdout.splitlines()[-1])
     assert match
     assert float(match[1]) >= 95
 
 
-@pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_missing_data_set_is_explained(poprun, name):
-    done = poprun(TRAIN, "--dataset", name, "--data-dir", "nowhere")
+def test_readme_shows_these_two_jobs():
+    shown = (ROOT / "README.md").read_text()
+    for words in MAIN_JOBS:
+        assert f"\n$ {words}\n" in shown
+
+
+def test_missing_data_set_is_explained(poprun):
+    done = poprun(TRAIN, "--dataset", "mnist", "--data-dir", "nowhere")
     assert done.returncode == 1
-    assert f"no {name} data in nowhere: expected" in done.stderr
+    assert "no mnist data in nowhere: expected" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_missing_data_set_is_explained(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    example = importlib.import_module("train")
+    with pytest.raises(SystemExit, match="no cifar10 data in nowhere: expected the unpacked"):
+        example.load("cifar10", Path("nowhere"))
 
 
 def test_exception_prints_one_traceback_and_ends_the_job(poprun, script):

@@ -1,4 +1,7 @@
-"""The contract of a communicator, checked from inside a job; run by test_contract.py."""
+"""The contract of a communicator, checked from inside a job; run by test_contract.py.
+
+Every argument is a way of joining: variables, ``A=1,B=2`` or nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 import pytest
 import torch
-from jobs import join
+from jobs import ways
 
 import popdist_py
 from popdist_py.collectives.communicators.solo import SoloCommunicator
@@ -21,9 +24,6 @@ SIZES = [0, 1, 5, 1000, 40_000, 700_001]
 FUNCTIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 DTYPES = [np.float32, np.float64, np.float16, np.int8, np.int32, np.int64, np.uint8, np.bool_]
 Pair = namedtuple("Pair", "left right")
-
-comm = join()
-me, count = comm.instance_index, comm.num_instances
 
 
 def of_instance(instance, size, dtype):
@@ -190,8 +190,10 @@ def check_groups():
 
 
 checks = [value for name, value in list(globals().items()) if name.startswith("check_")]
-for check in checks:
-    check()
-    popdist_py.synchronize()
-between_hosts = type(getattr(comm, "_slice_owners", None)).__name__
-print(f"{type(comm).__name__} {len(checks)} checks, {between_hosts}")
+for way, comm in ways(sys.argv[1:]):
+    me, count = comm.instance_index, comm.num_instances
+    for check in checks:
+        check()
+        popdist_py.synchronize()
+    between_hosts = type(getattr(comm, "_slice_owners", None)).__name__
+    print(f"[{way}] {type(comm).__name__} {len(checks)} checks, {between_hosts}")

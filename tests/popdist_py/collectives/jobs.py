@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import popdist_py
 from popdist_py import context
+from popdist_py.collectives import Communicator
 from popdist_py.environment import CollectiveSettings
 
 HOSTS = "TEST_NUM_HOSTS"
@@ -13,7 +16,7 @@ WITHOUT_READING = "TEST_WITHOUT_READING"
 WITHOUT_SOCKETS = "TEST_WITHOUT_SOCKETS"
 
 
-def join():
+def join() -> Communicator:
     """Join the job; with TEST_NUM_HOSTS as if its instances were on so many hosts.
 
     With TEST_WITHOUT_READING as if the kernel let no process read another's memory, with
@@ -22,23 +25,36 @@ def join():
     hosts = int(os.environ.get(HOSTS, "1"))
     if hosts == 1:
         popdist_py.init()
-        if WITHOUT_READING in os.environ:
-            context.communicator()._sliced._can_read = False
-        return context.communicator()
+    else:
+        context._communicator = _as_on(hosts)
+    if WITHOUT_READING in os.environ:
+        context.communicator()._sliced._can_read = False
+    return context.communicator()
+
+
+def _as_on(hosts: int) -> Communicator:
     from mpi4py import MPI
 
     from popdist_py.collectives.between_hosts import tcp_connect
     from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
     from popdist_py.collectives.within_host.host_group import make_window
 
-    if WITHOUT_SOCKETS in os.environ:
-        tcp_connect._listen = lambda _: None
-
     world = MPI.COMM_WORLD
-    host = world.rank * hosts // world.size
-    local = world.Split(host, world.rank)
+    local = world.Split(world.rank * hosts // world.size, world.rank)
     settings = CollectiveSettings.from_environ(os.environ)
-    context._communicator = SharedCommunicator(world, local, make_window(local), settings)
-    if WITHOUT_READING in os.environ:
-        context._communicator._sliced._can_read = False
-    return context.communicator()
+    listen = (lambda _: None) if WITHOUT_SOCKETS in os.environ else tcp_connect._listen
+    with mock.patch.object(tcp_connect, "_listen", listen):
+        return SharedCommunicator(world, local, make_window(local), settings)
+
+
+def ways(words: Sequence[str]) -> Iterator[tuple[str, Communicator]]:
+    """Join the job anew for every word, with the variables that it gives: ``A=1,B=2`` or nothing.
+
+    So one start of the instances, of torch above all, serves several ways of joining.
+    """
+    for word in words:
+        variables = dict(pair.split("=") for pair in word.split(",") if pair)
+        with mock.patch.dict(os.environ, variables):
+            yield word, join()
+            popdist_py.synchronize()
+            context.finalize()

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("contract_program.py")
 
-KINDS = {
-    "solo": (1, {}, "SoloCommunicator"),
-    "mpi": (3, {"POPDIST_SHARED_MEMORY": "0"}, "MpiCommunicator"),
-    "two instances": (2, {}, "SharedCommunicator"),
-    "two instances through slots": (2, {"TEST_WITHOUT_READING": "1"}, "SharedCommunicator"),
-    "three instances through slots": (3, {"TEST_WITHOUT_READING": "1"}, "SharedCommunicator"),
-    "more instances than cores": (5, {}, "SharedCommunicator"),
-    "one instance on each host": (2, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
-    "hosts with 2 and 1 instances": (3, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
-    "hosts with 2 instances": (4, {"TEST_NUM_HOSTS": "2"}, "SharedCommunicator"),
-    "three hosts": (3, {"TEST_NUM_HOSTS": "3"}, "SharedCommunicator"),
-    "hosts without sockets": (
-        3,
-        {"TEST_NUM_HOSTS": "2", "TEST_WITHOUT_SOCKETS": "1", "TEST_WITHOUT_READING": "1"},
-        "SharedCommunicator",
+
+@dataclass(frozen=True)
+class Way:
+    """A way of joining, by variables; ``owners`` instances own slices that go to other hosts."""
+
+    variables: str
+    communicator: str = "SharedCommunicator"
+    group: str = "NoneType"
+    owners: int = 0
+
+
+IN_SHARED_MEMORY = Way("")
+THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
+MPI = Way("POPDIST_SHARED_MEMORY=0", "MpiCommunicator")
+# One job for each number of instances: what it costs is the start.
+JOBS = {
+    "solo": (1, [Way("", "SoloCommunicator")]),
+    "two instances": (
+        2, [IN_SHARED_MEMORY, THROUGH_SLOTS, Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2)]
     ),
-}
+    "three instances": (
+        3,
+        [
+            IN_SHARED_MEMORY,
+            MPI,
+            THROUGH_SLOTS,
+            Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
+            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
+            Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
+                owners=2),
+        ],
+    ),
+    "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
+    "five instances": (5, [IN_SHARED_MEMORY]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_contract(poprun, kind):
-    instances, environment, name = KINDS[kind]
+@pytest.mark.parametrize(
+    "job",
+    [
+        "solo",
+        "two instances",
+        "three instances",
+        # Training of four instances on two hosts is among the default tests.
+        pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
+        pytest.param("five instances", marks=pytest.mark.sweep),
+    ],
+)
+def test_contract(poprun, job):
+    """In each way of joining, all instances make all checks."""
+    instances, ways = JOBS[job]
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
-        env=environment,
+        *(way.variables for way in ways), timeout=150,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count(f"{name} 10 checks") == instances
-    if "TEST_NUM_HOSTS" in environment:
-        group = "MpiGroup" if "TEST_WITHOUT_SOCKETS" in environment else "TcpGroup"
-        owners = 2 if "2 and 1" in kind or group == "MpiGroup" else instances
-        assert done.stdout.count(f"checks, {group}") == owners
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    for way in ways:
+        said = f"[{way.variables}] {way.communicator} 10 checks, "
+        assert done.stdout.count(said) == instances, said
+        if way.owners:
+            assert done.stdout.count(f"{said}{way.group}") == way.owners, said
     warnings = done.stderr.count("the hosts do not reach one another by TCP on any network")
-    assert warnings == ("TEST_WITHOUT_SOCKETS" in environment)
+    assert warnings == sum("WITHOUT_SOCKETS" in way.variables for way in ways)

@@ -8,77 +8,93 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 PROGRAM = Path(__file__).with_name("training_program.py")
+TWELVE = "TEST_REPLICAS=12"
+BRIEFLY = "TEST_REPLICAS=4,TEST_STEPS=6,TEST_DETERMINISTIC=no"
+OVERLAPPED = f"{BRIEFLY},POPDIST_GRADIENT_OVERLAP=1"
 
 
-def weights(poprun, folder, instances, replicas, steps=20, deterministic="yes", **environment):
-    """Run the program; return the weights of every instance, and what it printed."""
-    folder.mkdir()
+def train(poprun, folder, instances, *ways):
+    """Train in each way; return the weights of every instance by way, and what was printed."""
     done = poprun(
-        "--num-instances", instances, "--num-replicas", replicas, "--oversubscribe", PROGRAM,
-        replicas, steps, deterministic, folder, env=environment, timeout=170,
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
+        folder, *ways, timeout=220,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [dict(np.load(folder / f"weights-{i}.npz")) for i in range(instances)]
+    found = {
+        way: [dict(np.load(folder / f"weights-{number}-{i}.npz")) for i in range(instances)]
+        for number, way in enumerate(ways)
+    }
     return found, done.stdout
 
 
 @pytest.fixture(scope="module")
-def known():
-    """The weights of one instance with all replicas, by number of replicas."""
-    return {}
+def alone(shared_poprun, tmp_path_factory):
+    """What one instance with all replicas learns."""
+    found, _ = train(shared_poprun, tmp_path_factory.mktemp("one"), 1, "", BRIEFLY)
+    return {way: weights for way, (weights,) in found.items()}
 
 
-def assert_equal_bits(poprun, tmp_path, known, instances, replicas, **environment):
-    if replicas not in known:
-        known[replicas] = weights(poprun, tmp_path / "one", 1, replicas)[0][0]
-    for found in weights(poprun, tmp_path / "split", instances, replicas, **environment)[0]:
-        assert found.keys() == known[replicas].keys()
-        for name, values in known[replicas].items():
+@pytest.fixture(scope="module")
+def of_two(shared_poprun, tmp_path_factory):
+    """What two instances learn, and what they print."""
+    ways = ("", "POPDIST_SHARED_MEMORY=0", OVERLAPPED, f"{OVERLAPPED},TEST_NUM_HOSTS=2")
+    return train(shared_poprun, tmp_path_factory.mktemp("two"), 2, *ways)
+
+
+def assert_equal_bits(instances, expected):
+    for found in instances:
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
             assert np.array_equal(found[name], values), name
-    first = known[replicas]["sgd body.5.weight"]
-    assert not np.array_equal(first, known[replicas]["adam body.5.weight"])
+    assert not np.array_equal(expected["sgd body.5.weight"], expected["adam body.5.weight"])
 
 
-@pytest.mark.mpi
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    ("instances", "replicas", "hosts"), [(2, 8, 1), (4, 12, 1), (4, 8, 2)], ids=str
-)
-def test_bits_do_not_depend_on_the_split(poprun, tmp_path, known, instances, replicas, hosts):
-    assert_equal_bits(poprun, tmp_path, known, instances, replicas, TEST_NUM_HOSTS=str(hosts))
+def test_bits_do_not_depend_on_the_split(of_two, alone):
+    assert_equal_bits(of_two[0][""], alone[""])
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
+def test_bits_do_not_depend_on_hosts(poprun, tmp_path, alone):
+    way = "TEST_NUM_HOSTS=2"
+    assert_equal_bits(train(poprun, tmp_path, 4, way)[0][way], alone[""])
+
+
+def test_bits_do_not_depend_on_shared_memory(of_two, alone):
+    assert_equal_bits(of_two[0]["POPDIST_SHARED_MEMORY=0"], alone[""])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("instances", [4, 8])
+def test_bits_do_not_depend_on_any_split_of_8(poprun, tmp_path, alone, instances):
+    assert_equal_bits(train(poprun, tmp_path, instances, "")[0][""], alone[""])
+
+
+@pytest.fixture(scope="module")
+def alone_with_12(shared_poprun, tmp_path_factory):
+    """What one instance with twelve replicas learns."""
+    found, _ = train(shared_poprun, tmp_path_factory.mktemp("one"), 1, TWELVE)
+    return found[TWELVE][0]
+
+
+@pytest.mark.sweep
 @pytest.mark.timeout(360)
+@pytest.mark.parametrize("instances", [2, 3, 4, 6, 12])
+def test_bits_do_not_depend_on_any_split_of_12(poprun, tmp_path, alone_with_12, instances):
+    assert_equal_bits(train(poprun, tmp_path, instances, TWELVE)[0][TWELVE], alone_with_12)
+
+
 @pytest.mark.parametrize(
-    ("instances", "replicas"), [(4, 8), (8, 8), (2, 12), (3, 12), (6, 12), (12, 12)], ids=str
+    "way", [OVERLAPPED, f"{OVERLAPPED},TEST_NUM_HOSTS=2"], ids=["one host", "two hosts"]
 )
-def test_bits_do_not_depend_on_any_split(poprun, tmp_path, known, instances, replicas):
-    assert_equal_bits(poprun, tmp_path, known, instances, replicas)
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(240)
-def test_bits_do_not_depend_on_shared_memory(poprun, tmp_path, known):
-    assert_equal_bits(poprun, tmp_path, known, 2, 8, POPDIST_SHARED_MEMORY="0")
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("hosts", ["1", "2"])
-def test_overlap_reduces_in_backward_and_changes_nothing(poprun, tmp_path, known, hosts):
-    expected = weights(poprun, tmp_path / "one", 1, 4, 6, "no")[0][0]
-    found, printed = weights(
-        poprun, tmp_path / "two", 2, 4, 6, "no", POPDIST_GRADIENT_OVERLAP="1", TEST_NUM_HOSTS=hosts
-    )
-    for name, values in expected.items():
+def test_overlap_reduces_in_backward_and_changes_nothing(of_two, alone, way):
+    found, printed = of_two[0][way], of_two[1]
+    for name, values in alone[BRIEFLY].items():
         # Adam divides by gradients that are zero but for rounding (a bias before BatchNorm).
         if name.startswith("sgd"):
             assert np.allclose(found[0][name], values, rtol=1e-3, atol=1e-5), name
         assert np.array_equal(found[0][name], found[1][name]), name
-    counts = re.findall(r"(\d+) of (\d+) buckets in backward", printed)
+    counts = re.findall(rf"\[{way}\] (\d+) of (\d+) buckets in backward", printed)
     assert len(counts) == 2
     for early, everything in counts:
         # All but those of each optimiser's first step, which learns the order.

@@ -1,10 +1,13 @@
 """Trains a net with BatchNorm and dropout and writes its weights; run by test_training.py.
 
-Arguments: replicas in all, steps, "yes" for the deterministic mode, folder.
+Arguments: a folder, and for each training a way of joining, ``A=1,B=2``. TEST_REPLICAS is the
+number of replicas in all, TEST_STEPS that of the steps; TEST_DETERMINISTIC=no leaves the
+deterministic mode.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from jobs import join
+from jobs import ways
 from torch import nn
 
 import popdist_py
@@ -55,8 +58,9 @@ def train(kind, replicas, steps, deterministic):
     per_replica = ACCUMULATION * MICRO_BATCH
     data = torch.randn(steps, replicas, ACCUMULATION, MICRO_BATCH, 1, 8, 8)
     labels = torch.randint(0, 3, (steps, replicas, ACCUMULATION, MICRO_BATCH))
+    local = replicas // popdist_py.getNumInstances()
     options = poptorch.Options()
-    options.replicationFactor(popdist_py.getNumLocalReplicas())
+    options.replicationFactor(local)
     options.broadcastBuffers(False)
     options.randomSeed(11)
     options.Training.gradientAccumulation(ACCUMULATION)
@@ -64,7 +68,6 @@ def train(kind, replicas, steps, deterministic):
     instance = popdist_py.getInstanceIndex()
     options.Distributed.configureProcessId(instance, popdist_py.getNumInstances())
     model = poptorch.trainingModel(net, options, optimizer=optimizer_of(kind, net))
-    local = replicas // popdist_py.getNumInstances()
     mine = slice(instance * local, (instance + 1) * local)
     for x, y in zip(data[:, mine].transpose(1, 2), labels[:, mine].transpose(1, 2), strict=True):
         model(x.reshape(local * per_replica, 1, 8, 8), y.reshape(local * per_replica))
@@ -84,15 +87,18 @@ def count_reductions_in_backward():
 
 
 def main():
-    replicas, steps = int(sys.argv[1]), int(sys.argv[2])
-    torch.set_num_threads(1 + popdist_py.getInstanceIndex() % 2)
-    join()
+    torch.set_num_threads(1 + int(os.environ.get("POPDIST_LOCAL_INSTANCE_INDEX", "0")) % 2)
     count_reductions_in_backward()
-    weights = {}
-    for kind in ("sgd", "adam"):
-        weights |= train(kind, replicas, steps, deterministic=sys.argv[3] == "yes")
-    np.savez(Path(sys.argv[4]) / f"weights-{popdist_py.getInstanceIndex()}.npz", **weights)
-    print(f"{sum(in_backward)} of {len(in_backward)} buckets in backward")
+    for number, (way, comm) in enumerate(ways(sys.argv[2:])):
+        replicas = int(os.environ.get("TEST_REPLICAS", "8"))
+        steps = int(os.environ.get("TEST_STEPS", "20"))
+        deterministic = os.environ.get("TEST_DETERMINISTIC") != "no"
+        in_backward.clear()
+        weights = {}
+        for kind in ("sgd", "adam"):
+            weights |= train(kind, replicas, steps, deterministic)
+        np.savez(Path(sys.argv[1]) / f"weights-{number}-{comm.instance_index}.npz", **weights)
+        print(f"[{way}] {sum(in_backward)} of {len(in_backward)} buckets in backward")
 
 
 main()
