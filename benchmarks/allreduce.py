@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from show_rows import show_rows
+
 SIZES = [
     4 << 10,
     64 << 10,
@@ -133,14 +135,12 @@ def main() -> None:
     if arguments.worker:
         work(arguments.sizes, arguments.turns)
         return
-    rows = []
-    for instances in arguments.instances:
-        for row in launch(instances, arguments.sizes, arguments.turns):
-            rows.append(row)
-            if not arguments.json:
-                print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if arguments.json:
-        print(json.dumps(rows, indent=1))
+    rows = (
+        row
+        for instances in arguments.instances
+        for row in launch(instances, arguments.sizes, arguments.turns)
+    )
+    show_rows(rows, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from lab.lab import Lab, missing  # noqa: E402
+from show_rows import show_rows  # noqa: E402
 
 HOSTS = 2
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
@@ -234,13 +235,7 @@ def main() -> None:
         options.rounds, options.turns = 1, 2
     if reason := missing():
         sys.exit(f"no hosts to measure on: {reason}")
-    all_rows = []
-    for row in rows(options):
-        all_rows.append(row)
-        if not options.json:
-            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if options.json:
-        print(json.dumps(all_rows, indent=1))
+    show_rows(rows(options), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from show_rows import show_rows
 from torch import nn
 
 import popdist_py.poptorch as poptorch
@@ -119,23 +121,14 @@ def measure(implementations, seconds: float) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in milliseconds.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer"])
-    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2, 8, 16])
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rows = []
+def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield one row for every model, number of replicas and micro-batch."""
     for name in arguments.models:
         for replicas in arguments.replicas:
             for micro_batch in arguments.micro_batches:
                 implementations, execution = steps(name, replicas, micro_batch)
                 times = measure(implementations, arguments.seconds)
-                row = {
+                yield {
                     "model": name,
                     "replicas": replicas,
                     "micro_batch": micro_batch,
@@ -146,11 +139,19 @@ def main() -> None:
                     "ours/plain": round(times["ours"] / times["plain"], 3),
                     "ours/separate": round(times["ours"] / times["separate"], 3),
                 }
-                rows.append(row)
-                if not arguments.json:
-                    print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if arguments.json:
-        print(json.dumps(rows, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer"])
+    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--micro-batches", nargs="+", type=int, default=[1, 2, 8, 16])
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    show_rows(rows(arguments), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from show_rows import show_rows
+
 ROOT = Path(__file__).resolve().parent.parent
 INSTANCES = 2
 # Samples that each of two instances trains on in a step, and the shape of one.
@@ -249,13 +251,7 @@ def main() -> None:
     if arguments.worker:
         work(arguments.worker, arguments.models[0], arguments.seconds)
         return
-    all_rows = []
-    for row in rows(arguments.models, arguments.rounds, arguments.seconds):
-        all_rows.append(row)
-        if not arguments.json:
-            print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    if arguments.json:
-        print(json.dumps(all_rows, indent=1))
+    show_rows(rows(arguments.models, arguments.rounds, arguments.seconds), as_json=arguments.json)
 
 
 if __name__ == "__main__":
