@@ -1,7 +1,7 @@
 """The command ``poprun-py``: words -> configuration -> what was asked for -> exit code.
 
-The only module that prints and exits. Heavy imports happen where they are needed: ``--help`` must
-answer at once.
+The only module that exits; terminal.py prints. Heavy imports happen where they are needed:
+``--help`` must answer at once.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import io
 import os
 import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -25,20 +24,24 @@ from poprun_py.config.command_line import parse
 from poprun_py.config.launch_config import EXCLUSIVE, LaunchConfig, options
 from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
+from poprun_py.terminal import (
+    Terminal,
+    UnwritableError,
+    flush_stdout,
+    open_closed_descriptors,
+    print_any_text,
+    print_error,
+    print_out,
+    print_problem,
+    print_warning,
+    wants_colour,
+)
 
 if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.supervisor import LaunchResult
 
 __all__ = ["main", "run"]
-
-
-class _UnwritableError(Exception):
-    """Standard output or standard error cannot be written."""
-
-    def __init__(self, reason: OSError) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
@@ -51,8 +54,8 @@ def main() -> NoReturn:
         from poprun_py.config.command_line import COMMAND
 
         COMMAND.main(prog_name="poprun-py")
-    _open_closed_descriptors()
-    _print_any_text()
+    open_closed_descriptors()
+    print_any_text()
     # What is made before the job starts lives until the end: collecting it would only cost time.
     gc.disable()
     code = run(sys.argv[1:])
@@ -65,95 +68,44 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _open_closed_descriptors() -> None:
-    """Give a launcher that was started without stdout or stderr something to write to.
-
-    Otherwise a socket or file that the launcher opens later would get descriptor 1 or 2.
-    """
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    while descriptor <= 2:
-        descriptor = os.dup(descriptor)
-    os.close(descriptor)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
-def _print_any_text() -> None:
-    """Let stdout take every text: a file name need not be UTF-8, a locale may lack characters."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
-        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
-
-
 def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
     try:
         code = _run(parse(words))
-        _flush_stdout()
+        flush_stdout()
         return code
     except LaunchError as error:
-        _complain(str(error))
+        print_problem(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except _UnwritableError as error:
+    except UnwritableError as error:
         # Nothing more can be printed: the interpreter's own flush at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(error.reason, BrokenPipeError):
             # The reader of our output has gone: a message would reach nobody.
             return 141
-        _complain(f"standard output cannot be written: {error.reason.strerror}")
+        print_problem(f"standard output cannot be written: {error.reason.strerror}")
         return StartError.exit_code
     except OSError as error:
         if error.errno == errno.ENOENT and error.filename is None:
-            _complain("the working folder was deleted; change to one that exists")
+            print_problem("the working folder was deleted; change to one that exists")
         else:
-            _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            print_problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return StartError.exit_code
-
-
-@contextlib.contextmanager
-def _own_write() -> Iterator[None]:
-    """Distinguish a failed write of our own output from every other OSError.
-
-    Raises:
-        _UnwritableError: standard output or standard error cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise _UnwritableError(error) from None
-
-
-def _print(text: str) -> None:
-    with _own_write():
-        print(text)
-
-
-def _print_error(text: str) -> None:
-    with _own_write():
-        print(text, file=sys.stderr, flush=True)
-
-
-def _complain(text: str) -> None:
-    """Print an error as one line; the exit code counts, also when nobody can read the line."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        print(f"poprun-py: error: {_one_line(text)}", file=sys.stderr, flush=True)
 
 
 def _run(values: dict[str, Any]) -> int:
     if values.pop("help", False):
         from poprun_py.config.command_line import help_text
 
-        _print(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
+        print_out(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
         return 0
     version_format = values.pop("version_format", None)
     if values.pop("version", False) or version_format is not None:
         from poprun_py.versions import version_text
 
-        _print(version_text(version_format or "text"))
+        print_out(version_text(version_format or "text"))
         return 0
     _check_plan_alone(values)
     config = _configuration(values)
@@ -229,7 +181,7 @@ def _launch(config: LaunchConfig) -> int:
     if config.stacks is not None:
         from poprun_py.supervision.stacks_client import ask
 
-        _print(ask(config.stacks).removesuffix("\n"))
+        print_out(ask(config.stacks).removesuffix("\n"))
         return 0
     if config.check:
         return _check_hosts(config)
@@ -244,7 +196,7 @@ def _launch(config: LaunchConfig) -> int:
         from poprun_py.planning.plan_warnings import plan_warnings
 
         for warning in plan_warnings(planned):
-            _warn(warning)
+            print_warning(warning)
         return 0
     if not planned.config.program and config.export_config is not None:
         return 0
@@ -255,7 +207,9 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     """Run a plan and say how it ended."""
     from poprun_py import launcher
 
-    console = _Console(config)
+    console = Terminal(
+        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
+    )
     console.log(f"running: {shlex.join(planned.command)}")
     started = time.monotonic()
     gc.enable()
@@ -267,39 +221,8 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     if result.exit_code != 0:
         from poprun_py.views.report import report_text
 
-        _print_error(report_text(result, planned.instance_label).removesuffix("\n"))
+        print_error(report_text(result, planned.instance_label).removesuffix("\n"))
     return result.exit_code
-
-
-class _Console:
-    """The launcher's console: warnings and PopRun's log on stderr, bindings where asked for."""
-
-    def __init__(self, config: LaunchConfig) -> None:
-        self._is_verbose = config.verbosity >= 1
-        self._prints_bindings = config.print_topology in _READ_BACK
-
-    def log(self, line: str) -> None:
-        """Write a line of PopRun's log: ``HH:MM:SS.mmm PID POPRUN [I] message``."""
-        if self._is_verbose:
-            now = time.time()
-            clock = time.strftime("%H:%M:%S", time.localtime(now))
-            _print_error(f"{clock}.{int(now * 1000) % 1000:03} {os.getpid()} POPRUN [I] {line}")
-
-    def warn(self, sentence: str) -> None:
-        """Write a warning."""
-        _warn(sentence)
-
-    def binding(self, line: str) -> None:
-        """Print a binding below the topology, or else log it."""
-        if self._prints_bindings:
-            _print(line)
-            _flush_stdout()
-        else:
-            self.log(line)
-
-
-def _warn(sentence: str) -> None:
-    _print_error(f"poprun-py: warning: {sentence}")
 
 
 def _check_hosts(config: LaunchConfig) -> int:
@@ -314,7 +237,7 @@ def _check_hosts(config: LaunchConfig) -> int:
     checked = check_hosts(
         config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
     )
-    _print(check_table(checked, colour=_wants_colour()))
+    print_out(check_table(checked, colour=wants_colour()))
     return 0 if checked.is_well else StartError.exit_code
 
 
@@ -362,12 +285,12 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
     if form == "no" and (config.dry_run or config.verbosity >= 2):
         form = "yes"
     if form != "no":
-        _print(_topology(form, planned))
+        print_out(_topology(form, planned))
     if config.export_plan is not None:
         _export_plan(config.export_plan, planned)
     if config.dry_run:
-        _print(shlex.join(planned.command))
-    _flush_stdout()
+        print_out(shlex.join(planned.command))
+    flush_stdout()
     return form != "no" or config.export_plan is not None
 
 
@@ -376,7 +299,7 @@ def _topology(form: str, planned: LaunchPlan) -> str:
     from poprun_py.views import topology_text
 
     if form == "tree":
-        return topology_text.topology_tree(planned, colour=_wants_colour())
+        return topology_text.topology_tree(planned, colour=wants_colour())
     if form == "cores":
         return topology_text.core_pictures(planned)
     if form == "json":
@@ -392,7 +315,7 @@ def _export_plan(path: str, planned: LaunchPlan) -> None:
 
     text = json.dumps(plan_to_json(planned), indent=2)
     if path == "-":
-        _print(text)
+        print_out(text)
     else:
         _write_private(Path(path), text + "\n", "--export-plan")
 
@@ -412,23 +335,9 @@ def _print_hardware(config: LaunchConfig) -> None:
             if len(hosts) == 1 and machines
             else {"hosts": {host.name: machine.to_json() for host, machine in machines}}
         )
-        _print(json.dumps(document, indent=2))
+        print_out(json.dumps(document, indent=2))
         return
     for host, machine in machines:
         if len(hosts) > 1:
-            _print(f"{host.name}:")
-        _print(hardware_table(machine))
-
-
-def _wants_colour() -> bool:
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not plain
-
-
-def _flush_stdout() -> None:
-    with _own_write():
-        sys.stdout.flush()
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+            print_out(f"{host.name}:")
+        print_out(hardware_table(machine))

@@ -25,7 +25,7 @@ _MAX_CLOCK_SECONDS = 1.0
 class Check:
     """One thing checked on one host, with the problem if there is one.
 
-    ``is_vital`` tells what a launch cannot do without from what only ``--check`` complains about.
+    ``is_vital`` tells what a launch needs from what only ``--check`` reports.
     """
 
     name: str

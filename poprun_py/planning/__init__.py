@@ -1,6 +1,7 @@
 """From what was asked for to a LaunchPlan: who is where, on which CPUs, by which command.
 
-Here live topology, placement, variables, the dialects of MPI, and the plan with its file.
+Here live the inputs, topology, placement, variables, the dialects of MPI, and the plan with its
+file.
 Nothing here starts a process of the job. May call: hosts, hardware, config, errors; and
 instance, for the values of a binding.
 """

@@ -28,11 +28,11 @@ __all__ = ["Inputs", "Purpose", "gather_inputs", "hosts_of", "is_described", "re
 
 
 class Purpose(Enum):
-    """What the inputs are for; it decides what is looked at.
+    """What the inputs are for; it decides what is gathered.
 
-    A plan to be looked at uses what is remembered of other hosts; a launch fills and asks them.
-    For ``CHECK`` the survey is left to the caller, who shows also what fails. ``HARDWARE`` needs
-    MPI only to ask other hosts.
+    ``DRY_RUN`` uses what is remembered of other hosts; ``LAUNCH`` fills and asks them. ``CHECK``
+    leaves the survey to the caller, who shows failures too. ``HARDWARE`` needs MPI only to ask
+    other hosts.
     """
 
     DRY_RUN = auto()
@@ -132,7 +132,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
 
 
 def _own_names(with_addresses: bool) -> frozenset[str]:
-    """Return the names of this machine: nobody needs ssh to reach it by its own address."""
+    """Return the names of this machine, with its addresses: a host of such a name needs no ssh."""
     name = socket.gethostname()
     addresses: list[str] = []
     if with_addresses:

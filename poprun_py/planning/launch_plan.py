@@ -50,7 +50,7 @@ __all__ = [
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
 # What PopRun copies from its own environment, by name.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# The supervisor's own, by name: a value on a command line could be read by everyone on the host.
+# The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
 
@@ -74,8 +74,8 @@ class InstancePlan:
 class LaunchPlan:
     """The whole launch: configuration, topology, instances, and the command that starts them.
 
-    A job of thousands of instances has a command too long for the kernel: it is then ``compact``,
-    with one part for all instances, and the launcher tells each its variables. ``environ`` is the
+    A command for thousands of instances is too long for the kernel. It is then ``compact``: one
+    part for all instances, and the launcher sends each its variables. ``environ`` is the
     launcher's environment when the plan was made; no other one is looked at when it runs.
     ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
     says why the machines cannot take the job, which may be looked at but not run; empty if they
@@ -112,10 +112,10 @@ class LaunchPlan:
         return {**mpi_environment(self.environ), **slurm}
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
-        """Return the variables that the launcher tells an instance; None unsets one.
+        """Return the variables that the launcher sends an instance; None unsets one.
 
-        Those of --env stand on no command; those that another instance's arguments set would
-        reach this one too (Open MPI gives every part what one part sets).
+        Those of --env stand on no command. Those that another instance's arguments set would reach
+        this one too: Open MPI gives every part what one part sets.
         """
         p = self.instances[index]
         return {

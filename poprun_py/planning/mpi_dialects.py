@@ -36,7 +36,7 @@ _MAX_BYTES = 1_500_000
 class Mpi:
     """An installed MPI: the path of its ``mpirun`` and which implementation it is.
 
-    ``library`` is what a program of its must load; empty where that is found without a word.
+    ``library`` is the MPI library that programs must load; empty where they find it by themselves.
     """
 
     path: str
@@ -133,7 +133,7 @@ def _open_mpi(
     user = request.global_args
     words = [path, *user]
     for setting in settings:
-        if not _given(user, setting):
+        if not _is_set_by_user(user, setting):
             words += setting
     if request.hosts:
         words += ["-H", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
@@ -142,7 +142,7 @@ def _open_mpi(
         words += [":"] if number else []
         words += ["-np", str(context.count)]
         if request.hosts and len(request.contexts) > 1:
-            # With the list alone, Open MPI 5 begins anew on the launching machine's host.
+            # With the list alone, Open MPI 5 starts each part at the launching machine's host.
             words += ["--host", places[number]]
         for name, value in context.variables:
             words += ["-x", f"{name}={value}"]
@@ -155,7 +155,7 @@ def _open_mpi(
     return tuple(words)
 
 
-def _given(user: Sequence[str], setting: tuple[str, ...]) -> bool:
+def _is_set_by_user(user: Sequence[str], setting: tuple[str, ...]) -> bool:
     """Tell whether the user's arguments already decide a setting, so that theirs wins."""
     flag = setting[0].lstrip("-")
     spelled = [word.lstrip("-") for word in user]
@@ -175,7 +175,8 @@ def _given(user: Sequence[str], setting: tuple[str, ...]) -> bool:
 def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings: list[tuple[str, ...]] = [("--bind-to", "none")]
     if not request.hosts:
-        # Instances that wait share cores with those that work; placement is decided by the plan.
+        # Waiting instances share cores with working ones: there may be more of them than slots, and
+        # the plan decides placement.
         # With hosts their slots say the same, and this would put every instance on the first one.
         settings.append(("--map-by", ":OVERSUBSCRIBE"))
     if request.ignores_slurm:
@@ -191,21 +192,21 @@ def _open_mpi_5(path: str, request: MpiRequest) -> tuple[str, ...]:
     settings.append(("--prtemca", "odls_base_sigkill_timeout", limit))
     if request.hosts:
         settings += _between_hosts(path, request, "prtemca", "plm_ssh", "prte_if_include")
-        # Daemons notice the loss of a host in half a minute, not in eight: after the launcher,
-        # which has more to say about it.
+        # Daemons notice the loss of a host within half a minute instead of eight, but after the
+        # launcher, whose report of it is better.
         settings += [
             ("--prtemca", "oob_tcp_keepalive_time", "15"),
             ("--prtemca", "oob_tcp_keepalive_intvl", "5"),
             ("--prtemca", "oob_tcp_keepalive_probes", "3"),
         ]
         if request.agent:
-            # Also inside a Slurm allocation, whose tasks and starter have no say then.
+            # Inside a Slurm allocation too, neither its tasks nor its starter are used then.
             settings += [("--prtemca", "plm", "ssh"), ("--prtemca", "ras", "^slurm")]
         else:
-            # A step of ours that runs already must not keep Slurm from starting another.
+            # Without it, a step of ours that runs already keeps Slurm from starting another.
             settings.append(("--prtemca", "plm_slurm_args", "--overlap"))
             if not request.is_launched_inside:
-                # Else instances land on this machine, though it is none of the hosts.
+                # Otherwise instances start on this machine, which is none of the hosts.
                 settings.append(("--prtemca", "ras", "^slurm"))
     if request.fast_start:
         # Probing every transport takes 1.2 s; without a special network these are all it needs.
@@ -226,8 +227,8 @@ def _open_mpi_4(path: str, request: MpiRequest) -> tuple[str, ...]:
     if request.allow_run_as_root:
         settings.append(("--allow-run-as-root",))
     settings.append(("--mca", "async_mpi_finalize", "1"))
-    # It sleeps for this long after any instance that left MPI without a word. Instances that need
-    # their grace time have not ended for it then: the wrapper in front of them has not.
+    # It sleeps for this long after any instance that left MPI without finalising it. Instances
+    # that use their grace time have not ended for mpirun: their wrapper still runs.
     settings.append(("--mca", "odls_base_sigkill_timeout", "1"))
     if request.hosts:
         settings += _between_hosts(path, request, "mca", "plm_rsh", "oob_tcp_if_include")
@@ -250,7 +251,7 @@ def _between_hosts(
     """
     settings: list[tuple[str, ...]] = []
     folder = Path(path).parent
-    # A system's own MPI is found by its daemons; its files do not lie under one prefix.
+    # The files of a system's own MPI lie under no common prefix; its daemons find it anyway.
     if folder.name == "bin" and folder.parent not in (Path("/usr"), Path("/")):
         settings.append(("--prefix", str(folder.parent)))
     if request.agent:
@@ -266,7 +267,7 @@ def _between_hosts(
     # By "put" the requests of one direction wait behind the data of the other: exchanging 25 MB at
     # 1 Gbit/s took 220 or 440 ms by chance, and takes 220 ms by "send".
     settings.append(("--mca", "btl_tcp_flags", "send,inplace"))
-    # Instances that wait leave the core to those that work, should they share one.
+    # Waiting instances yield a core that they share with working ones.
     settings.append(("--mca", "mpi_yield_when_idle", "1"))
     return settings
 

@@ -1,6 +1,6 @@
 """A launch plan as JSON, and back: what --export-plan writes and --from-plan reads.
 
-Pure: no file is opened here. A plan is read as what anybody may have written.
+Pure: no file is opened here. A saved plan may have been edited, so everything in it is checked.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         Machine.from_json(machine) if machine is not None else None
         for _, machine in zip(hosts, data["machines"], strict=True)
     )
-    # Whether the machines can take the job follows from the plan: nobody can leave it out.
+    # The refusal is not read but decided anew: an edited plan cannot leave it out.
     _, refusal = place_instances(config, topology, machines)
     plan = LaunchPlan(
         config=config,

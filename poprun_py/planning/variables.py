@@ -46,12 +46,13 @@ __all__ = [
 Pairs = tuple[tuple[str, str], ...]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# Between the launcher and the wrapper in front of each program.
+# The launcher sets these for the wrapper in front of each program.
 _OWN = {"POPRUN_CONTROL", "POPRUN_CPUS", "POPRUN_MEMORY_NODES", "POPRUN_STDIN", "POPRUN_TOKEN"}
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# What an instance of another job would hand on to this one, where this one sets nothing itself.
+# Variables that a launcher inside an instance of another job inherits from it. They describe that
+# instance, and this job does not always set them anew.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES"),
     *(HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
@@ -94,7 +95,7 @@ def common_variables(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
     }
     if "PYTHONUNBUFFERED" not in environ:
-        # Lines appear when they are written, also through a pipe.
+        # Python then writes every line at once, also into a pipe.
         variables["PYTHONUNBUFFERED"] = "1"
     if mpi_library and "MPI4PY_LIBMPI" not in environ:
         variables["MPI4PY_LIBMPI"] = mpi_library
@@ -222,7 +223,7 @@ def _unquoted(line: str) -> str:
 
 
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of mpirun: none of what an outer job told this process alone.
+    """Return the environment of mpirun, without the variables of one instance of an outer job.
 
     Open MPI does not start without a home, which services and cron do not always set.
     """
