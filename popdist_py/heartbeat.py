@@ -69,8 +69,8 @@ def stopRequested() -> bool:
 def _answer_with_stacks() -> None:
     """Have the launcher's signal write the stacks of all threads.
 
-    In a Python that the wrapper started itself this was done before the program began, and the
-    variable is gone; here are the others, such as one behind a shell script.
+    A Python that the wrapper started itself did this before the program began, and the variable is
+    gone. Any other Python does it here, such as one behind a shell script.
     """
     global _stacks_file
     number, _, path = os.environ.pop(environment.STACKS, "").partition(":")

@@ -88,12 +88,12 @@ _STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z
 
 def _with_sources(text: str) -> str:
     """Add the source line to every frame whose file can be read here."""
+    import linecache  # few jobs need it
+
     lines = []
     for line in text.splitlines():
         lines.append(line)
         frame = _FRAME.match(line)
-        import linecache
-
         source = linecache.getline(frame["file"], int(frame["line"])).strip() if frame else ""
         if source:
             lines.append(f"    {source}")

@@ -1,6 +1,6 @@
 """How all instances come to stop at the same question: pure, no clock and no channel.
 
-Each instance counts its calls of ``stopRequested()``. A proposal names a call that nobody has
+Each instance counts its calls of ``stopRequested()``. A proposal names a call that no instance has
 reached yet; an instance that reaches it waits there. When every instance has confirmed that it is
 still before the call, the proposal is agreed; if one was faster, a later call is proposed.
 """
