@@ -1,7 +1,8 @@
-"""Signs of life of this instance, and the question whether it should stop.
+"""The heartbeat of this instance, and whether the launcher asks it to stop.
 
-A few numbers in memory that is shared with the launcher's wrapper on this host: telling it costs
-one addition. Without the launcher the same calls count in private memory. Imports stay light.
+A few numbers in memory that is shared with the launcher's wrapper on this host: a step costs one
+addition. Without the launcher the same calls count in private memory. Standard library only;
+nothing here saves or ends a training.
 """
 
 from __future__ import annotations
@@ -67,17 +68,19 @@ def stopRequested() -> bool:
 
 
 def _answer_with_stacks() -> None:
-    """Have the launcher's signal write the stacks of all threads.
+    """Let the launcher's signal write the stacks of all threads.
 
-    A Python that the wrapper started itself did this before the program began, and the variable is
-    gone. Any other Python does it here, such as one behind a shell script.
+    In a Python that the wrapper itself started, this was done before the program began, and the
+    variable was removed. This function serves other Pythons, such as one behind a shell script.
     """
     global _stacks_file
-    number, _, path = os.environ.pop(environment.STACKS, "").partition(":")
+    signal_number, _, path = os.environ.pop(environment.STACKS, "").partition(":")
     if path:
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             _stacks_file = Path(path).open("ab", buffering=0)  # noqa: SIM115 (for the handler)
-            faulthandler.register(int(number), file=_stacks_file, all_threads=True, chain=False)
+            faulthandler.register(
+                int(signal_number), file=_stacks_file, all_threads=True, chain=False
+            )
 
 
 def _open() -> memoryview:
@@ -86,7 +89,7 @@ def _open() -> memoryview:
     memory = mmap.mmap(-1, 8 * _NUM_WORDS)
     path = os.environ.get(environment.HEARTBEAT)
     if path:
-        # A wrapper of another version or host: the instance runs without being watched.
+        # With a wrapper of another version or host, the instance runs without being watched.
         with contextlib.suppress(OSError, ValueError), Path(path).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 8 * _NUM_WORDS)
     _words = memoryview(memory).cast("q")

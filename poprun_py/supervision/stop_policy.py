@@ -15,8 +15,7 @@ from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import StopSteps
 from poprun_py.supervision.control_channel import ControlChannel
 from poprun_py.supervision.job import Cause, Job, StackGroup, Stop
-from poprun_py.supervision.stop_agreement import Move
-from poprun_py.supervision.stop_request import StopRequest
+from poprun_py.supervision.stop_agreement import Move, StopRequest
 
 __all__ = ["StopPolicy"]
 

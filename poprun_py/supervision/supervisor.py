@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, explain_os_error
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
@@ -39,10 +39,8 @@ from poprun_py.supervision.job import (
 from poprun_py.supervision.limits import Limits
 from poprun_py.supervision.mpirun import Mpirun
 from poprun_py.supervision.private_folder import make_private_folder
-from poprun_py.supervision.stack_requests import StackRequest, StackRequests
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
-from poprun_py.supervision.system_errors import explain_os_error
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
@@ -115,7 +113,7 @@ class _Supervisor:
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
-        self._stack_requests = StackRequests()
+        self._stack_requests = stacks.StackRequests()
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
@@ -217,8 +215,7 @@ class _Supervisor:
         elif kind == protocol.BEAT and self._watch is not None:
             self._watch.beat(peer.index, value, now)
         elif kind == protocol.POLLED:
-            proposal, polls = value["proposal"], value["polls"]
-            self._stopping.on_answer(peer.index, proposal, polls)
+            self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
         elif kind == protocol.DIED:
@@ -291,7 +288,7 @@ class _Supervisor:
         for index in sorted(members):
             self._control.send(self._peers[index], protocol.DUMP, None)
 
-    def _on_stacks(self, request: StackRequest) -> None:
+    def _on_stacks(self, request: stacks.StackRequest) -> None:
         """Hand on what the instances are doing, or end a job that is over its limit, or hangs."""
         groups = stacks.group_stacks(request.answers)
         if request.reply is not None:
