@@ -11,9 +11,17 @@ The message is one line: what was given, what is accepted, what to do.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
-__all__ = ["LaunchError", "StartError", "TimeLimitError", "UsageError", "nearest"]
+__all__ = [
+    "LaunchError",
+    "StartError",
+    "TimeLimitError",
+    "UsageError",
+    "explain_os_error",
+    "nearest",
+]
 
 
 class LaunchError(Exception):
@@ -48,3 +56,17 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing."""
     close = difflib.get_close_matches(word, list(accepted), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def explain_os_error(error: OSError, problem: str) -> str:
+    """Return ``problem`` with the system's reason, and what to do where that is known."""
+    said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        # The soft limit is the hard one already.
+        return (
+            f"{problem} ({said}): raise the hard limit of open files (ulimit -n N as root, or "
+            "/etc/security/limits.conf), or start fewer instances"
+        )
+    if error.errno == errno.ENFILE:
+        return f"{problem} ({said}): raise the limit of the whole machine (sysctl fs.file-max)"
+    return f"{problem} ({said})"

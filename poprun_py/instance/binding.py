@@ -97,7 +97,7 @@ def _call_set_mempolicy(number: int, mode: int, nodes: list[int]) -> None:
     mask = (ctypes.c_ulong * (nodes[-1] // word_bits + 1))()
     for node in nodes:
         mask[node // word_bits] |= 1 << (node % word_bits)
-    # The kernel takes one bit less than it is told (get_nodes in mm/mempolicy.c).
+    # The kernel uses one bit less than this number (get_nodes in mm/mempolicy.c).
     bits = ctypes.c_ulong(len(mask) * word_bits + 1)
     if system_call(ctypes.c_long(number), ctypes.c_long(mode), mask, bits) != 0:
         code = ctypes.get_errno()
@@ -196,7 +196,7 @@ def _read(pid: int, name: str, whole: bool = True) -> bytes | None:
 def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[str]:
     """Return where ``actual`` (of ``read_back``) is not what ``plan`` wants, one sentence each.
 
-    Of a process that has ended nothing is said.
+    A process that has ended has no differences.
 
     Args:
         plan: ``cpus`` and ``memory_nodes`` (empty: not asked for), and ``threads``, the wanted

@@ -1,4 +1,4 @@
-"""What an instance finds where mpirun has put it: its rank, the launcher, a free port.
+"""What an instance finds on its host: its rank, the launcher, a free port.
 
 Runs in the wrapper in front of every program: standard library only, and cheap to import.
 """
@@ -58,7 +58,7 @@ def take_stdin() -> None:
     path = os.environ.pop("POPRUN_STDIN", "")
     if path and rank() == 0:
         try:
-            # A named pipe that nobody writes to any more would be waited for.
+            # Opening a named pipe that has no writer would block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError:
             return

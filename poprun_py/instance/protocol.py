@@ -4,14 +4,12 @@ A frame is one kind byte, the payload's length in four bytes, and the payload. S
 only and tiny: the wrapper imports this in front of every program.
 """
 
-import struct
-
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _socket import socket as Socket
 
-HEADER = struct.Struct("!cI")
+_HEADER_SIZE = 5  # without the struct module, which every start would import
 MAX_PAYLOAD = 1 << 20
 
 # wrapper -> launcher
@@ -19,7 +17,7 @@ HELLO = b"H"  # JSON: token, rank, pid, host, time_ns; instance 0 adds a free po
 STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
-BEAT = b"A"  # JSON: the number of steps done, when it was asked for and has changed
+BEAT = b"A"  # JSON: the number of steps done, when the launcher wants it and it has changed
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
 DIED = b"D"  # JSON: how the program ended, at once; its output may still be on the way
@@ -57,7 +55,7 @@ def keep_alive(channel: "Socket") -> None:
 
 def pack(kind: bytes, payload: bytes = b"") -> bytes:
     """Return the bytes of one frame."""
-    return HEADER.pack(kind, len(payload)) + payload
+    return kind + len(payload).to_bytes(4, "big") + payload
 
 
 class Reader:
@@ -74,13 +72,14 @@ class Reader:
         """
         self._buffer += data
         frames = []
-        while len(self._buffer) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._buffer)
+        while len(self._buffer) >= _HEADER_SIZE:
+            kind = bytes(self._buffer[:1])
+            length = int.from_bytes(self._buffer[1:_HEADER_SIZE], "big")
             if length > MAX_PAYLOAD:
                 raise ValueError("frame too long")
-            end = HEADER.size + length
+            end = _HEADER_SIZE + length
             if len(self._buffer) < end:
                 break
-            frames.append((kind, bytes(self._buffer[HEADER.size : end])))
+            frames.append((kind, bytes(self._buffer[_HEADER_SIZE:end])))
             del self._buffer[:end]
         return frames

@@ -1,4 +1,4 @@
-"""How anything of a job is ended: ask once, wait, force. And how long each of them may take.
+"""The steps in which anything of a job is ended (ask once, wait, force), and their limits.
 
 What asking and forcing mean is a parameter; the clock is an argument. The supervisor ends mpirun
 and the instances this way, each wrapper its program. Standard library only and cheap to import.
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Programs have the job's grace time after SIGTERM; their wrappers keep it.
-# A launcher that is gone: nobody will read a word, so the program gets little time.
+# Without a launcher no output will be read: the program gets little time.
 ORPHAN_GRACE_SECONDS = 1.0
-# mpirun warns the wrapper and kills it a quarter of a second later: the wrapper sets no limit then.
+# mpirun kills a wrapper a quarter of a second after SIGTERM: the wrapper needs no limit then.
 UNLIMITED_GRACE_SECONDS = 3600.0
 # After the program's end its children get this long to follow by themselves; less after a failure.
 LEFTOVER_SECONDS, LEFTOVER_SECONDS_AFTER_FAILURE = 1.0, 0.1

@@ -1,4 +1,4 @@
-"""What a wrapper knows of its program from outside: steps, stacks, memory limits.
+"""What a wrapper knows of its program from outside: steps and stacks.
 
 Standard library only and cheap to import. The memory that the program counts its steps in and the
 file that takes its stacks have no name in any file system: nothing can be left behind.
@@ -26,11 +26,11 @@ _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
 _MAX_PROCESSES = 16
-# Of one process, and of all before the launcher gives up; a loaded host may pause a process that
-# writes its stacks.
+# Time for one process, and for all before the launcher gives up. A loaded host may pause a process
+# that writes its stacks.
 _ANSWER_SECONDS, _ALL_SECONDS, _QUIET_SECONDS = 1.5, 2.5, 0.1
 _MAX_TEXT = 1 << 16
-# Of all processes, which come in one frame: six bytes a character, in the worst case, must fit.
+# The text of all processes comes in one frame, where a character takes up to six bytes.
 _MAX_TEXTS = 1 << 17
 _HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "python_hook")
 
@@ -45,7 +45,7 @@ class Vitals:
         self._stacks = os.memfd_create("poprun-stacks")
 
     def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
-        """Return what the program needs to be told, as variables."""
+        """Return the variables that tell the program where memory and file are."""
         files = f"/proc/{os.getpid()}/fd"
         variables = {
             "POPDIST_HEARTBEAT": f"{files}/{self._heartbeat}",
@@ -78,7 +78,7 @@ class Vitals:
     def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.
 
-        Only processes that catch the signal get it: to any other it would be the end.
+        Only a process that catches the signal gets it: the signal would end any other.
         """
         answers: list[dict[str, Any]] = []
         left, deadline = _MAX_TEXTS, time.monotonic() + _ALL_SECONDS

@@ -392,7 +392,7 @@ class Wrapper:
         return True
 
     def _launcher_gone(self) -> None:
-        """Nobody listens any more: end the program; its output is read so that it can, and lost."""
+        """End the program, whose output is still read, so that it can end, and dropped."""
         self._connected = False
         self._released = True
         self._unsent.clear()

@@ -126,7 +126,7 @@ class Sink:
             self._write_some()
 
     def discard(self) -> None:
-        """Forget what waits, and all that follows: nobody reads it."""
+        """Drop what waits, and all that follows: it has no reader."""
         self._gone = True
         self._pending.clear()
 
@@ -135,10 +135,10 @@ class Sink:
         try:
             del self._pending[: os.write(self.descriptor, piece)]
         except BlockingIOError:
-            # Somebody else made the descriptor non-blocking.
+            # Another process made the descriptor non-blocking.
             self._poll.poll(10)
         except OSError as error:
-            # The job goes on without being heard: training outlives a pager that was closed.
+            # The job goes on without its output: training outlives a pager that was closed.
             self.discard()
             if error.errno != errno.EPIPE:
                 _tell_of_loss(self.descriptor, error)
@@ -146,7 +146,7 @@ class Sink:
 
 
 def _tell_of_loss(descriptor: int, error: OSError) -> None:
-    """Say on stderr that output is lost, if stderr is not what is lost."""
+    """Write on stderr that output is lost, unless stderr itself is lost."""
     text = f"poprun-py: warning: output to descriptor {descriptor} is lost: {error.strerror}\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

@@ -57,6 +57,6 @@ class CaughtSignals:
             if number != _PARENT_ENDED:
                 numbers.append(number)
             elif os.getppid() != self._parent:
-                # The death of the one thread of the parent that started us is not its end.
+                # The signal also comes when only the parent's thread that started us has ended.
                 numbers.append(signal.SIGHUP)
         return numbers

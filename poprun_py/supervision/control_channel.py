@@ -1,7 +1,7 @@
 """The launcher's end of the control channel: who is connected, what goes out, what comes in.
 
-Moves frames and knows none of their meaning: the supervisor decides. One private folder holds the
-socket; a job of several hosts listens on an address as well.
+It moves frames; the supervisor decides what they mean. A private folder holds the socket. A job of
+several hosts listens on an address as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from poprun_py.instance import protocol
 from poprun_py.output.screen import OutputStream
 from poprun_py.supervision.private_folder import SOCKET_NAME
 
-__all__ = ["Control", "Listener", "Peer"]
+__all__ = ["ControlChannel", "Listener", "Peer"]
 
 _CHUNK = 1 << 18
 
@@ -32,8 +32,9 @@ _CHUNK = 1 << 18
 class Peer:
     """The launcher's view of one instance.
 
-    ``died`` is how its program ended, told at once; ``outcome`` the same when nothing of it is
-    left. ``clock_offset_ns`` is added to its clock to get ours.
+    ``died`` is how its program ended, reported at once. ``outcome`` is the same, reported when no
+    process of the program is left and all its output is here. ``clock_offset_ns`` is added to its
+    clock to get ours.
     """
 
     index: int
@@ -68,13 +69,13 @@ class Listener(Protocol):
         """The connection has ended."""
 
     def closed(self, error: OSError) -> None:
-        """Nobody else can connect: there is no descriptor for it."""
+        """No further instance can connect: the launcher has no descriptor left."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """Somebody on this host asks; ``answer`` may be called later, once."""
+        """A process of this host inspects the job; ``answer`` takes the text, once, maybe later."""
 
 
-class Control:
+class ControlChannel:
     """Accepts the wrappers of one job and exchanges frames with them.
 
     Holds nothing of the system before ``open`` and after ``close``.
@@ -156,7 +157,7 @@ class Control:
             channel, _address = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                # Whoever waits keeps an open listener readable: the loop would spin.
+                # A waiting connection keeps an open listener readable: the loop would spin.
                 self._close_listeners()
                 self._listener.closed(error)
             return
@@ -169,7 +170,7 @@ class Control:
         )
 
     def _greet(self, channel: Any, reader: protocol.Reader) -> None:
-        """Take the first frame of a connection; whoever does not know the token is dropped."""
+        """Take the first frame of a connection; one without the token is dropped."""
         try:
             data = channel.recv(_CHUNK)
             messages = reader.feed(data)
@@ -198,7 +199,7 @@ class Control:
         Raises:
             ValueError: it is none of this job, or one that is there already.
         """
-        import hmac  # while the other wrappers are starting, not before mpirun does
+        import hmac  # here, while other wrappers start: at the top it would delay mpirun
 
         index = hello["rank"]
         if (
@@ -255,7 +256,7 @@ class Control:
         self._watch(peer)
 
     def _watch(self, peer: Peer) -> None:
-        """Listen for what matters on a connection now."""
+        """Register a connection for the events that matter now."""
         if not peer.is_open:
             return
         wanted = 0 if self._paused else selectors.EVENT_READ
@@ -293,7 +294,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _reply(channel: socket.socket, text: str) -> None:
-    """Send the answer to an inspection and close; one that does not read it gets nothing."""
+    """Send the answer to an inspection and close; a client that does not read loses it."""
     with contextlib.suppress(OSError), channel:
         channel.settimeout(1.0)
         channel.sendall(protocol.pack(protocol.STACKS, text.encode()[: protocol.MAX_PAYLOAD]))

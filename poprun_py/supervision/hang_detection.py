@@ -57,7 +57,7 @@ class HangWatch:
         self._last[instance] = (step, now)
 
     def excuse(self, now: float) -> None:
-        """Begin all silences anew: nobody listened, or the reader of the output made all wait."""
+        """Begin all silences anew: the launcher, or the reader of the output, made all wait."""
         self._last = {instance: (step, now) for instance, (step, _) in self._last.items()}
 
     def ended(self, instance: int) -> None:
@@ -102,6 +102,6 @@ class HangWatch:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the upper median; the statistics module takes longer to import than a launch has."""
+    """Return the upper median; importing the statistics module would delay the launch."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]

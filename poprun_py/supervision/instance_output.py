@@ -1,6 +1,6 @@
 """Everything that is shown or kept of a run: the two screens, and the folder of --output-dir.
 
-The supervisor feeds it and asks it when there is room again; it never blocks.
+The supervisor hands it the output and asks it when there is room again; it never blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
 
-__all__ = ["Display"]
+__all__ = ["InstanceOutput"]
 
 _IDLE_SECONDS = 0.2
 # A reader that takes nothing for so long after everything else has ended is not waited for.
@@ -24,7 +24,7 @@ _STDOUT, _STDERR = 0, 1
 _NAMES = ("stdout", "stderr")
 
 
-class Display:
+class InstanceOutput:
     """Where the output of all instances goes.
 
     Args:
@@ -37,7 +37,7 @@ class Display:
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
         self.last_word: int | None = None  # the instance that wrote to stderr last
-        self._told = False  # that the files are incomplete
+        self._has_warned = False  # that the files are incomplete
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
@@ -131,7 +131,7 @@ class Display:
 
     def _tell_trouble(self) -> None:
         """Tell at once, and once, that the files are incomplete."""
-        if self._files.trouble and not self._told:
-            self._told = True
+        if self._files.trouble and not self._has_warned:
+            self._has_warned = True
             self._screens[_STDERR].interrupt()
             self._sinks[_STDERR].write(f"poprun-py: warning: {self._files.trouble}\n".encode())

@@ -1,4 +1,4 @@
-"""Values of a run: what to supervise, and how it ended. Nothing is done here."""
+"""Values of a run: what to supervise, why it is stopped, and how it ended. They do nothing."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Job:
     that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
     itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
     ``spent_seconds``. ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
-    ``explain_failed_start`` asks why a job does not start: it raises StartError with the reason, if
-    there is one; None if nobody can be asked.
+    ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
+    finds one; it is None if there is no other host to ask.
     """
 
     command: tuple[str, ...]

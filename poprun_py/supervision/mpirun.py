@@ -1,6 +1,6 @@
 """The process that starts the wrappers: mpirun, from its start to the last trace of it.
 
-Nothing is known here of instances or of what mpirun is told.
+It knows neither the instances nor mpirun's arguments.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Mpirun:
 
     @property
     def words(self) -> str:
-        """What it said; useful where it explains something."""
+        """What it wrote; useful where it explains a failure."""
         return self._said.decode(errors="replace").strip()
 
     def has_just_ended(self) -> bool:
@@ -140,7 +140,7 @@ class Mpirun:
             for pid in left:
                 processes.signal_process(pid, signal.SIGKILL)
             for pid in left:
-                # Only a direct child can be collected; the others fall to us one by one.
+                # Only a direct child can be collected; the others become our children one by one.
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)

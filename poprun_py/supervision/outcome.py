@@ -1,6 +1,6 @@
 """From everything that was seen of a run to its result: pure.
 
-Here it is decided which instance failed first, and what the exit code says.
+It decides which instance failed first, and which exit code the job has.
 """
 
 from __future__ import annotations
@@ -93,13 +93,17 @@ def _exit_code(
         raise StartError(_start_failure(end))
     if codes == {0}:
         return 0, None
-    # Nobody failed by itself: mpirun was killed, or someone never reported.
+    # No instance failed by itself: mpirun was killed, or an instance never reported.
     code = end.mpirun_code or 1
     return (code if code > 0 else 128 - code), None
 
 
 def _refuse_unstarted(end: Ending, index: int) -> None:
-    """A program that could not even be started is a launch that could not."""
+    """Refuse the launch if the program of the instance that failed first was never executed.
+
+    Raises:
+        StartError: it was not; with the reason.
+    """
     peer = end.peers[index]
     error = peer.outcome.get("exec_error") if peer.outcome else ""
     if error:
@@ -110,19 +114,19 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
     peer = end.peers.get(index)
     if peer is None or peer.outcome is None:
         return InstanceResult(index=index)
-    seen = peer.outcome
+    report = peer.outcome
     return InstanceResult(
         index=index,
         host=peer.host,
         pid=peer.started.get("pid", 0),
-        code=seen["code"],
-        ended_ns=seen["time_ns"] + peer.clock_offset_ns,
-        step=seen.get("step"),
-        max_rss_bytes=seen.get("max_rss_bytes", 0),
-        memory_limit_bytes=seen.get("memory_limit_bytes"),
-        oom_kills=seen.get("oom_kills", 0),
-        was_stopped=seen.get("stopped", False),
-        was_lost=seen.get("lost", False),
+        code=report["code"],
+        ended_ns=report["time_ns"] + peer.clock_offset_ns,
+        step=report.get("step"),
+        max_rss_bytes=report.get("max_rss_bytes", 0),
+        memory_limit_bytes=report.get("memory_limit_bytes"),
+        oom_kills=report.get("oom_kills", 0),
+        was_stopped=report.get("stopped", False),
+        was_lost=report.get("lost", False),
         had_last_word=index == end.last_word,
         stderr_tail=peer.tail.decode(errors="replace"),
     )

@@ -1,6 +1,6 @@
 """Running a job again after a failure: how often, when, and on which hosts.
 
-Decides and waits; what a run is comes as a function.
+This module decides and waits; the run itself is a function that it is passed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def backoff_seconds(restart: int) -> float:
 def pause(seconds: float) -> int:
     """Wait between two runs; returns the signal that ended the wait early, 0 if none did.
 
-    SIGUSR2 asks programs for something, and none runs now: it is forgotten.
+    SIGUSR2 is for the programs. None runs now, so it is dropped.
     """
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -80,7 +80,7 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
     """Return the last run's result as that of a job which a signal ended before a restart."""
     return replace(
         result,
-        # Asked to stop where it can go on later, which it can here.
+        # SIGUSR1 asks for a stop from which the job can go on. Between two runs it can.
         exit_code=RESUME_EXIT_CODE if number == signal.SIGUSR1 else 128 + number,
         reason=f"{signal.Signals(number).name} received before restart {restart}",
         hung=(),
@@ -89,7 +89,7 @@ def _ended_by(result: LaunchResult, number: int, restart: int) -> LaunchResult:
 
 
 def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset[str]:
-    """Return the hosts all of whose instances vanished without a word.
+    """Return the hosts whose instances all vanished without a report.
 
     Args:
         result: how the run ended.
@@ -98,6 +98,6 @@ def lost_hosts(result: LaunchResult, host_of: Callable[[int], str]) -> frozenset
     lost: dict[str, bool] = {}
     for instance in result.instances:
         name = host_of(instance.index)
-        gone = instance.was_lost or instance.code is None
-        lost[name] = lost.get(name, True) and gone
-    return frozenset(name for name, gone in lost.items() if gone)
+        has_vanished = instance.was_lost or instance.code is None
+        lost[name] = lost.get(name, True) and has_vanished
+    return frozenset(name for name, is_lost in lost.items() if is_lost)

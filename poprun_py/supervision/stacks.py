@@ -1,17 +1,27 @@
-"""Python stacks of all instances: which are the same, who waits for whom, how they are shown.
+"""Python stacks of all instances: collected, which are the same, who waits for whom, how shown.
 
-Text in, text out; of the system only source files are read.
+Nothing is sent here, and the clock is an argument; of the system only source files are read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from poprun_py.supervision.job import StackGroup
 
-__all__ = ["group_stacks", "missing_instances", "render_groups"]
+__all__ = [
+    "StackRequest",
+    "StackRequests",
+    "group_stacks",
+    "missing_instances",
+    "render_groups",
+]
+
+# Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
+_ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
@@ -21,6 +31,59 @@ _WAITING_LINE = re.compile(
     r"synchronize|stopRequested)\w*|wait(all|any|some)?)\(",  # but not waitpid
     re.IGNORECASE,
 )
+
+Processes = list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class StackRequest:
+    """One collection: who has yet to answer, and the answers; None for an instance without one.
+
+    ``reply`` takes the stacks for who inspects the job; without it the job is about to stop.
+    """
+
+    waiting: set[int]
+    deadline: float
+    reply: Callable[[str], None] | None = None
+    answers: dict[int, Processes | None] = field(default_factory=dict)
+
+
+class StackRequests:
+    """The collections of one run that are under way."""
+
+    def __init__(self) -> None:
+        self._open: list[StackRequest] = []
+
+    def begin(
+        self, members: Iterable[int], now: float, reply: Callable[[str], None] | None = None
+    ) -> None:
+        """Begin a collection from the instances that are being asked."""
+        self._open.append(StackRequest(set(members), now + _ANSWER_SECONDS, reply))
+
+    def take(self, index: int, processes: Processes | None) -> None:
+        """Take an instance's answer; None if it will give none."""
+        for request in self._open:
+            if index in request.waiting:
+                request.waiting.discard(index)
+                request.answers[index] = processes
+
+    def next_deadline(self) -> float:
+        """Return when a collection is over; inf for never."""
+        return min(
+            (request.deadline if request.waiting else float("-inf") for request in self._open),
+            default=float("inf"),
+        )
+
+    def on_time(self, now: float) -> list[StackRequest]:
+        """Return the collections that are complete, or whose time is over; each once."""
+        over: list[StackRequest] = []
+        left: list[StackRequest] = []
+        for request in self._open:
+            (left if request.waiting and now < request.deadline else over).append(request)
+        self._open = left
+        for request in over:
+            request.answers.update(dict.fromkeys(request.waiting))
+        return over
 
 
 def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
@@ -88,12 +151,12 @@ _STATES = {"T": "the process is stopped", "t": "the process is being traced", "Z
 
 def _with_sources(text: str) -> str:
     """Add the source line to every frame whose file can be read here."""
+    import linecache  # few jobs need it
+
     lines = []
     for line in text.splitlines():
         lines.append(line)
         frame = _FRAME.match(line)
-        import linecache
-
         source = linecache.getline(frame["file"], int(frame["line"])).strip() if frame else ""
         if source:
             lines.append(f"    {source}")

@@ -1,7 +1,7 @@
 """The start of a job: until every instance is there, and each on the host that it is planned for.
 
 A host that is lost while mpirun starts its daemons makes mpirun wait for ever: a job that is not
-complete after a while is looked into. Nothing is stopped here: what is wrong is returned.
+complete after a while is looked into. This module stops nothing: it returns what is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Startup:
 
     Args:
         hosts: the name that each instance's host gives itself; empty where that is not known.
-        explain: raises StartError with what is wrong, if something is; None if nobody knows.
+        explain: raises StartError with the reason why the job does not start, if it finds one;
+            None if there is no other host to ask.
     """
 
     def __init__(self, hosts: Sequence[str], explain: Callable[[], None] | None) -> None:

@@ -1,7 +1,7 @@
 """How a job is ended: why, and the steps from an agreement over a request to force.
 
 Programs that ask whether to stop agree on a step. All others get SIGTERM, the grace time, and
-SIGKILL, from their wrappers, which keep that time. Whoever signals twice wants no more waiting.
+SIGKILL, from their wrappers, which keep that time. A second signal to the launcher ends the wait.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import StopSteps
-from poprun_py.supervision.control_channel import Control
+from poprun_py.supervision.control_channel import ControlChannel
 from poprun_py.supervision.job import Cause, Job, StackGroup, Stop
-from poprun_py.supervision.stop_agreement import Move
-from poprun_py.supervision.stop_request import StopRequest
+from poprun_py.supervision.stop_agreement import Move, StopRequest
 
 __all__ = ["StopPolicy"]
 
@@ -30,7 +29,7 @@ class StopPolicy:
         log: takes a line of the launcher's own log.
     """
 
-    def __init__(self, job: Job, control: Control, log: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, control: ControlChannel, log: Callable[[str], None]) -> None:
         self.stop: Stop | None = None
         self._is_local = job.listen is None
         self._control = control
@@ -52,7 +51,7 @@ class StopPolicy:
 
     @property
     def may_hang(self) -> bool:
-        """Whether a hang would be news: the programs go on, and were at most asked to save."""
+        """Whether a hang would be a new cause: the programs were at most asked to save."""
         is_open = self.stop is None or self.stop.cause is Cause.SIGNAL
         return is_open and self.asked_at is None
 

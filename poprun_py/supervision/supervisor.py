@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, explain_os_error
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
@@ -25,9 +25,9 @@ from poprun_py.instance.stop_steps import (
 from poprun_py.output.screen import OutputStream, keep_end
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
-from poprun_py.supervision.control_channel import Control, Peer
+from poprun_py.supervision.control_channel import ControlChannel, Peer
 from poprun_py.supervision.hang_detection import HangWatch
-from poprun_py.supervision.instance_output import Display
+from poprun_py.supervision.instance_output import InstanceOutput
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
     Cause,
@@ -39,10 +39,8 @@ from poprun_py.supervision.job import (
 from poprun_py.supervision.limits import Limits
 from poprun_py.supervision.mpirun import Mpirun
 from poprun_py.supervision.private_folder import make_private_folder
-from poprun_py.supervision.stack_requests import StackRequest, StackRequests
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
-from poprun_py.supervision.system_errors import explain_os_error
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
@@ -109,13 +107,13 @@ class _Supervisor:
         self._job = job
         self._on_started = on_started
         self._folder = folder
-        self._display = Display(job, descriptors, log)
-        self._log = self._display.log
-        self._control = Control(len(job.variables), self)
+        self._output = InstanceOutput(job, descriptors, log)
+        self._log = self._output.log
+        self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
-        self._stack_requests = StackRequests()
+        self._stack_requests = stacks.StackRequests()
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
@@ -128,14 +126,14 @@ class _Supervisor:
     # --- in and out -----------------------------------------------------------------------
 
     def __enter__(self) -> _Supervisor:
-        """Acquire what the run needs; what was acquired is given back also if the rest fails."""
+        """Acquire what the run needs; what was acquired is released also if the rest fails."""
         with contextlib.ExitStack() as resources:
             self._open_files = processes.raise_open_files()
             resources.callback(processes.set_open_files, self._open_files)
             self._signals = resources.enter_context(CaughtSignals())
             self._selector = resources.enter_context(selectors.DefaultSelector())
             self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
-            resources.callback(self._display.close)
+            resources.callback(self._output.close)
             resources.callback(self._control.close)
             self._control.open(self._selector, self._folder, self._job.listen)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
@@ -169,7 +167,7 @@ class _Supervisor:
                 self._stopping.end(Cause.MPIRUN_ENDED, f"mpirun ended with {describe(mpirun.code)}")
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
-            self._display.finish(peer)
+            self._output.finish(peer)
         self._drain()
         return self._result(mpirun, time.monotonic() - began)
 
@@ -177,7 +175,7 @@ class _Supervisor:
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
         """Return stdout and stderr of a new instance."""
-        return self._display.make_streams(index)
+        return self._output.make_streams(index)
 
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
@@ -201,10 +199,10 @@ class _Supervisor:
     def received(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """Do what a frame of an instance asks for."""
         if kind == protocol.STDOUT:
-            self._display.feed_stdout(peer, payload)
+            self._output.feed_stdout(peer, payload)
         elif kind == protocol.STDERR:
             peer.tail = keep_end(peer.tail, payload)
-            self._display.feed_stderr(peer, payload)
+            self._output.feed_stderr(peer, payload)
         else:
             self._on_message(peer, kind, json.loads(payload))
 
@@ -217,8 +215,7 @@ class _Supervisor:
         elif kind == protocol.BEAT and self._watch is not None:
             self._watch.beat(peer.index, value, now)
         elif kind == protocol.POLLED:
-            proposal, polls = value["proposal"], value["polls"]
-            self._stopping.on_answer(peer.index, proposal, polls)
+            self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
         elif kind == protocol.DIED:
@@ -243,7 +240,7 @@ class _Supervisor:
         self._stack_requests.take(peer.index, None)
 
     def closed(self, error: OSError) -> None:
-        """Nobody else can connect: a job that is not complete cannot start."""
+        """No further instance can connect: a job that is not complete cannot start."""
         connected = f"{len(self._peers)} of {len(self._job.variables)} instances are connected"
         problem = explain_os_error(error, f"{connected}, no more can be")
         if self._control.is_complete:
@@ -252,7 +249,7 @@ class _Supervisor:
             self._stopping.end(Cause.REFUSED, problem)
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """Somebody on this host asks for the stacks of the running job."""
+        """A process of this host asks for the stacks of the running job."""
         if want == "stacks":
             self._ask_for_stacks(answer)
         else:
@@ -273,10 +270,10 @@ class _Supervisor:
             self._stopping.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
 
     def _on_exit(self, peer: Peer, end: dict[str, Any]) -> None:
-        """Nothing is left of a program, and its output is here."""
+        """No process of a program is left, and its output is here."""
         self._on_death(peer, end)
         peer.outcome = end
-        self._display.finish(peer)
+        self._output.finish(peer)
 
     def _on_signals(self, _: Any, __: int) -> None:
         for number in self._signals.take():
@@ -285,13 +282,13 @@ class _Supervisor:
     # --- ending ---------------------------------------------------------------------------
 
     def _ask_for_stacks(self, reply: Callable[[str], None] | None = None) -> None:
-        """Learn what every instance is doing; ``reply`` is told, else the job then ends."""
+        """Ask every instance for its stacks: for ``reply``, or without it to end the job then."""
         members = [p.index for p in self._peers.values() if p.outcome is None and p.started]
         self._stack_requests.begin(members, time.monotonic(), reply)
         for index in sorted(members):
             self._control.send(self._peers[index], protocol.DUMP, None)
 
-    def _on_stacks(self, request: StackRequest) -> None:
+    def _on_stacks(self, request: stacks.StackRequest) -> None:
         """Hand on what the instances are doing, or end a job that is over its limit, or hangs."""
         groups = stacks.group_stacks(request.answers)
         if request.reply is not None:
@@ -331,7 +328,7 @@ class _Supervisor:
         for request in self._stack_requests.on_time(now):
             self._on_stacks(request)
         if self._watch is not None:
-            hung = self._watch.on_time(now, is_held_up=self._display.is_full)
+            hung = self._watch.on_time(now, is_held_up=self._output.is_full)
             if hung and self._stopping.may_hang:
                 silence = max(self._watch.silence(index, now) for index in hung)
                 self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
@@ -342,8 +339,8 @@ class _Supervisor:
             self._startup.end()
             mpirun.stop(now)
         mpirun.on_time(now)
-        self._display.on_time(now, self._stopping.asked_at)
-        self._control.pause(self._display.is_full)
+        self._output.on_time(now, self._stopping.asked_at)
+        self._control.pause(self._output.is_full)
 
     def _check_limits(self, now: float) -> None:
         match self._limits.on_time(now):
@@ -361,7 +358,7 @@ class _Supervisor:
             self._stack_requests,
             self._stopping,
             mpirun,
-            self._display,
+            self._output,
         ]
         if self._watch is not None:
             timed.append(self._watch)
@@ -373,15 +370,15 @@ class _Supervisor:
     # --- the result -----------------------------------------------------------------------
 
     def _drain(self) -> None:
-        """Write the last of the output, for as long as the reader takes it or nobody says stop."""
-        while not self._display.is_written:
+        """Write the last of the output; after a stop the reader has limited time to take it."""
+        while not self._output.is_written:
             for key, events in self._selector.select(0):
                 if key.fileobj is self._signals:
                     key.data(key.fileobj, events)
             now = time.monotonic()
             self._check_limits(now)
             stop = self._stopping.stop
-            self._display.on_time(now, stop.at if stop is not None else None, patience=0.1)
+            self._output.on_time(now, stop.at if stop is not None else None, patience=0.1)
 
     def _result(self, mpirun: Mpirun, seconds: float) -> LaunchResult:
         for line in mpirun.words.splitlines():
@@ -390,7 +387,7 @@ class _Supervisor:
             outcome.Ending(
                 job=self._job,
                 peers=self._peers,
-                last_word=self._display.last_word,
+                last_word=self._output.last_word,
                 seconds=seconds,
                 mpirun_code=mpirun.code,
                 mpirun_text=mpirun.words,

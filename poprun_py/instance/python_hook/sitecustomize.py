@@ -27,7 +27,7 @@ def _answer_with_stacks() -> None:
 
 
 def _step_aside() -> None:
-    """Undo the way in, then run the user's ``sitecustomize`` if there is one."""
+    """Remove this folder from the paths, then run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e != here]

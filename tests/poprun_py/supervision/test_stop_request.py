@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from signal import SIGTERM, SIGUSR1
 
-from poprun_py.supervision.stop_agreement import Move
-from poprun_py.supervision.stop_request import StopRequest
+from poprun_py.supervision.stop_agreement import Move, StopRequest
 
 NEVER = float("inf")
 
