@@ -375,7 +375,7 @@ class Options(OptionStore):
 
     @property
     def shares_devices(self) -> bool:
-        """Whether the launcher hands out devices; otherwise a model waits for the id it names."""
+        """Whether the launcher hands out the devices; otherwise a model waits for its id."""
         return False
 
     def check_ipus(self, needed: int) -> None:
