@@ -1,6 +1,7 @@
 """Saving a training and going on where it stopped, to the bit.
 
-Knows what the state of a training is and how it is gathered from the instances; files are
+This module gathers the state of a training from the instances, with the position in the data and
+the host's random numbers. The model says itself what its state is; files are
 ``popdist_py.checkpoint``'s matter.
 """
 
@@ -24,7 +25,7 @@ from popdist_py.poptorch.model.training_state import own_state
 __all__ = ["TrainingCheckpoints"]
 
 _VERSION = 2
-# Where torch's and our loaders and samplers keep what they go through.
+# Where loaders and samplers without a ``state_dict()`` keep what they go through.
 _LINKS = ("sampler", "batch_sampler", "_batches", "_order", "_sampler")
 _GENERATORS = ("generator", "_generator")
 _COUNTERS = ("_epoch", "epoch")
@@ -54,11 +55,10 @@ class TrainingCheckpoints:
     ) -> None:
         self._files = Checkpoints(folder, keep)
         self._model = model
-        self._loader = loader
+        self._data = _Stateful(loader) if _is_stateful(loader) else _Rewound(loader)
         self._epoch = 0
         self._done = 0  # batches of this epoch that were given out
-        self._epoch_start: dict[str, Any] = {}
-        self._resumed: dict[str, Any] | None = None
+        self._resumed_random: dict[str, Any] | None = None
 
     @property
     def epoch(self) -> int:
@@ -67,12 +67,11 @@ class TrainingCheckpoints:
 
     def batches(self) -> Iterator[Any]:
         """Read the rest of the current epoch, batch by batch."""
-        resumed, self._resumed = self._resumed, None
-        if resumed is None:
-            self._epoch_start = {"random": _host_random(), "loader": _loader_state(self._loader)}
-            batches = iter(self._loader)
+        random_state, self._resumed_random = self._resumed_random, None
+        if random_state is None:
+            batches = self._data.begin()
         else:
-            batches = self._wind_forward(resumed)
+            batches = self._data.go_on(self._epoch, self._done, random_state)
         for batch in batches:
             self._done += 1
             yield batch
@@ -93,7 +92,7 @@ class TrainingCheckpoints:
         _check_extra(extra or {})
         own = {
             "random": _host_random(),
-            "epoch_start": self._epoch_start,
+            "data": self._data.state(),
             **self._model.instance_state(),
         }
         communicator = context.communicator()
@@ -144,26 +143,115 @@ class TrainingCheckpoints:
         instances = [_from_bytes(data) for data in state["instances"]]
         self._model.load_training_state(state["training"], instances)
         own = own_state(instances)
+        self._data.load_state(own["data"])
         self._epoch, self._done = state["epoch"], state["done"]
-        self._epoch_start = own["epoch_start"]
-        self._resumed = {"random": own["random"]}
+        self._resumed_random = own["random"]
         return newest.step, state["extra"]
 
-    def _wind_forward(self, resumed: Mapping[str, Any]) -> Iterator[Any]:
-        """Begin the epoch as it began, and skip the batches that were trained on."""
+
+# --- the position in the data -----------------------------------------------------------------
+
+
+def _is_stateful(loader: Any) -> bool:
+    """Tell whether a loader has torch's stateful protocol."""
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+class _Stateful:
+    """The position in a loader that knows it: the next ``iter()`` goes on with the next batch.
+
+    Args:
+        loader: has ``state_dict()`` and ``load_state_dict()``.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._is_known = True  # whether the loader knows where it is
+
+    def begin(self) -> Iterator[Any]:
+        """Begin an epoch."""
+        return iter(self._loader)
+
+    def state(self) -> dict[str, Any]:
+        """Return where the loader is.
+
+        Raises:
+            Error: the loader's state holds what a checkpoint cannot.
+        """
+        state = {"loader": self._loader.state_dict()}
+        _check_loadable(state["loader"], f"The state_dict() of {type(self._loader).__name__}")
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state` returned."""
+        self._is_known = "loader" in state
+        if self._is_known:
+            self._loader.load_state_dict(state["loader"])
+
+    def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
+        """Return the rest of the epoch that was saved.
+
+        Raises:
+            Error: a loader without a state of its own wrote the state.
+        """
+        del epoch, done  # the loader knows
+        if not self._is_known:
+            raise Error(
+                "The checkpoint was saved with a loader that has no state_dict(), but "
+                f"{type(self._loader).__name__} has one: resume with the loader that was saved"
+            )
+        _load_host_random(random_state)
+        return iter(self._loader)
+
+
+class _Rewound:
+    """The position in any other iterable: its epoch begins as it began, and batches are skipped.
+
+    Args:
+        loader: starts a new epoch each time.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._start: dict[str, Any] = {}
+
+    def begin(self) -> Iterator[Any]:
+        """Begin an epoch, and note how."""
+        self._start = {"random": _host_random(), "parts": _parts_state(self._loader)}
+        return iter(self._loader)
+
+    def state(self) -> dict[str, Any]:
+        """Return how the epoch began."""
+        return self._start
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take what :meth:`state` returned."""
+        self._start = dict(state)
+
+    def go_on(self, epoch: int, done: int, random_state: Mapping[str, Any]) -> Iterator[Any]:
+        """Begin the epoch as it began, and skip the batches that were trained on.
+
+        Raises:
+            Error: a loader with a state of its own wrote the state.
+        """
+        if "loader" in self._start:
+            raise Error(
+                "The checkpoint was saved with a loader that has a state_dict(), but "
+                f"{type(self._loader).__name__} has none: resume with the loader that was saved"
+            )
         if getattr(self._loader, "_accessor", None) is not None:
             # Another process loads, whose samplers are out of reach: it reads all epochs again.
-            for _ in range(self._epoch):
+            for _ in range(epoch):
                 for _ in self._loader:
                     pass
-        elif self._epoch_start:
-            _load_loader_state(self._loader, self._epoch_start["loader"])
-        if self._epoch_start:
-            _load_host_random(self._epoch_start["random"])
+        elif self._start:
+            _load_parts_state(self._loader, self._start["parts"])
+        if self._start:
+            _load_host_random(self._start["random"])
         batches: Iterator[Any] = iter(self._loader)
-        for _ in range(self._done):
+        for _ in range(done):
             next(batches)
-        _load_host_random(resumed["random"])
+        _load_host_random(random_state)
         return batches
 
 
@@ -179,13 +267,17 @@ def _to_bytes(state: Mapping[str, Any]) -> bytes:
 def _check_extra(extra: Mapping[str, Any]) -> None:
     """Refuse now what ``resume()`` could not load."""
     for key, value in extra.items():
-        try:
-            _from_bytes(_to_bytes({key: value}))
-        except Exception:
-            raise Error(
-                f"extra[{key!r}] holds more than a checkpoint can: {value!r:.200}; expected "
-                "tensors, numbers of Python, texts, and lists, tuples and dictionaries of them"
-            ) from None
+        _check_loadable(value, f"extra[{key!r}]")
+
+
+def _check_loadable(value: Any, name: str) -> None:
+    try:
+        _from_bytes(_to_bytes({name: value}))
+    except Exception:
+        raise Error(
+            f"{name} holds more than a checkpoint can: {value!r:.200}; expected tensors, numbers "
+            "of Python, texts, and lists, tuples and dictionaries of them"
+        ) from None
 
 
 def _from_bytes(data: bytes) -> Any:
@@ -218,7 +310,7 @@ def _load_host_random(state: Mapping[str, Any]) -> None:
     np.random.set_state({**numpy, "state": {"key": key, "pos": numpy["state"]["pos"]}})
 
 
-# --- the loader -------------------------------------------------------------------------------
+# --- loaders without a state of their own -----------------------------------------------------
 
 
 def _parts(loader: Any) -> Iterator[Any]:
@@ -234,25 +326,27 @@ def _parts(loader: Any) -> Iterator[Any]:
         waiting += [vars(part)[name] for name in _LINKS if name in getattr(part, "__dict__", {})]
 
 
-def _loader_state(loader: Any) -> list[dict[str, Any]]:
+def _parts_state(loader: Any) -> list[dict[str, Any]]:
     """Return the generators and epoch counters of a loader and its samplers."""
     state: list[dict[str, Any]] = []
     for part in _parts(loader):
         values = getattr(part, "__dict__", {})
-        found: dict[str, Any] = {
+        part_state: dict[str, Any] = {
             name: values[name].get_state()
             for name in _GENERATORS
             if isinstance(values.get(name), torch.Generator)
         }
-        found |= {name: values[name] for name in _COUNTERS if isinstance(values.get(name), int)}
-        state.append(found)
+        part_state |= {
+            name: values[name] for name in _COUNTERS if isinstance(values.get(name), int)
+        }
+        state.append(part_state)
     return state
 
 
-def _load_loader_state(loader: Any, state: list[dict[str, Any]]) -> None:
-    for part, found in zip(_parts(loader), state, strict=False):
+def _load_parts_state(loader: Any, state: list[dict[str, Any]]) -> None:
+    for part, part_state in zip(_parts(loader), state, strict=False):
         values = getattr(part, "__dict__", {})
-        for name, value in found.items():
+        for name, value in part_state.items():
             # A loader made for another number of instances may have other samplers.
             if isinstance(value, torch.Tensor) and isinstance(values.get(name), torch.Generator):
                 values[name].set_state(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 
 import numpy as np
 import pytest
@@ -55,4 +56,102 @@ def test_numpys_floats_among_the_optimisers_settings_are_floats(tmp_path):
 def test_somebody_elses_checkpoint_is_refused(tmp_path, data):
     Checkpoints(tmp_path).save(5, data)
     with pytest.raises(poptorch.Error, match=r"step 5 in .* holds no training"):
+        TrainingCheckpoints(tmp_path, training()).resume()
+
+
+class Counting:
+    """A loader with torch's stateful protocol, which notes what it loads."""
+
+    def __init__(self):
+        self.position = 0
+        self.loaded = []
+
+    def __iter__(self):
+        while self.position < 4:
+            self.position += 1
+            self.loaded.append(self.position)
+            yield torch.full((1, 2), float(self.position)), torch.zeros(1, dtype=torch.long)
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict):
+        self.position = state_dict["position"]
+
+
+def saved_after(folder, batches, loader):
+    """Train on some batches of an epoch and save."""
+    model = training()
+    checkpoints = TrainingCheckpoints(folder, model, loader)
+    epoch = checkpoints.batches()
+    for _ in range(batches):
+        model(*next(epoch))
+    checkpoints.save(batches)
+    return model
+
+
+def test_a_stateful_loader_goes_on_where_it_was(tmp_path):
+    saved_after(tmp_path, 2, Counting())
+    loader, model = Counting(), training()
+    resumed = TrainingCheckpoints(tmp_path, model, loader)
+    assert resumed.resume() == (2, {})
+    assert [inputs[0, 0].item() for inputs, _ in resumed.batches()] == [3, 4]
+    assert resumed.epoch == 1
+    assert loader.loaded == [3, 4]  # and nothing was loaded only to be skipped
+    assert len(list(resumed.batches())) == 4
+
+
+def test_another_loader_is_rewound(tmp_path):
+    batches = list(Counting())
+    saved_after(tmp_path, 3, batches)
+    resumed = TrainingCheckpoints(tmp_path, training(), batches)
+    resumed.resume()
+    assert [inputs[0, 0].item() for inputs, _ in resumed.batches()] == [4]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loader", "has"),
+    [(Counting(), [], "has a state_dict"), (list(Counting()), Counting(), "has no state_dict")],
+)
+def test_a_loader_of_another_kind_cannot_go_on(tmp_path, saved, loader, has):
+    saved_after(tmp_path, 1, saved)
+    resumed = TrainingCheckpoints(tmp_path, training(), loader)
+    assert resumed.resume()[0] == 1  # the weights may be all that is wanted
+    with pytest.raises(poptorch.Error, match=f"{has}.*resume with the loader that was saved"):
+        next(iter(resumed.batches()))
+
+
+def test_a_loaders_state_that_could_not_be_loaded_is_refused(tmp_path):
+    loader = Counting()
+    loader.state_dict = lambda: {"day": datetime.date(2020, 1, 1)}
+    with pytest.raises(poptorch.Error, match=r"state_dict\(\) of Counting holds more"):
+        saved_after(tmp_path, 1, loader)
+
+
+def test_a_compiled_model_gets_the_saved_weights_too(tmp_path):
+    model = saved_after(tmp_path, 2, Counting())
+    compiled = training()
+    compiled.compile(torch.ones(1, 2), torch.zeros(1, dtype=torch.long))
+    TrainingCheckpoints(tmp_path, compiled).resume()
+    compiled.copyWeightsToHost()
+    for name, value in model.state_dict().items():
+        assert torch.equal(compiled.state_dict()[name], value)
+
+
+def test_an_inference_model_has_no_training_to_save_or_resume(tmp_path):
+    saved_after(tmp_path, 1, Counting())
+    checkpoints = TrainingCheckpoints(tmp_path, poptorch.inferenceModel(Net()))
+    with pytest.raises(poptorch.Error, match="inference model"):
+        checkpoints.resume()
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    saved_after(tmp_path, 1, Counting())
+    newest = Checkpoints(tmp_path).latest()
+    state = torch.load(io.BytesIO(newest.data), weights_only=True)
+    file = io.BytesIO()
+    torch.save({**state, "version": 1}, file)
+    Checkpoints(tmp_path).save(2, file.getvalue())
+    with pytest.raises(poptorch.Error, match="has version 1: expected 2"):
         TrainingCheckpoints(tmp_path, training()).resume()

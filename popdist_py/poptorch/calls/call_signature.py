@@ -1,4 +1,4 @@
-"""What a model was compiled for: every later call is compared with it, and refused in words.
+"""The arguments that a model was compiled for: every later call is compared with them.
 
 This module compares. ``nested_values.py`` takes values apart and puts them together.
 """
@@ -106,22 +106,22 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(lambda *_args, **_kwargs: None)
 
 
-def _check_same(compiled: Call, given: Call, names: Sequence[str]) -> None:
+def _check_same(compiled: Call, call: Call, names: Sequence[str]) -> None:
     """Compare the arguments of a call with those the model was compiled for.
 
     Raises:
         Error: count, names, types, lengths, constants, dtypes or shapes differ.
     """
-    expected, got = len(compiled.positional), len(given.positional)
+    expected, got = len(compiled.positional), len(call.positional)
     if expected != got:
         raise Error(
             f"Number of positional arguments mismatch: expected {expected} but got {got}."
             + _RECOMPILE
         )
-    leaves = iter(zip(compiled.leaves, given.leaves, strict=False))
-    for name, before, now in zip(names, compiled.positional, given.positional, strict=True):
+    leaves = iter(zip(compiled.leaves, call.leaves, strict=False))
+    for name, before, now in zip(names, compiled.positional, call.positional, strict=True):
         _check_tree(name, before, now, leaves)
-    before_keywords, now_keywords = dict(compiled.keywords), dict(given.keywords)
+    before_keywords, now_keywords = dict(compiled.keywords), dict(call.keywords)
     _check_keys("keyword arguments", tuple(before_keywords), tuple(now_keywords))
     for name, before in before_keywords.items():
         _check_tree(name, before, now_keywords[name], leaves)

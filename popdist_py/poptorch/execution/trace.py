@@ -104,7 +104,7 @@ def trace(
     finally:
         torch.set_rng_state(random_before)
         _restore(state, saved)
-        state.bake(attributes)
+        state.freeze_constants(attributes)
         state.restore_constants()
     known = {_place(tensor) for tensor in _state_tensors(state, copies)}
     found = Trace(

@@ -1,4 +1,4 @@
-"""Emulated IPU devices: which exist, and who holds one that was asked for by its id."""
+"""Emulated IPU devices: which exist, and which model holds one that its options name by id."""
 
 from __future__ import annotations
 

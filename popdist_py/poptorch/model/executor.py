@@ -152,7 +152,7 @@ class PoplarExecutor:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], executable: Executable | None
     ) -> None:
         """Compile for these arguments; an executable from a file spares the forward's trace."""
-        self._signature, self._last_call = CallSignature.of(self._model.forward, args, kwargs)
+        signature, self._last_call = CallSignature.of(self._model.forward, args, kwargs)
         if self._last_call.has_dictionary:
             self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
@@ -171,7 +171,7 @@ class PoplarExecutor:
             with cache.locked():
                 compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
                 cache.store(compiled.executable)
-        self._compiled = compiled
+        self._compiled, self._signature = compiled, signature
         self._weights = WeightCopy(tensors, compiled.state.download)
         if compiler.communicator.num_instances > 1:
             self._weights.mark_device_newer()
@@ -340,7 +340,8 @@ class PoplarExecutor:
         return self._attached
 
     def _acquire(self) -> None:
-        # Instances of a job share ids with nobody; a program that was told an id has to wait.
+        # The launcher gives every instance an id of its own. A program that names an id has to
+        # find that device free.
         if self._options.exists("ipu_id") and not self._options.shares_devices:
             devices.acquire(self._options.ipu_id, self)
         self._attached = True

@@ -15,12 +15,12 @@ __all__ = ["communicator_for"]
 
 
 def communicator_for(options: Options, *, training: bool) -> Communicator:
-    """Return the connection that a model with these options needs; inference talks to nobody."""
+    """Return the connection that a model with these options needs; inference needs none."""
     return _join(options) if training else _Alone(options)
 
 
 class _Alone(SoloCommunicator):
-    """An instance that talks to nobody but keeps its index, so that its replicas keep theirs."""
+    """An instance without connection that keeps its index, so that its replicas keep theirs."""
 
     def __init__(self, options: Options) -> None:
         self.instance_index = options.Distributed.processId
@@ -43,7 +43,7 @@ def _join(options: Options) -> Communicator:
 
 
 def _check_replicas(options: Options) -> None:
-    """Warn if a training model does not run as many replicas as the launcher was asked for."""
+    """Warn if a training model does not run as many replicas as the launcher planned."""
     instance, replicas = context.environment(), options.replication_factor
     takes_part = options.Distributed.numProcesses == instance.num_instances
     if context.is_launched() and takes_part and replicas != instance.num_local_replicas:

@@ -35,8 +35,8 @@ def define_missing_operators() -> bool:
 
 def _is_for_cuda() -> bool:
     """Tell whether the installed torchvision was built for CUDA, without importing it."""
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("torchvision")
+    if package is None or package.origin is None:
         return False
-    version = Path(found.origin).with_name("version.py")
+    version = Path(package.origin).with_name("version.py")
     return version.exists() and re.search(r"\+cu\d", version.read_text()) is not None

@@ -192,7 +192,7 @@ def record_placement(
         strategy: the execution strategy.
         module: the user's module, or any callable.
         training: whether a backward pass follows.
-        options: the model's options; if given, the rules of overlapped I/O are checked too.
+        options: the model's options; None leaves the rules of overlapped I/O unchecked.
         inputs: the tensors of the forward's arguments, those inside custom types included.
         watch: told the name and the value of every operation's result.
         module_scopes: whether the names of operations begin with those of their modules.

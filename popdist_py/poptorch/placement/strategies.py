@@ -93,7 +93,7 @@ def _index_stages(stages: Iterable[tuple[Stage, Any]]) -> dict[str, tuple[Stage,
     return by_block
 
 
-def _known(by_block: dict[str, tuple[Stage, Any]], block_id: Any) -> tuple[Stage, Any]:
+def _find_stage(by_block: dict[str, tuple[Stage, Any]], block_id: Any) -> tuple[Stage, Any]:
     assert block_id in by_block, (
         f"Unknown Block {block_id!r}: the strategy has the blocks {sorted(by_block)}"
     )
@@ -133,7 +133,7 @@ class ShardedExecution(_IExecutionStrategy):
 
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block; AssertionError if no stage has it."""
-        return _known(self._stages, block_id)[0]
+        return _find_stage(self._stages, block_id)[0]
 
     def _description(self) -> tuple[Any, ...]:
         return (type(self).__name__, self._auto_stage, _described(self._stages))
@@ -146,7 +146,7 @@ class ShardedExecution(_IExecutionStrategy):
         return self._listed
 
     def _listed(self, user_id: Any, ipu_id: int | None) -> BlockPlace:
-        stage, index = _known(self._stages, user_id)
+        stage, index = _find_stage(self._stages, user_id)
         return BlockPlace(user_id, _choose(stage, ipu_id, default=index), stage=index)
 
 
@@ -273,7 +273,7 @@ class _PhasedExecution(_IExecutionStrategy):
 
     def stage(self, block_id: str) -> Stage:
         """Return the stage of a block; AssertionError if no stage has it."""
-        return _known(self._stages, block_id)[0]
+        return _find_stage(self._stages, block_id)[0]
 
     def useSeparateBackwardPhase(self, use: bool = True) -> _PhasedExecution:
         """Run the backward pass in phases of its own, also for the last forward phase."""
@@ -287,7 +287,7 @@ class _PhasedExecution(_IExecutionStrategy):
         return self._listed
 
     def _listed(self, user_id: Any, ipu_id: int | None) -> BlockPlace:
-        stage, (phase, index) = _known(self._stages, user_id)
+        stage, (phase, index) = _find_stage(self._stages, user_id)
         ipu = _choose(stage, ipu_id, default=self._default_ipu(phase, index))
         return BlockPlace(user_id, ipu, stage=index, phase=phase)
 

@@ -1,4 +1,4 @@
-"""The device's own copy of a module tree: weights, buffers, constants, and who sees them when.
+"""The device's own copy of a module tree: weights, buffers and constants, and when modules see it.
 
 The user's module objects stay the only ones: while a forward runs, each looks into a second
 ``__dict__`` that holds device tensors. So hooks, bound methods and closures see the device, and the
@@ -117,9 +117,9 @@ class DeviceState:
     def _constant(self, value: Any) -> Any:
         """Return a plain attribute as the device sees it: tensors are captured by value."""
         if isinstance(value, torch.Tensor):
-            known = self._device_of.get(id(value))
-            if known is not None:
-                return known
+            device = self._device_of.get(id(value))
+            if device is not None:
+                return device
             return value.detach().to(self._precision(value.dtype), copy=True)
         if type(value) in (list, tuple) and any(id(item) in self._device_of for item in value):
             return type(value)(self._device_of.get(id(item), item) for item in value)
@@ -191,7 +191,7 @@ class DeviceState:
             if isinstance(value, torch.Tensor) and value.layout == torch.strided
         ]
 
-    def bake(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    def freeze_constants(self, before: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
         """Make the attributes that changed since ``before`` constants of the program.
 
         The host's modules keep the plain values that the first forward assigned, because Python

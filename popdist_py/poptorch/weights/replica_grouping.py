@@ -93,8 +93,8 @@ _groupings: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 def grouping_of(parameter: torch.Tensor) -> Grouping | None:
     """Return how the replicas share ``parameter``; None if all have the same."""
-    found: Grouping | None = _groupings.get(parameter)
-    return found
+    grouping: Grouping | None = _groupings.get(parameter)
+    return grouping
 
 
 class GroupableParameter(nn.Parameter):
@@ -137,8 +137,8 @@ def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for name, tensor in tensors.items():
         rows.setdefault(_stem(name), []).append(tensor)
     return {
-        stem: torch.stack(found) if stem not in tensors else found[0]
-        for stem, found in rows.items()
+        stem: torch.stack(stem_rows) if stem not in tensors else stem_rows[0]
+        for stem, stem_rows in rows.items()
     }
 
 

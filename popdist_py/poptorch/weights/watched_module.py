@@ -122,7 +122,7 @@ def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> An
         fetch()
         function, arguments, *rest = super(watched, self).__reduce_ex__(protocol)
         plain = tuple(kind if argument is watched else argument for argument in arguments)
-        # pickle checks that copyreg's own function makes an object of the class it is given.
+        # pickle checks that copyreg's own function makes an object of the class in its arguments.
         return (_new_object if function.__name__ == "__newobj__" else function, plain, *rest)
 
     watched: Any = type(
