@@ -80,13 +80,18 @@ class Batching:
         )
         return size // self.num_slices
 
-    def combined_micro_batches(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Cut an input of a call into what all replicas get at once: DI x GA parts.
+    def combined_micro_batches(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> Sequence[Sequence[torch.Tensor]]:
+        """Cut the inputs of a call into what all replicas get at once, for each of DI x GA steps.
 
-        A combined micro-batch is [replica groups x micro-batch, ...].
+        A combined micro-batch of an input is [replica groups x micro-batch, ...].
         """
         steps = self.num_steps
-        return (tensor,) if steps == 1 else tensor.split(tensor.shape[0] // steps)
+        if steps == 1:
+            return [inputs]
+        parts = [tensor.split(tensor.shape[0] // steps) for tensor in inputs]
+        return [[part[step] for part in parts] for step in range(steps)]
 
     def per_replica(self, combined: torch.Tensor) -> Sequence[torch.Tensor]:
         """Cut a combined micro-batch into what each replica gets: R views [micro-batch, ...]."""
@@ -98,7 +103,7 @@ class Batching:
 
     def inputs_of_replicas(self, inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         """Return what each replica gets of the combined micro-batches of all inputs."""
-        if self.num_groups == 1:
+        if self.group_size == self.replicas:
             return [list(inputs)] * self.replicas
         parts = [self.per_replica(combined) for combined in inputs]
         return [[part[replica] for part in parts] for replica in range(self.replicas)]

@@ -364,14 +364,13 @@ class Compiler:
         recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS
 
-    def _first_inputs(self, call: Call, found: Executable) -> list[torch.Tensor]:
+    def _first_inputs(self, call: Call, found: Executable) -> Sequence[torch.Tensor]:
         """Return the first combined micro-batch of each input."""
-        return [
-            self.batching.combined_micro_batches(
-                self.transfer.to_device(tensor, widen_integers=found.widen_integers)
-            )[0]
+        leaves = [
+            self.transfer.to_device(tensor, widen_integers=found.widen_integers)
             for tensor in call.leaves
         ]
+        return self.batching.combined_micro_batches(leaves)[0]
 
     def _seed(self) -> int:
         """Return the seed of the device, equal on all instances."""

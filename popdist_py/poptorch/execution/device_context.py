@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ __all__ = ["DeviceContext", "Mode"]
 
 # Makes a context that every forward of a model runs in.
 Mode = Callable[[], AbstractContextManager[Any]]
+
+# Making a frozen value takes longer than finding it.
+_phase = cache(phase.Phase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +49,15 @@ class DeviceContext:
         Args:
             tracing: whether this is the first forward, the one that compiles the model.
         """
-        with ExitStack() as stack:
+        stack = ExitStack()
+        try:
             stack.enter_context(torch.set_grad_enabled(self.training))
             stack.enter_context(host_stream_kept(self.is_random))
             stack.enter_context(self.state.shown())
-            stack.enter_context(phase.entered(phase.Phase(self.training, tracing)))
+            stack.enter_context(phase.entered(_phase(self.training, tracing)))
             for mode in self.modes:
                 stack.enter_context(mode())
-            return stack.pop_all()
+        except BaseException:
+            stack.close()
+            raise
+        return stack

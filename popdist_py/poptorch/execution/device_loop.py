@@ -70,7 +70,7 @@ class Program:
             leaves: their tensors on the device.
         """
         batching, update = self._batching, self._update
-        slices = [batching.combined_micro_batches(tensor) for tensor in leaves]
+        micro_batches = batching.combined_micro_batches(leaves)
         collectors = [Collector(batching) for _ in range(self._num_outputs)]
         accumulation = batching.gradient_accumulation
         self.counters.begin()
@@ -78,13 +78,14 @@ class Program:
         with self._entered():
             for iteration in range(batching.device_iterations):
                 update.zero()
+                scale = update.scale
+                self.anchors.set_scale(scale)
                 for micro in range(accumulation):
                     step = iteration * accumulation + micro
                     number, self.steps_done = self.steps_done, self.steps_done + 1
-                    inputs = [parts[step] for parts in slices]
+                    inputs = micro_batches[step]
                     self.counters.input(step)
-                    self.anchors.set_scale(update.scale)
-                    outputs = self._replicas.run(call, inputs, number, update.scale)
+                    outputs = self._replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
                         # Before the outputs leave, because anchors return the updated weights.

@@ -206,7 +206,7 @@ def test_replicas_get_the_rows_of_their_group(replicas, group_size, kind, rows_o
     batching = options.batching(training=True)
     rows = torch.arange(2 * batching.num_slices)
     assert batching.micro_batch(rows.shape) == 2
-    combined = batching.combined_micro_batches(rows)
+    combined = [rows for (rows,) in batching.combined_micro_batches([rows])]
     assert [part.tolist() for part in combined] == rows.view(6, -1).tolist()
     offset = combined[4][0].item()
     for cut in (
