@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -21,11 +21,13 @@ from popdist_py.poptorch.data import loader_process
 from popdist_py.poptorch.data.loader_process import Job
 from popdist_py.poptorch.data.memory_pickle import Parcel
 from popdist_py.poptorch.data.messages import (
+    Begun,
     Channel,
     EndOfEpoch,
     Failure,
     Filled,
     GiveBack,
+    Ready,
     Start,
     Stop,
 )
@@ -107,6 +109,10 @@ class AsynchronousDataAccessor:
         self._epoch = 0
         self._begun = False  # whether an item of this epoch has been handed out
         self._iterating = False
+        self._position = 0  # items of this epoch that have been handed out
+        self._start: dict[str, Any] | None = None  # what the order of this epoch is drawn from
+        self._epochs_before = 0  # complete before the accessor was made
+        self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
 
         ours, theirs = multiprocessing.Pipe()
         self._process = _start(job, theirs, sharing_strategy)
@@ -124,6 +130,8 @@ class AsynchronousDataAccessor:
                 "a first item, be importable in a new process, and the program must guard its "
                 f"code by if __name__ == '__main__'. Details:\n{answer.traceback}"
             )
+        assert isinstance(answer, Ready)
+        self._start = answer.start
 
     def terminate(self) -> None:
         """End the loader process; the accessor cannot be iterated afterwards."""
@@ -135,7 +143,7 @@ class AsynchronousDataAccessor:
         return self._length()
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch: one that was begun and not finished is left."""
+        """Begin an epoch, or resume one: an epoch that was begun and not finished is left."""
         if not self._finalizer.still_active():
             raise Error(
                 "the AsynchronousDataAccessor has been terminated: make a new one to iterate again"
@@ -144,7 +152,15 @@ class AsynchronousDataAccessor:
         if self._begun:
             self._epoch += 1
             self._begun = False
-        self._send(Start(self._epoch))
+            self._position, self._start = 0, None
+        resume = None
+        if self._resume is not None:
+            # A number that the loader process has not begun, so that it leaves what it has loaded.
+            self._epoch += 1
+            self._epochs_before = self._resume["epoch"] - self._epoch
+            self._position, self._start = self._resume["position"], self._resume["start"]
+            resume, self._resume = (self._resume["start"], self._position), None
+        self._send(Start(self._epoch, resume))
         self._iterating = True
         return self
 
@@ -154,22 +170,59 @@ class AsynchronousDataAccessor:
         if not self._iterating:
             raise StopIteration
         while True:
-            match self._receive():
-                case Filled(epoch, slot, description):
-                    if description is not None:
-                        self._description = description
+            match self._receive_of_epoch():
+                case Filled(slot=slot):
                     self._held = slot
-                    if epoch == self._epoch:
-                        self._begun = True
-                        return read(self._slots[slot], self._description)
-                    self._give_back()  # of an epoch that was left
-                case EndOfEpoch(epoch) if epoch == self._epoch:
+                    self._begun = True
+                    self._position += 1
+                    return read(self._slots[slot], self._description)
+                case EndOfEpoch(_, start):
                     self._epoch += 1
                     self._begun = self._iterating = False
+                    self._position, self._start = 0, start
                     raise StopIteration
-                case Failure(text):
-                    self.terminate()
-                    raise AssertionError(f"An error occurred in the data fetcher:\n{text}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data: complete epochs, items of this one, and its order.
+
+        It can be saved and loaded without running code. What persistent workers draw at random
+        for themselves is not part of it.
+        """
+        if self._resume is not None:
+            return dict(self._resume)
+        while self._start is None:  # the loader process has left an epoch, and begins another
+            self._receive_of_epoch()
+        return {
+            "epoch": self._epochs_before + self._epoch,
+            "position": self._position,
+            "start": self._start,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what state_dict() returned; the next ``iter()`` goes on with the very next item.
+
+        The items before it are loaded once more and thrown away.
+        """
+        self._resume = dict(state_dict)
+
+    def _receive_of_epoch(self) -> Any:
+        """Wait for a message; return it if it is an item or the end of this epoch, else None."""
+        message = self._receive()
+        match message:
+            case Failure(text):
+                self.terminate()
+                raise AssertionError(f"An error occurred in the data fetcher:\n{text}")
+            case Begun(epoch, start) if epoch == self._epoch:
+                self._start = start
+            case Filled(epoch, slot, description):
+                if description is not None:
+                    self._description = description
+                if epoch == self._epoch:
+                    return message
+                self._send(GiveBack(slot))  # of an epoch that was left
+            case EndOfEpoch(epoch) if epoch == self._epoch:
+                return message
+        return None
 
     def _give_back(self) -> None:
         if self._held is not None:

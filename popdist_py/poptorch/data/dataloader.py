@@ -8,7 +8,7 @@ and gives each instance its own share of the data set. How tensors travel from a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.epoch_start import Draws, own_random
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     GroupedBatchSampler,
@@ -43,6 +44,36 @@ class LoadSizes:
     loaded: int | None  # per batch that torch's DataLoader loads
     rebatched: bool  # whether the accessor assembles loaded batches into combined ones
     drop_last: bool
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far an epoch has come: ``position`` batches have been handed out."""
+
+    epoch: int
+    start: dict[str, Any]
+    position: int = 0
+    is_complete: bool = False
+
+
+class _Epoch(Iterator[Any]):
+    """The batches of an epoch, counted as they are handed out."""
+
+    def __init__(self, batches: Any, place: _Place) -> None:
+        self._batches = batches
+        self._place = place
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._place.is_complete = True
+            raise
+        self._place.position += 1
+        return batch
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -97,7 +128,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         options._freeze()
         self._options = options
         self._mode = mode
-        self._accessor: Any = None
+        self._accessor: AsynchronousDataAccessor | None = None
+        self._place: _Place | None = None  # in the epoch that was begun last
+        self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
         partitioned = auto_distributed_partitioning and options.Distributed.numProcesses > 1
         shuffle = bool(shuffle)
 
@@ -175,7 +208,64 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._accessor is not None:
             return iter(self._accessor)
-        return super().__iter__()
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            return self._go_on(resume)
+        self._place = _Place(self._next_epoch, Draws.of(self).state(with_random=True))
+        return _Epoch(super().__iter__(), self._place)
+
+    @property
+    def _next_epoch(self) -> int:
+        return 0 if self._place is None else self._place.epoch + 1
+
+    def _go_on(self, state: Mapping[str, Any]) -> Iterator[Any]:
+        """Begin the epoch as it began before, and skip the batches that were handed out."""
+        start, draws = state["start"], Draws.of(self)
+        if start["random"] is None:  # taken between two epochs: this one draws from the program's
+            draws.load(start)
+            start = draws.state(with_random=True)
+            batches = super().__iter__()
+        else:
+            # The program's own random numbers go on from where they are.
+            with own_random():
+                draws.load(start)
+                batches = super().__iter__()
+                # Loaded all the same: what workers draw for later batches depends on it.
+                for _ in range(state["position"]):
+                    next(batches, None)
+        self._place = _Place(state["epoch"], start, state["position"])
+        return _Epoch(batches, self._place)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data: complete epochs, batches of this one, and its order.
+
+        It can be saved and loaded without running code. The state of the program's own random
+        numbers is the program's to save, and what persistent workers draw at random for
+        themselves is not part of it. A sampler of the program's own may have a ``state_dict()``;
+        of others, torch's attribute ``generator`` is saved.
+        """
+        if self._accessor is not None:
+            return self._accessor.state_dict()
+        if self._resume is not None:
+            return dict(self._resume)
+        if self._place is None or self._place.is_complete:
+            start = Draws.of(self).state(with_random=False)
+            return {"epoch": self._next_epoch, "position": 0, "start": start}
+        return {
+            "epoch": self._place.epoch,
+            "position": self._place.position,
+            "start": self._place.start,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what state_dict() returned; the next ``iter()`` goes on with the very next batch.
+
+        The batches before it are loaded once more and thrown away.
+        """
+        if self._accessor is not None:
+            self._accessor.load_state_dict(state_dict)
+        else:
+            self._resume = dict(state_dict)
 
     def _loader_source(self, size: int | None) -> Source:
         """Answer an accessor that asks what its loader process shall iterate.

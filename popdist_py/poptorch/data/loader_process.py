@@ -25,7 +25,9 @@ import torch
 
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
+from popdist_py.poptorch.data.epoch_start import Draws
 from popdist_py.poptorch.data.messages import (
+    Begun,
     Channel,
     EndOfEpoch,
     Failure,
@@ -131,14 +133,14 @@ class _InPlaceBatches:
     """A batch sampler that adds to every batch the slot it shall go to."""
 
     def __init__(self, batches: Iterable[Any], slots: _Slots, minimum: int) -> None:
-        self._batches = batches
+        self.batches = batches
         self._slots = slots
         self._minimum = minimum
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         # Torch asks for the first batch when the work of an earlier epoch is done or thrown away.
         self._slots.reclaim()
-        for indices in self._batches:
+        for indices in self.batches:
             if not self._minimum or len(indices) >= self._minimum:
                 yield self._slots.free.pop(), indices
 
@@ -159,6 +161,7 @@ class _InPlace:
             arguments["batch_sampler"] = self._batches
             arguments["collate_fn"] = self._collate
             self._workers = torch.utils.data.DataLoader(**arguments)
+        self.draws = Draws(self._batches.batches, self._generator, self._workers)
 
     def __iter__(self) -> Iterator[_Token]:
         if self._workers is not None:
@@ -177,6 +180,8 @@ class _Copied:
         self._items: Any = job.source
         if isinstance(job.source, LoaderArguments):
             self._items = torch.utils.data.DataLoader(**job.source.arguments)
+        is_loader = isinstance(self._items, torch.utils.data.DataLoader)
+        self.draws = Draws.of(self._items) if is_loader else Draws()
 
     def __iter__(self) -> Iterator[_Token]:
         self._ledger.reclaim()
@@ -236,28 +241,46 @@ class _Loader:
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
         self._asked = 0 if job.early_preload else -1  # the newest epoch that may be loaded
         self._sent: Any = None  # the description that the accessor knows
+        self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
+        self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
 
     def run(self) -> None:
         """Load epoch after epoch until told to stop."""
         epoch = 0
-        tokens = iter(self._source)
-        token = next(tokens, None)
+        tokens, token = self._begin()
         if token is None:
             raise ValueError("the data set is empty: it must have at least one item")
-        self._channel.send(Ready())
+        self._channel.send(Ready(self._start))
         while True:
             self._wait_for(epoch)
             epoch = self._asked
+            if self._resume is not None:  # the first item that was loaded is of another order
+                del tokens
+                tokens, token = self._begin()
             had_items = token is not None
             if self._finish(epoch, tokens, token):
-                self._channel.send(EndOfEpoch(epoch))
+                self._channel.send(EndOfEpoch(epoch, self._source.draws.state(with_random=True)))
                 epoch += 1
                 if self._job.load_indefinitely and had_items:
                     self._asked = max(self._asked, epoch)
             del tokens  # ends the workers of an epoch that was left, before the next one begins
             self._wait_for(epoch)
-            tokens = iter(self._source)
-            token = next(tokens, None)
+            tokens, token = self._begin()
+
+    def _begin(self) -> tuple[Iterator[_Token], _Token | None]:
+        """Begin an epoch; return its items, and the first of them, if any."""
+        skipped = 0
+        if self._resume is not None:
+            (start, skipped), self._resume = self._resume, None
+            self._source.draws.load(start)
+        self._start = self._source.draws.state(with_random=True)
+        tokens = iter(self._source)
+        for _ in range(skipped):
+            # Loaded all the same: what the data set draws at random for later items depends on it.
+            if (token := next(tokens, None)) is None:
+                return tokens, None
+            self._ledger.free.append(token[0])
+        return tokens, next(tokens, None)
 
     def _wait_for(self, epoch: int) -> None:
         """Answer commands until this epoch, or a later one, may be loaded."""
@@ -266,6 +289,7 @@ class _Loader:
 
     def _finish(self, epoch: int, tokens: Iterator[_Token], token: _Token | None) -> bool:
         """Send the rest of an epoch; return whether it ended, rather than another was asked for."""
+        self._channel.send(Begun(epoch, self._start))
         while token is not None:
             slot, description = token
             self._ledger.lent.add(slot)
@@ -284,8 +308,9 @@ class _Loader:
         match self._channel.receive():
             case GiveBack(slot):
                 self._ledger.give_back(slot)
-            case Start(epoch):
+            case Start(epoch, resume):
                 self._asked = max(self._asked, epoch)
+                self._resume = resume or self._resume
             case Stop():
                 raise _Stopped
 

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 __all__ = [
+    "Begun",
     "Channel",
     "EndOfEpoch",
     "Failure",
@@ -25,9 +26,13 @@ __all__ = [
 
 
 class Start(NamedTuple):
-    """Begin this epoch, leaving an unfinished one."""
+    """Begin this epoch, leaving an unfinished one.
+
+    ``resume`` is where it began before, and how many of its items are not wanted again.
+    """
 
     epoch: int
+    resume: tuple[dict[str, Any], int] | None = None
 
 
 class GiveBack(NamedTuple):
@@ -44,7 +49,16 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first item has been loaded."""
+    """The first item has been loaded; ``start`` is what the order is drawn from."""
+
+    start: dict[str, Any]
+
+
+class Begun(NamedTuple):
+    """Items of this epoch follow; ``start`` is what their order is drawn from."""
+
+    epoch: int
+    start: dict[str, Any]
 
 
 class Filled(NamedTuple):
@@ -56,9 +70,10 @@ class Filled(NamedTuple):
 
 
 class EndOfEpoch(NamedTuple):
-    """All items of this epoch have been sent."""
+    """All items of this epoch have been sent; ``start`` is what the next order is drawn from."""
 
     epoch: int
+    start: dict[str, Any]
 
 
 class Failure(NamedTuple):

@@ -6,7 +6,7 @@ processes. Which elements belong to which process is decided by ``popdist_py.sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,15 @@ import torch
 from popdist_py.poptorch.logger import logger
 from popdist_py.sharding import Shard
 
-__all__ = ["BatchDataset", "GroupedBatchSampler", "ShardSampler", "concatenate"]
+__all__ = [
+    "BatchDataset",
+    "GroupedBatchSampler",
+    "ShardSampler",
+    "concatenate",
+    "load_sampler_state",
+    "sampler_length",
+    "sampler_state",
+]
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
@@ -48,6 +56,21 @@ class ShardSampler(torch.utils.data.Sampler[int]):
             return iter(order[window.start : window.stop])
         permutation = torch.randperm(len(order), generator=self._generator)
         return (order[i] for i in permutation[window.start : window.stop].tolist())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next pass depends on: its number and the state of the generator."""
+        return {
+            "epoch": self._epoch,
+            "generator": None if self._generator is None else self._generator.get_state(),
+            "order": sampler_state(self._order),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what state_dict() returned; the next pass is the one that followed then."""
+        self._epoch = state_dict["epoch"]
+        if self._generator is not None and state_dict["generator"] is not None:
+            self._generator.set_state(state_dict["generator"])
+        load_sampler_state(self._order, state_dict["order"])
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -87,6 +110,50 @@ class GroupedBatchSampler:
         if length is None:
             raise TypeError(f"the batch sampler {type(self._batches).__name__} has no length")
         return length // self._size if self._drop_last else -(-length // self._size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the user's batch sampler."""
+        return {"batches": sampler_state(self._batches)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take what state_dict() returned."""
+        load_sampler_state(self._batches, state_dict["batches"])
+
+
+def sampler_state(sampler: Any) -> dict[str, Any]:
+    """Return what the next pass over ``sampler`` depends on.
+
+    That is its ``state_dict()``. A sampler without one is known by torch's attributes: its
+    ``generator``, its ``epoch`` (as of DistributedSampler), and the ``sampler`` that it reads.
+    """
+    if hasattr(sampler, "state_dict"):
+        return {"state_dict": sampler.state_dict()}
+    state: dict[str, Any] = {}
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        state["generator"] = generator.get_state()
+    if isinstance(epoch := getattr(sampler, "epoch", None), int):
+        state["epoch"] = epoch
+    if (inner := getattr(sampler, "sampler", None)) is not None:
+        state["sampler"] = sampler_state(inner)
+    return state
+
+
+def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
+    """Give a sampler what :func:`sampler_state` returned, as far as it is of the same kind.
+
+    A loader that was made for another number of instances may have other samplers.
+    """
+    if "state_dict" in state:
+        if hasattr(sampler, "load_state_dict"):
+            sampler.load_state_dict(state["state_dict"])
+        return
+    generator = getattr(sampler, "generator", None)
+    if "generator" in state and isinstance(generator, torch.Generator):
+        generator.set_state(state["generator"])
+    if "epoch" in state and isinstance(getattr(sampler, "epoch", None), int):
+        sampler.epoch = state["epoch"]
+    if "sampler" in state and (inner := getattr(sampler, "sampler", None)) is not None:
+        load_sampler_state(inner, state["sampler"])
 
 
 def sampler_length(sampler: Any) -> int | None:

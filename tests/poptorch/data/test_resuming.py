@@ -1,0 +1,213 @@
+"""A loader that is given the state of another goes on with the very next batch."""
+
+import io
+import itertools
+
+import pytest
+import torch
+from support.loading import ASYNC, FORK, REBATCHED, Stream, flat, numbers, read
+
+from popdist_py.poptorch import AsynchronousDataAccessor, DataLoader, Options
+from popdist_py.poptorch.data.samplers import ShardSampler
+from popdist_py.sharding import shard
+
+EPOCHS = 3
+
+
+def saved(state):
+    """Return ``state`` from a file that cannot run code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def batches_from(loader, epoch):
+    """Read the rest of the epochs, while the program draws random numbers of its own."""
+    for number in range(epoch, EPOCHS):
+        for batch in loader:
+            torch.rand(1)
+            yield number, (batch[0] if isinstance(batch, (list, tuple)) else batch).tolist()
+
+
+def assert_resumes(make, cuts):
+    """Cut a loop after each number of batches; a new loader must give what would have followed."""
+    for done in cuts:
+        torch.manual_seed(done)
+        loader = make()
+        reader = batches_from(loader, 0)
+        before = list(itertools.islice(reader, done))
+        state, random = saved(loader.state_dict()), torch.get_rng_state()
+        expected = list(reader)
+        stop(loader)
+        torch.manual_seed(99)
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert saved(resumed.state_dict())["position"] == state["position"]
+        torch.set_rng_state(random)
+        last = before[-1][0] if before else 0
+        assert list(batches_from(resumed, last)) == expected, f"after {done} batches"
+        assert resumed.state_dict()["epoch"] == EPOCHS
+        stop(resumed)
+
+
+def stop(loader):
+    if isinstance(loader, (DataLoader, AsynchronousDataAccessor)):
+        loader.terminate()
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Elements with random numbers of the process that loads them."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index + torch.rand(1, dtype=torch.double)
+
+
+WAYS = {
+    "sync": {},
+    "workers": {"num_workers": 2},
+    "workers of one epoch": {"num_workers": 2, "persistent_workers": False},
+    "async": ASYNC,
+    "async workers": {**ASYNC, "num_workers": 2},
+    "async workers of one epoch": {**ASYNC, "num_workers": 2, "persistent_workers": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shuffled_epoch_goes_on(way):
+    # Five batches in an epoch: the first of all, within the first, at its end, within the second.
+    assert_resumes(
+        lambda: DataLoader(Options(), numbers(10), batch_size=2, shuffle=True, **WAYS[way]),
+        (0, 3, 5, 8),
+    )
+
+
+def test_rebatched_items_go_on():
+    arguments = {"batch_size": 4, "rebatched_worker_size": 3, "drop_last": False, **REBATCHED}
+    assert_resumes(lambda: DataLoader(Options(), numbers(10), shuffle=True, **arguments), (1, 5))
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "async workers of one epoch"])
+def test_random_numbers_of_the_data_set_go_on(way):
+    assert_resumes(
+        lambda: DataLoader(Options(), Noisy(), batch_size=2, shuffle=True, **WAYS[way]), (3, 8)
+    )
+
+
+@pytest.mark.parametrize("way", ["sync", "workers", "async"])
+def test_shares_of_instances_go_on(way):
+    def make():
+        options = Options()
+        options.Distributed.configureProcessId(1, 2)
+        options.randomSeed(5)
+        return DataLoader(options, numbers(23), batch_size=2, shuffle=True, **WAYS[way])
+
+    assert_resumes(make, (3, 7))
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_generator_of_the_program_goes_on(way):
+    def make():
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(Options(), numbers(10), 2, shuffle=True, generator=generator, **WAYS[way])
+
+    assert_resumes(make, (3, 7))
+
+
+class Counting:
+    """A sampler with a state of its own: each pass begins one element later."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter([(i + self.passes) % 12 for i in range(12)])
+
+    def __len__(self):
+        return 12
+
+    def state_dict(self):
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state):
+        self.passes = state["passes"]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("di", [1, 2])
+def test_a_sampler_of_the_program_goes_on(way, di):
+    def make():
+        batches = torch.utils.data.BatchSampler(Counting(), 2, drop_last=True)
+        options = Options().deviceIterations(di)
+        return DataLoader(options, numbers(12), batch_sampler=batches, **WAYS[way])
+
+    assert_resumes(make, (2, 8 // di))
+
+
+@pytest.mark.parametrize("way", ["sync", "workers", "async"])
+def test_a_stream_goes_on(way):
+    assert_resumes(lambda: DataLoader(Options(), Stream(9), batch_size=2, **WAYS[way]), (1, 6))
+
+
+def test_an_accessor_of_a_plain_iterable_goes_on():
+    source = [torch.tensor([i]) for i in range(5)]
+    assert_resumes(lambda: AsynchronousDataAccessor(source, **FORK), (0, 2, 5, 7))
+
+
+@pytest.mark.parametrize("early_preload", [True, False])
+def test_what_was_loaded_ahead_is_left(early_preload):
+    def make():
+        loader = DataLoader(Options(), numbers(10), batch_size=2, shuffle=True)
+        return AsynchronousDataAccessor(loader, early_preload=early_preload, buffer_size=2, **FORK)
+
+    assert_resumes(make, (2, 6))
+
+
+@pytest.mark.parametrize("way", ["sync", "workers", "async"])
+def test_a_loader_in_use_goes_back(way):
+    loader = DataLoader(Options(), numbers(10), batch_size=2, shuffle=True, **WAYS[way])
+    first = itertools.islice(loader, 2)
+    seen = read(first)
+    state = saved(loader.state_dict())
+    assert (state["epoch"], state["position"]) == (0, 2)
+    others = read(loader)
+    loader.load_state_dict(state)
+    again = read(loader)
+    assert len(again) == 3
+    assert sorted(flat(seen + again)) == list(range(10))
+    assert len(others) == 5
+    assert loader.state_dict()["epoch"] == 1
+    loader.terminate()
+
+
+def test_an_epoch_that_was_left_and_begun_anew_has_a_state():
+    loader = DataLoader(Options(), numbers(10), batch_size=2, **ASYNC)
+    next(iter(loader))
+    batches = iter(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 0)
+    assert state["start"] is not None
+    assert read(batches) == [[i, i + 1] for i in range(0, 10, 2)]
+    loader.terminate()
+
+
+def test_a_sampler_of_a_share_goes_on():
+    share = shard(11, num_processes=2, process=1, step=2, drop_last=True)
+    sampler = ShardSampler(range(11), share, 5)
+    list(sampler)
+    state = saved(sampler.state_dict())
+    expected = [list(sampler) for _ in range(2)]
+    other = ShardSampler(range(11), share, 6)
+    other.load_state_dict(state)
+    assert [list(other) for _ in range(2)] == expected
+
+
+def test_a_state_of_another_kind_of_sampler_is_no_error():
+    shuffled = DataLoader(Options(), numbers(10), batch_size=2, shuffle=True)
+    plain = DataLoader(Options(), numbers(10), batch_sampler=[[0, 1], [2, 3]])
+    plain.load_state_dict(shuffled.state_dict())
+    assert read(plain) == [[0, 1], [2, 3]]
