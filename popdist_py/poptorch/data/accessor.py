@@ -122,16 +122,16 @@ class AsynchronousDataAccessor:
         self._finalizer = util.Finalize(
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )
-        answer = self._receive()
-        if isinstance(answer, Failure):
+        first = self._receive()
+        if isinstance(first, Failure):
             self.terminate()
             raise Error(
                 "AsynchronousDataAccessor worker thread failed to start: the data set must yield "
                 "a first item, be importable in a new process, and the program must guard its "
-                f"code by if __name__ == '__main__'. Details:\n{answer.traceback}"
+                f"code by if __name__ == '__main__'. Details:\n{first.traceback}"
             )
-        assert isinstance(answer, Ready)
-        self._start = answer.start
+        assert isinstance(first, Ready)
+        self._start = first.start
 
     def terminate(self) -> None:
         """End the loader process; the accessor cannot be iterated afterwards."""

@@ -285,9 +285,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 "rebatched_size, or use drop_last=True"
             )
         # A loader in an asynchronous mode holds its accessor: no cycle, so that both end promptly.
-        known = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
+        reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
         # Of a loader that rebatches, the length counts the rebatched ones already.
-        length = partial(length_of, known, None if self._sizes.rebatched else size)
+        length = partial(length_of, reference, None if self._sizes.rebatched else size)
         if type(self).__iter__ is not DataLoader.__iter__:
             return Source(items=self, drop_last=self._sizes.drop_last, length=length)
         return loader_source(self, size, drop_last=self._sizes.drop_last, length=length)

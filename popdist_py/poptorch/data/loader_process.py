@@ -54,10 +54,10 @@ class Job:
         rebatched_size: elements of the batches to assemble from the items; None to pass them on.
         drop_last: whether a last batch with fewer elements is left out when rebatching.
         in_place: whether the source is a map-style DataLoader that can collate into slots.
-        load_indefinitely: whether to begin the next epoch without being asked.
-        early_preload: whether to begin the first one without being asked.
+        load_indefinitely: whether the next epoch begins without a message of the accessor.
+        early_preload: whether the first one begins without a message of the accessor.
         seed: of the random numbers of this process.
-        start_method: how a DataLoader starts its workers, if it is not told.
+        start_method: how a DataLoader starts its workers, unless its arguments say so.
         parsers: the registered custom types.
     """
 
@@ -172,7 +172,7 @@ class _InPlace:
 
 
 class _Copied:
-    """Items of any iterable, rebatched if asked for, copied into slots."""
+    """Items of any iterable, rebatched if the job says so, copied into slots."""
 
     def __init__(self, job: Job, ledger: _Slots) -> None:
         self._job = job
@@ -239,8 +239,8 @@ class _Loader:
         self._channel = channel
         self._ledger = _Slots(len(job.slots))
         self._source = (_InPlace if job.in_place else _Copied)(job, self._ledger)
-        self._asked = 0 if job.early_preload else -1  # the newest epoch that may be loaded
-        self._sent: Any = None  # the description that the accessor knows
+        self._newest = 0 if job.early_preload else -1  # the last epoch that may be loaded
+        self._sent: Any = None  # the description that the accessor got last
         self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
         self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
 
@@ -253,7 +253,7 @@ class _Loader:
         self._channel.send(Ready(self._start))
         while True:
             self._wait_for(epoch)
-            epoch = self._asked
+            epoch = self._newest
             if self._resume is not None:  # the first item that was loaded is of another order
                 del tokens
                 tokens, token = self._begin()
@@ -262,7 +262,7 @@ class _Loader:
                 self._channel.send(EndOfEpoch(epoch, self._source.draws.state(with_random=True)))
                 epoch += 1
                 if self._job.load_indefinitely and had_items:
-                    self._asked = max(self._asked, epoch)
+                    self._newest = max(self._newest, epoch)
             del tokens  # ends the workers of an epoch that was left, before the next one begins
             self._wait_for(epoch)
             tokens, token = self._begin()
@@ -284,11 +284,11 @@ class _Loader:
 
     def _wait_for(self, epoch: int) -> None:
         """Answer commands until this epoch, or a later one, may be loaded."""
-        while self._asked < epoch:
+        while self._newest < epoch:
             self._answer()
 
     def _finish(self, epoch: int, tokens: Iterator[_Token], token: _Token | None) -> bool:
-        """Send the rest of an epoch; return whether it ended, rather than another was asked for."""
+        """Send the rest of an epoch; return False if the accessor wants a later one instead."""
         self._channel.send(Begun(epoch, self._start))
         while token is not None:
             slot, description = token
@@ -298,7 +298,7 @@ class _Loader:
             self._sent = description
             while self._channel.ready() or len(self._ledger.lent) >= self._job.buffer_size:
                 self._answer()
-            if self._asked > epoch:
+            if self._newest > epoch:
                 return False
             token = next(tokens, None)
         return True
@@ -309,7 +309,7 @@ class _Loader:
             case GiveBack(slot):
                 self._ledger.give_back(slot)
             case Start(epoch, resume):
-                self._asked = max(self._asked, epoch)
+                self._newest = max(self._newest, epoch)
                 self._resume = resume or self._resume
             case Stop():
                 raise _Stopped

@@ -33,7 +33,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         order: every index of the data set in reading order (a range, or the user's own sampler,
             which must give the same order on every process).
         shard: the share of this process.
-        seed: None for the given order. Otherwise every process draws the same permutation of the
+        seed: None to keep that order. Otherwise every process draws the same permutation of the
             whole data set from this seed, a new one each epoch, and takes its own window of it.
 
     Source of the rule: PopTorch's DataLoader (``_SubDataset``).
@@ -123,7 +123,7 @@ class GroupedBatchSampler:
 def sampler_state(sampler: Any) -> dict[str, Any]:
     """Return what the next pass over ``sampler`` depends on.
 
-    That is its ``state_dict()``. A sampler without one is known by torch's attributes: its
+    That is its ``state_dict()``. Of a sampler without one, torch's attributes are read: its
     ``generator``, its ``epoch`` (as of DistributedSampler), and the ``sampler`` that it reads.
     """
     if hasattr(sampler, "state_dict"):
@@ -177,7 +177,7 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
         self._collate_fn = collate_fn
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
-        """Return the batch of the given elements."""
+        """Return the batch of the elements with these indices."""
         return self._collate_fn([self.dataset[index] for index in indices])
 
 

@@ -1,4 +1,4 @@
-"""What a loader process iterates for a data set: the answer to one question, as a value.
+"""What a loader process iterates for a data set, decided once and handed on as a value.
 
 Decisions on data sets and torch's loaders only; no processes, no shared memory. A loader with
 rules of its own answers ``_loader_source(size)``, so that nothing here has to know it.

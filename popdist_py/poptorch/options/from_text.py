@@ -28,9 +28,9 @@ def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
         ConfigFileError: a line is no valid Python.
     """
     lines = [line.strip() for line in path.read_text().splitlines()]
-    kept = [line for line in lines if line and not line.startswith("#")]
+    calls = [line for line in lines if line and not line.startswith("#")]
     namespace = {**names, "options": options}
-    for number, line in enumerate(kept, start=1):
+    for number, line in enumerate(calls, start=1):
         try:
             code = compile(f"options.{line}", path.name, "exec")
         except SyntaxError as error:
@@ -61,9 +61,9 @@ def _argument(value: Any) -> Any:
 
 def engine_options(wanted: Mapping[str, str]) -> dict[str, str]:
     """Return ``wanted`` with what ``POPLAR_ENGINE_OPTIONS`` sets, which takes precedence."""
-    given = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
+    overriding = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
     merged = dict(wanted)
-    for name, value in given.items():
+    for name, value in overriding.items():
         if name in merged and merged[name] != value:
             logger.warning(
                 "%s=%s is overridden by POPLAR_ENGINE_OPTIONS: %s", name, merged[name], value

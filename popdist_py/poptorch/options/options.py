@@ -1,6 +1,6 @@
 """Options: what a program says about how its model runs. Groups live in ``groups.py``.
 
-Every default of an option stands here, once.
+Every default of an option stands here, once, and one setter for each option: hence the length.
 """
 
 from __future__ import annotations
@@ -248,9 +248,9 @@ class Options(OptionStore):
         )
         proportions: dict[int, float] = {}
         for key, value in available_memory_proportion.items():
-            found = re.fullmatch(r"IPU(\d+)", str(key))
-            assert found is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
-            proportions[int(found[1])] = value
+            ipu = re.fullmatch(r"IPU(\d+)", str(key))
+            assert ipu is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+            proportions[int(ipu[1])] = value
         self.set(available_memory_proportion=proportions)
         return self
 
@@ -467,9 +467,9 @@ def _output_mode(mode: enums.OutputMode, period: int | None) -> tuple[enums.Outp
     """Check an output mode and its period; return both as they are stored."""
     assert isinstance(mode, enums.OutputMode), f"Invalid output mode {mode!r}"
     if mode == enums.OutputMode.EveryN:
-        given = period if isinstance(period, int) else 0
-        assert given > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
-        return mode, given
+        every = period if isinstance(period, int) else 0
+        assert every > 0, f"OutputMode.EveryN needs a positive output_return_period, got {period!r}"
+        return mode, every
     if period is not None and period != 1:
         logger.info("output_return_period is ignored: the output mode is %s", mode.name)
     return mode, 1
