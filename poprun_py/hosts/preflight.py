@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from poprun_py.atomic_file import write_whole
 from poprun_py.errors import StartError
 from poprun_py.hosts import host_probe
 from poprun_py.hosts.host_list import LOCALHOST, Host
@@ -165,11 +166,7 @@ def _remember(report: HostReport) -> None:
     if report.facts is None or report.host.is_local:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        path = _cache_file(report.host.name)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(report.facts), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(_cache_file(report.host.name), json.dumps(report.facts))
 
 
 def remembered_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:

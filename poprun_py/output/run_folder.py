@@ -5,11 +5,11 @@ Bytes are written through at once: the files are complete even if the launcher i
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import BinaryIO
 
+from poprun_py.atomic_file import write_whole
 from poprun_py.errors import UsageError
 
 __all__ = ["RunFolder"]
@@ -81,12 +81,7 @@ class RunFolder:
     def save_report(self, text: str) -> None:
         """Write ``report.json`` in one step, also if somebody removed the folder."""
         if self.path is not None:
-            temporary = self.path / f".report.json.{os.getpid()}"
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                temporary.write_text(text, encoding="utf-8")
-                temporary.replace(self.path / "report.json")
+                write_whole(self.path / "report.json", text)
             except OSError as error:
                 self.trouble = f"--output-dir {self.path} has no report: {error.strerror}"
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
