@@ -31,7 +31,6 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
@@ -117,7 +116,7 @@ class Compiler:
         Raises:
             Error, AssertionError: the model, its options and its arguments do not fit.
         """
-        session.check(self.options._Popart.options)
+        self.options._Popart.check()
         batching = self.batching
         batching.check()
         for tensor in call.leaves:
@@ -178,7 +177,7 @@ class Compiler:
                 strategy,
                 self.model,
                 self.training,
-                self.options,
+                self.options.overlap_conditions(self.training),
                 inputs=leaves,
                 module_scopes=self.options._module_namescope_enabled,
             ) as placement:

@@ -112,7 +112,9 @@ class TrainingSetup:
     def _scaler(self) -> AutomaticLossScaling | None:
         if not self._scales_automatically:
             return None
-        return AutomaticLossScaling(self.communicator, self.options._Popart.options)
+        return AutomaticLossScaling(
+            self.communicator, **self.options.Training.automatic_loss_scaling_settings
+        )
 
     @property
     def _has_half_accumulators(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options import session
 from popdist_py.poptorch.options.store import OptionStore
 
 __all__ = [
@@ -58,6 +59,14 @@ class _PopartOptions(OptionStore):
     def update(self, key: str, entries: Mapping[str, Any]) -> None:
         """Add ``entries`` to the session option ``key``, which holds a dictionary."""
         self.set(key, {**self.options.get(key, {}), **entries})
+
+    def check(self) -> None:
+        """Check the names of all session options that were set.
+
+        Raises:
+            Error: an unknown name.
+        """
+        session.check(self.options)
 
     def setEngineOptions(self, engine_options: Mapping[str, str]) -> _PopartOptions:
         """Set the options of the engine."""
@@ -160,6 +169,21 @@ class _TrainingOptions(_SessionGroup):
     def automatic_loss_scaling(self) -> bool:
         """Whether the loss scaling adapts while training."""
         return bool(self._popart.options.get("automaticLossScalingSettings.enabled"))
+
+    @property
+    def automatic_loss_scaling_settings(self) -> dict[str, Any]:
+        """How the loss scaling adapts: what was set, by the names of AutomaticLossScaling."""
+        kinds = {
+            "bin_edge_location": ("binEdgeLocation", float),
+            "threshold_upper_count_proportion": ("thresholdUpperCountProportion", float),
+            "update_period": ("updatePeriod", int),
+        }
+        values = self._popart.options
+        return {
+            name: kind(values[f"automaticLossScalingSettings.{key}"])
+            for name, (key, kind) in kinds.items()
+            if f"automaticLossScalingSettings.{key}" in values
+        }
 
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
         """Spread convolutions over tiles; no numeric effect."""

@@ -31,6 +31,7 @@ from popdist_py.poptorch.options.groups import (
 )
 from popdist_py.poptorch.options.store import OptionStore
 from popdist_py.poptorch.placement import strategies
+from popdist_py.poptorch.placement.overlapped_io import OverlapConditions
 
 __all__ = [
     "ConfigFileError",
@@ -413,6 +414,16 @@ class Options(OptionStore):
         """Apply ``{"Training.gradientAccumulation": 2, ...}``: dotted setters and arguments."""
         from_text.apply_json(self, string)
         return self
+
+    def overlap_conditions(self, training: bool) -> OverlapConditions:
+        """Return what these options say of overlapped I/O."""
+        default = enums.OutputMode.Final if training else enums.OutputMode.All
+        mode = self.output_mode
+        return OverlapConditions(
+            is_pipelined=self._execution_strategy.is_pipelined,
+            has_io_tiles=self.TensorLocations.exists("numIOTiles"),
+            output_mode=default if mode == enums.OutputMode.Default else mode,
+        )
 
     # -- what the launcher decides ------------------------------------------------------------
 

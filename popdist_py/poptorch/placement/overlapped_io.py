@@ -118,16 +118,30 @@ class _Uses(TorchFunctionMode):
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class OverlapConditions:
+    """What a model's options say of overlapped I/O.
+
+    Attributes:
+        is_pipelined: whether its stages run at the same time.
+        has_io_tiles: whether tiles are set apart for input and output.
+        output_mode: which outputs return; the default is resolved.
+    """
+
+    is_pipelined: bool
+    has_io_tiles: bool
+    output_mode: OutputMode
+
+
 @contextmanager
 def checked_overlap(
-    module: Any, options: Any, training: bool, inputs: Sequence[torch.Tensor]
+    module: Any, conditions: OverlapConditions, inputs: Sequence[torch.Tensor]
 ) -> Iterator[None]:
     """Check the marks that the enclosed forward of ``module`` sets.
 
     Args:
         module: the user's module; another callable is not checked.
-        options: the model's options.
-        training: whether a backward pass follows.
+        conditions: what the model's options say.
         inputs: the tensors of the forward's arguments.
 
     Raises:
@@ -149,10 +163,10 @@ def checked_overlap(
     finally:
         _current.record = previous
         hook.remove()
-    _check(record, options, training)
+    _check(record, conditions)
 
 
-def _check(record: _Record, options: Any, training: bool) -> None:
+def _check(record: _Record, conditions: OverlapConditions) -> None:
     for mark in record.marks:
         if mark.function == "set_overlap_for_input":
             _check_input(record, mark)
@@ -160,7 +174,7 @@ def _check(record: _Record, options: Any, training: bool) -> None:
             _check_output(record, mark)
     for mark in record.marks:
         if mark.mode != OverlapMode.NoOverlap:
-            _check_options(mark, options, training)
+            _check_conditions(mark, conditions)
 
 
 def _check_input(record: _Record, mark: _Mark) -> None:
@@ -194,20 +208,18 @@ def _index(tensors: list[torch.Tensor], wanted: torch.Tensor) -> int | None:
     return next((i for i, tensor in enumerate(tensors) if tensor is wanted), None)
 
 
-def _check_options(mark: _Mark, options: Any, training: bool) -> None:
-    if options._execution_strategy.is_pipelined:
+def _check_conditions(mark: _Mark, conditions: OverlapConditions) -> None:
+    if conditions.is_pipelined:
         raise Error(
             f"poptorch.{mark.function} is not supported with poptorch.PipelinedExecution: use "
             "poptorch.ShardedExecution"
         )
-    if not options.TensorLocations.exists("numIOTiles"):
+    if not conditions.has_io_tiles:
         raise Error(
             f"No IO tiles allocated: poptorch.{mark.function} needs at least {_MIN_IO_TILES}, set "
             "by poptorch.Options.TensorLocations.numIOTiles()"
         )
-    default = OutputMode.Final if training else OutputMode.All
-    mode = default if options.output_mode == OutputMode.Default else options.output_mode
-    if mode not in (OutputMode.All, OutputMode.Sum):
+    if conditions.output_mode not in (OutputMode.All, OutputMode.Sum):
         raise Error(
             f"poptorch.{mark.function} needs the output mode All or Sum: set it with "
             "poptorch.Options.outputMode()"

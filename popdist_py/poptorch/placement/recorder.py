@@ -21,7 +21,7 @@ from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.operation_names import OperationNames
 from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
-from popdist_py.poptorch.placement.overlapped_io import checked_overlap
+from popdist_py.poptorch.placement.overlapped_io import OverlapConditions, checked_overlap
 from popdist_py.poptorch.placement.place import BlockPlace, Placement, Strategy
 
 __all__ = ["current_recorder", "on_host", "record_placement"]
@@ -180,7 +180,7 @@ def record_placement(
     strategy: Strategy,
     module: Any,
     training: bool,
-    options: Any = None,
+    overlap: OverlapConditions | None = None,
     *,
     inputs: Sequence[torch.Tensor],
     watch: Watch = lambda *_: None,
@@ -192,7 +192,7 @@ def record_placement(
         strategy: the execution strategy.
         module: the user's module, or any callable.
         training: whether a backward pass follows.
-        options: the model's options; None leaves the rules of overlapped I/O unchecked.
+        overlap: what the options say of overlapped I/O; None leaves its rules unchecked.
         inputs: the tensors of the forward's arguments, those inside custom types included.
         watch: told the name and the value of every operation's result.
         module_scopes: whether the names of operations begin with those of their modules.
@@ -213,7 +213,7 @@ def record_placement(
     previous, _current.recorder = _current.recorder, recorder
     try:
         with (
-            checked_overlap(module, options, training, inputs) if options else nullcontext(),
+            checked_overlap(module, overlap, inputs) if overlap else nullcontext(),
             recorder.names.following_modules(),
             recorder,
         ):

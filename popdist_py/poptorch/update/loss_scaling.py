@@ -7,8 +7,7 @@ gradients and adapts a factor; reducing and updating is ``training.py``'s.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from popdist_py.poptorch.update.gradients import Gradients
 
 __all__ = ["AutomaticLossScaling"]
 
-_SETTINGS: Final = "automaticLossScalingSettings."
 # The largest power of two that half holds; scales stay between it and its inverse.
 _LARGEST: Final = 2.0**15
 
@@ -28,20 +26,29 @@ class AutomaticLossScaling:
 
     Args:
         communicator: the other instances.
-        settings: session options: binEdgeLocation (as a part of half's largest value, 0.125),
-            thresholdUpperCountProportion (of all elements, 1e-7), updatePeriod (in steps, 1).
+        bin_edge_location: the value from which elements count as large, as a part of half's
+            largest value.
+        threshold_upper_count_proportion: how many of all elements may be large, as a part of 1.
+        update_period: the factor is adapted once in so many steps.
 
     Attributes:
         factor: a power of two.
     """
 
-    def __init__(self, communicator: Communicator, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        *,
+        bin_edge_location: float = 0.125,
+        threshold_upper_count_proportion: float = 1e-7,
+        update_period: int = 1,
+    ) -> None:
         self.factor = 1.0
         self._communicator = communicator
         largest = torch.finfo(torch.float16).max
-        self._edge = largest * float(settings.get(f"{_SETTINGS}binEdgeLocation", 0.125))
-        self._allowed = float(settings.get(f"{_SETTINGS}thresholdUpperCountProportion", 1e-7))
-        self._period = int(settings.get(f"{_SETTINGS}updatePeriod", 1))
+        self._edge = largest * bin_edge_location
+        self._allowed = threshold_upper_count_proportion
+        self._period = update_period
         self._steps = 0
 
     @property

@@ -33,7 +33,9 @@ def check(forward, *, options=None, training=False, strategy=None):
     module = Overlapped(forward)
     options = options or io_options(strategy)
     inputs = torch.ones(2), torch.ones(2)
-    with record_placement(PipelinedExecution(), module, training, options, inputs=inputs):
+    with record_placement(
+        PipelinedExecution(), module, training, options.overlap_conditions(training), inputs=inputs
+    ):
         module(*inputs)
 
 

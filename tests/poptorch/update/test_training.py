@@ -12,8 +12,6 @@ from popdist_py.poptorch.update.gradients import SharedGradients, TreeGradients
 from popdist_py.poptorch.update.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.update.training import Training
 
-SETTING = "automaticLossScalingSettings."
-
 
 class Others:
     """A communicator whose other instance has the same gradients."""
@@ -115,7 +113,7 @@ def test_local_sums_can_be_changed_in_place(kind, values, sums):
 @pytest.mark.parametrize(("largest", "factor"), [(1.0, 2.0), (60000.0, 0.5), (float("nan"), 0.5)])
 def test_the_scaler_looks_at_every_replica_and_adapts(kind, largest, factor):
     others = Others()
-    scaler = AutomaticLossScaling(others, {})
+    scaler = AutomaticLossScaling(others)
     too_large = scaler.overflows(gradients_of([0.0, largest], kind))
     scaler.adapt(too_large, 1.0)
     assert scaler.factor == factor
@@ -124,7 +122,7 @@ def test_the_scaler_looks_at_every_replica_and_adapts(kind, largest, factor):
 
 def test_the_scaler_looks_at_the_end_of_a_period_only():
     others = Others()
-    scaler = AutomaticLossScaling(others, {f"{SETTING}updatePeriod": 3})
+    scaler = AutomaticLossScaling(others, update_period=3)
     gradients = gradients_of([1.0], SharedGradients)
     factors = []
     for _ in range(6):
@@ -136,6 +134,6 @@ def test_the_scaler_looks_at_the_end_of_a_period_only():
 
 @pytest.mark.parametrize(("own", "too_large"), [(2.0**15, False), (2.0**-15, True)])
 def test_the_scale_stays_in_the_range_of_half(own, too_large):
-    scaler = AutomaticLossScaling(Others(), {})
+    scaler = AutomaticLossScaling(Others())
     scaler.adapt(too_large, own)
     assert scaler.factor == 1.0
