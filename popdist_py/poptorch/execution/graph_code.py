@@ -20,7 +20,7 @@ from torch import fx
 __all__ = ["function_of"]
 
 _ATEN: Final = torch.ops.aten
-# Element by element, so that they may run before a view instead of behind it.
+# These work element by element, so that they may run before a view instead of after it.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -281,7 +281,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
             found.setdefault(gradient, []).append(index)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            # It may be their memory that is written to.
+            # The operation may write to the memory of these gradients.
             for before in [other for other in found if other < node]:
                 del found[before]
         if node.target is _ATEN.scalar_tensor.default:
