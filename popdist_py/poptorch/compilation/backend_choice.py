@@ -70,7 +70,7 @@ def choose_backend(
     loop = Candidate(reference.name, reference.make(model, call, inputs))
     alternatives, reasons = _alternatives(wanted, model, quick_capture=quick_capture)
     if alternatives:
-        # Operations that torch vectorises one by one are slow, which is measured here.
+        # torch would warn of operations that it vectorises slowly; measuring shows them.
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
         tuner = _Autotuner(model, call, inputs)
         with _silent():
@@ -218,7 +218,7 @@ class _Autotuner:
         """
         outputs, gradients, rest = self._once(replicas, self._inputs)[1]
         others = [_other(tensor) for tensor in self._inputs]
-        # Not in place: other instances may be reading these very weights.
+        # Weights are replaced, not changed in place: other instances may read this memory.
         saved = [parameter.data for parameter in self._parameters]
         try:
             for parameter in self._parameters:

@@ -56,7 +56,7 @@ class TrainingSetup:
         used = _same_group(trace.used_parameters, state)
         groups = parameter_groups(self.optimizer, state.device_tensors, used)
         parameters = [parameter for group in groups for parameter in group]
-        # What nobody updates needs no gradient.
+        # A parameter that is not updated needs no gradient.
         trained = {id(parameter) for parameter in parameters}
         for parameter in used.values():
             parameter.requires_grad_(id(parameter) in trained)
@@ -105,7 +105,7 @@ class TrainingSetup:
             # The bits of an update may depend on where its slice begins.
             and not self.options.Emulator.deterministic_reduction
             and not state.has_groups
-            # Every instance's forward would change the weights of all.
+            # The forward of every instance would change the weights of all.
             and not trace.modified_parameters
         )
 
@@ -139,7 +139,7 @@ class TrainingSetup:
     def _overlap(self) -> bool | None:
         """Whether gradients are reduced while backward runs; None: what measures faster."""
         if self._has_half_accumulators or self._scales_automatically:
-            # Both look at an instance's own gradients, when all replicas have added theirs.
+            # Both read an instance's own gradients, after all local replicas have added theirs.
             return False
         return self._settings.gradient_overlap
 

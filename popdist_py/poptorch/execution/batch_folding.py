@@ -132,6 +132,6 @@ def _fold(value: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     with temporarily_pop_interpreter_stack():
         if not _is_batched(value):
             plain = plain.unsqueeze(0).expand(size, *plain.shape)
-        # The replicas right before the batch, so that both become one dimension.
+        # The replicas move right before the batch, so that both become one dimension.
         together: torch.Tensor = plain.movedim(at, dim).flatten(dim, dim + 1)
         return together

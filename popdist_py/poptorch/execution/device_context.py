@@ -23,7 +23,7 @@ __all__ = ["DeviceContext", "Mode"]
 # Makes a context that every forward of a model runs in.
 Mode = Callable[[], AbstractContextManager[Any]]
 
-# Making a frozen value takes longer than finding it.
+# Every call needs one, and making a frozen value takes longer than looking it up.
 _phase = cache(phase.Phase)
 
 

@@ -58,7 +58,7 @@ class Program:
         self._replicas = replicas
         self._update = training or NoUpdate()
         self._context = context
-        # Entering the context is a large part of the time of a small model's call.
+        # Entering the context takes a large part of the time of a small model's call.
         self._is_bare = not (replicas.needs_context or context.is_random or context.modes)
         self._num_outputs = num_outputs
 
@@ -88,7 +88,7 @@ class Program:
                     outputs = self._replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
-                        # Before the outputs leave, because anchors return the updated weights.
+                        # The outputs leave after the update: anchors return the new weights.
                         update.step(number)
                     self.anchors.after_step(step, inputs, outputs)
                     self.counters.output(step)

@@ -1,6 +1,12 @@
 """From a captured graph to a Python function with as few and as cheap operations as possible.
 
-Every rewriting keeps the values; whether the result is right is tested by whoever captures.
+Every rewriting keeps the values; the choice of a back end tests whether the result is right.
+
+torch.fx's own code generation (CSEPass, ``GraphModule.recompile()``) is not used because it is
+slower: forward and backward of three linear layers take 1.20 times as long with it at a width of 16
+and 1.06 times at 256 (medians of 30 interleaved repetitions of 300 runs, one thread). It looks
+every operation up as ``torch.ops.aten.name``, where this code calls a bound local function, and it
+cannot name the bindings below torch's overloads.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from torch import fx
 __all__ = ["function_of"]
 
 _ATEN: Final = torch.ops.aten
-# Element by element, so that they may run before a view instead of behind it.
+# These work element by element, so that they may run before a view instead of after it.
 _POINTWISE: Final = frozenset(
     {
         _ATEN.relu.default,
@@ -275,7 +281,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
             found.setdefault(gradient, []).append(index)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            # It may be their memory that is written to.
+            # The operation may write to the memory of these gradients.
             for before in [other for other in found if other < node]:
                 del found[before]
         if node.target is _ATEN.scalar_tensor.default:

@@ -36,7 +36,7 @@ class GraphReplicas:
         RuntimeError: what the model does cannot be captured.
     """
 
-    # Nothing of the user's runs: neither modules nor functions that a mode could watch.
+    # A graph runs no module of the user's, and no function that a mode could watch.
     needs_context = False
 
     def __init__(

@@ -24,7 +24,7 @@ from popdist_py.poptorch.weights.device_state import DeviceState
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
-# For each output tensor of the model, that of every local replica.
+# For each output tensor of the model, the values of all local replicas.
 Outputs = Sequence[Values]
 # Runs the model on the arguments of a call, with the tensors of one micro-batch in their places.
 Forward = Callable[[Call, Sequence[torch.Tensor]], Any]

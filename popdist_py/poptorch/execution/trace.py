@@ -120,7 +120,7 @@ def trace(
         needs_python=phase.take_python_required() or bool(changed_weights),
     )
     unknown = [weakref.ref(leaf) for leaf in leaves if _place(leaf) not in known | made.storages]
-    # Some of torch's transformations show nothing of what they make, but nobody else holds that.
+    # Some of torch's transformations hide where their results lie, but nobody else holds these.
     del result, loss, leaves
     if any(leaf() is not None for leaf in unknown):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
@@ -165,7 +165,7 @@ def _run(
 ) -> tuple[Any, torch.Tensor | None]:
     """Return what the forward returns, and the loss of a training model."""
     recorder = LossRecorder()
-    # trace() itself puts the host's random stream back.
+    # trace() itself restores the host's random stream.
     context = DeviceContext(state=state, training=training, is_random=False)
     with context.enter(tracing=True) as stack:
         if training:

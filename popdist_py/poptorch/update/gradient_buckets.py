@@ -21,7 +21,7 @@ from popdist_py.collectives.background import Handle
 __all__ = ["Autotuner", "Buckets"]
 
 _BUCKET_BYTES = 8 * 1024 * 1024
-# The autotuner decides after _STEPS steps of each way, or after _FEW_STEPS if they took long.
+# The autotuner decides after _STEPS steps of each choice, or after _FEW_STEPS if they took long.
 _FEW_STEPS, _STEPS, _LONG_SECONDS = 2, 4, 1.0
 
 
@@ -127,7 +127,7 @@ def _span(views: Sequence[torch.Tensor]) -> Array:
 
 
 class Autotuner:
-    """Chooses between two ways by timing the first steps of each; all instances choose alike.
+    """Makes a choice by timing the first steps without and with it; all instances choose alike.
 
     Args:
         agree: returns the largest of a number over all instances.
@@ -141,11 +141,11 @@ class Autotuner:
         self._start = 0.0
 
     def begin(self) -> bool:
-        """Start a step; return whether it goes the second way."""
+        """Start a step; return whether it runs with what is chosen about."""
         if self._choice is not None:
             return self._choice
         self._start = time.perf_counter()
-        # Even steps one way, odd ones the other: what else changes meanwhile meets both.
+        # Even steps run without, odd ones with it: what else changes meanwhile meets both.
         return len(self._times) % 2 == 1
 
     def end(self) -> None:
@@ -153,10 +153,10 @@ class Autotuner:
         if self._choice is not None:
             return
         self._times.append(time.perf_counter() - self._start)
-        measured = self._times[2:]  # the first step of each way warms up
+        measured = self._times[2:]  # the first step of each kind warms up
         if len(measured) == 2 * _STEPS or (
             len(measured) == 2 * _FEW_STEPS and self._agree(sum(measured)) > _LONG_SECONDS
         ):
             # What disturbs a step only makes it longer.
-            first, second = (min(measured[way::2]) for way in (0, 1))
-            self._choice = self._agree(second) < self._agree(first)
+            without, with_it = (min(measured[kind::2]) for kind in (0, 1))
+            self._choice = self._agree(with_it) < self._agree(without)

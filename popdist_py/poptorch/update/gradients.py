@@ -22,7 +22,8 @@ from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
 
 __all__ = ["Gradients", "SharedGradients", "TreeGradients"]
 
-# A gradient of this size is worth a call of its own when it leaves the cache.
+# A gradient of at least this size is moved while backward runs and the cache still holds it; for a
+# smaller one a call of its own takes longer than it saves.
 _LARGE_BYTES = 1 << 20
 
 
@@ -121,7 +122,7 @@ class SharedGradients:
             )
             if self._buckets is not None or view.nbytes >= _LARGE_BYTES
         ]
-        # Parameters outlive their optimiser, and must not keep its buffers alive.
+        # Parameters outlive their optimiser: hooks that stay would keep its buffers alive.
         weakref.finalize(self, _remove, handles)
 
     @torch.no_grad()

@@ -96,7 +96,7 @@ class SharedOptimizer(DeviceOptimizer):
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         for shard in self._shards:
             shard.weights.grad = gradients[shard.parameter].view(-1)[shard.part]
-        # How many steps a state counts: those done, and by how many it is ahead of them.
+        # Steps done, and by how many steps the count of a loaded state is ahead of them.
         self._done = 0
         self._ahead: dict[str, float] = {}
         self._loaded: dict[str, torch.Tensor] = {}
@@ -129,7 +129,7 @@ class SharedOptimizer(DeviceOptimizer):
         self._show_weights()
 
     def _update(self, loss_scale: float) -> None:
-        # An instance without a slice takes part in the others' norm all the same.
+        # An instance without a slice still takes part in the reduction of the norm.
         if self._shards:
             super()._update(loss_scale)
         elif self.max_grad_norm != float("inf"):
@@ -142,7 +142,7 @@ class SharedOptimizer(DeviceOptimizer):
         )
         total = np.array([squares])
         self._communicator.all_reduce(total, name="squared norm of the gradients")
-        # The factor is that of torch.nn.utils.clip_grad_norm_.
+        # torch.nn.utils.clip_grad_norm_ uses the same factor.
         factor = min(1.0, self.max_grad_norm / (float(total[0]) ** 0.5 + 1e-6))
         if gradients:
             torch._foreach_mul_(gradients, factor)
