@@ -32,6 +32,7 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
 from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers
@@ -200,7 +201,7 @@ class Compiler:
     def _check_placement(self, placement: Placement, batching: Batching) -> None:
         """Check that the pipeline can be filled and that there are enough IPUs."""
         if self.options._execution_strategy.is_pipelined:
-            _check_pipeline(placement.num_stages, batching, training=self.training)
+            check_pipeline_depth(placement.num_stages, batching, training=self.training)
         ipus = placement.num_ipus
         rounded = 1 << (ipus - 1).bit_length()
         if rounded != ipus:
@@ -397,19 +398,3 @@ def _share(state: DeviceState, communicator: Communicator) -> None:
     for array in flat.arrays:
         communicator.broadcast(array)
     torch._foreach_copy_(tensors, flat.views)
-
-
-def _check_pipeline(stages: int, batching: Batching, *, training: bool) -> None:
-    if stages == 1:
-        return
-    if training and batching.gradient_accumulation < stages:
-        raise Error(
-            f"The pipeline has {stages} stages (forward and backward): "
-            f"Training.gradientAccumulation is {batching.gradient_accumulation} and must be at "
-            "least that number"
-        )
-    if not training and batching.device_iterations < stages:
-        raise Error(
-            f"The pipeline has {stages} stages: deviceIterations is "
-            f"{batching.device_iterations} and must be at least that number"
-        )
