@@ -81,7 +81,7 @@ def planning() -> dict[str, float]:
     from poprun_py.planning.inputs import Inputs
     from poprun_py.planning.launch_plan import make_plan
     from poprun_py.planning.mpi_arguments import split_mpi_arguments
-    from poprun_py.planning.mpi_dialects import OPEN_MPI_5, Mpi
+    from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
     from poprun_py.planning.topology import make_topology
 
     seconds = {}

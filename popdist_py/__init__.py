@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from popdist_py.heartbeat import RESUME_EXIT_CODE, stopRequested
-    from popdist_py.names import (
+    from popdist_py.popdist_functions import (
         checkNumIpusPerReplica,
         finalizeBackend,
         getDeviceId,
@@ -107,7 +107,7 @@ _NAMES_OF_MODULE = {
         "RESUME_EXIT_CODE",
         "stopRequested",
     ),
-    "names": (
+    "popdist_functions": (
         "checkNumIpusPerReplica",
         "finalizeBackend",
         "getDeviceId",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from popdist_py.names import getInstanceIndex, getNumInstances, getNumTotalReplicas
+from popdist_py.popdist_functions import getInstanceIndex, getNumInstances, getNumTotalReplicas
 
 __all__ = ["getInstanceIndex", "getNumInstances", "getNumTotalReplicas"]

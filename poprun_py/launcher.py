@@ -22,7 +22,7 @@ from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
-from poprun_py.planning.mpi_dialects import Mpi
+from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program, standard_input

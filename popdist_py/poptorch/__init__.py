@@ -28,6 +28,7 @@ from popdist_py.poptorch.enums import (
 )
 from popdist_py.poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
 from popdist_py.poptorch.execution.losses import identity_loss
+from popdist_py.poptorch.forward_phase import is_running as isRunningOnIpu
 from popdist_py.poptorch.logger import install_excepthook, logger, setLogLevel
 from popdist_py.poptorch.model.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popdist_py.poptorch.model.devices import ipuHardwareIsAvailable, ipuHardwareVersion
@@ -59,7 +60,6 @@ from popdist_py.poptorch.ops import (
 )
 from popdist_py.poptorch.options.launcher_options import DistributedOptions
 from popdist_py.poptorch.options.options import Options, TensorLocationSettings
-from popdist_py.poptorch.phase import is_running as isRunningOnIpu
 from popdist_py.poptorch.placement.annotations import (
     Attribute,
     BeginBlock,
@@ -68,7 +68,7 @@ from popdist_py.poptorch.placement.annotations import (
     NameScope,
     removeBlocks,
 )
-from popdist_py.poptorch.placement.strategies import (
+from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
@@ -128,7 +128,7 @@ def serializedMatMul(
     assert isinstance(mode, MatMulSerializationMode), (
         f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
     )
-    if phase.is_running() and mode != MatMulSerializationMode.Disabled and factor:
+    if forward_phase.is_running() and mode != MatMulSerializationMode.Disabled and factor:
         split = {
             MatMulSerializationMode.InputChannels: lhs.shape[-2:][0],
             MatMulSerializationMode.ReducingDim: lhs.shape[-1],
@@ -195,7 +195,7 @@ def cond(
     _check_tensor_list("cond", "then_inps", then_inps)
     _check_tensor_list("cond", "else_inps", else_inps)
     _check_inference("cond")
-    if not phase.is_running():
+    if not forward_phase.is_running():
         body, inputs = (then_body, then_inps) if condition else (else_body, else_inps)
         return _results(body(*(tensor.clone() for tensor in inputs)))
     # The value is not known while tracing: compute both, as a graph does, and choose.
@@ -224,7 +224,7 @@ def _check_tensor_list(name: str, argument: str, values: Any) -> None:
 
 
 def _check_inference(name: str) -> None:
-    if phase.is_training():
+    if forward_phase.is_training():
         raise Error(f"poptorch.{name}() is only supported in inference models")
 
 

@@ -1,7 +1,7 @@
 """How a command reaches another host: by ssh, or by Slurm's starter inside an allocation.
 
 Words only: what to run, and what the words of a failed ssh mean. Whoever uses them starts the
-processes (preflight.py, folder_sync.py, and mpirun itself).
+processes (probe_hosts.py, folder_sync.py, and mpirun itself).
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hardware.machine import Machine
 from poprun_py.hosts import host_probe
-from poprun_py.hosts.checks import HostChecks, grouped_checks, require
 from poprun_py.hosts.folder_sync import environment_folder, folder_to_sync, sync_folder
+from poprun_py.hosts.host_checks import HostChecks, grouped_checks, require
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.host_report import HostReport, make_request
 from poprun_py.hosts.network_choice import Interface, Network, choose_network, parse_subnet
-from poprun_py.hosts.preflight import own_report, remembered_reports, request_reports
+from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Shell, shell_of
 
 __all__ = ["Survey", "check_hosts", "diagnose", "listen_address", "own_interfaces", "survey"]

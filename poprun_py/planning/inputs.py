@@ -18,7 +18,7 @@ from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine, load_machines, read_machine
 from poprun_py.hosts.allocation import resolve_hosts
 from poprun_py.hosts.host_list import Host
-from poprun_py.planning.mpi_dialects import Mpi
+from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.mpi_install import find_mpi
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
 from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by
-from poprun_py.planning.mpi_dialects import (
+from poprun_py.planning.mpi_commands import (
     Context,
     MpiRequest,
     collapsed,
@@ -25,7 +26,6 @@ from poprun_py.planning.mpi_dialects import (
     make_command,
     shield,
 )
-from poprun_py.planning.placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
     THREAD_VARIABLES,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from poprun_py.errors import StartError
-from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 __all__ = ["find_mpi", "recognise"]
 

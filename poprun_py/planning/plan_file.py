@@ -14,9 +14,9 @@ from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host, are_host_names
+from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, place_instances
-from poprun_py.planning.mpi_dialects import shield
-from poprun_py.planning.placement import Placement
+from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.variables import check_variable, user_threads
 

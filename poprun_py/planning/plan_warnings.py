@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.placement import placement_warnings
 
 __all__ = ["plan_warnings"]
 

@@ -23,7 +23,7 @@ from popdist_py.environment import (
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
-from poprun_py.planning.placement import Placement
+from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.topology import Instance, Topology, device_id
 
 if TYPE_CHECKING:

@@ -36,11 +36,11 @@ from poprun_py.supervision.job import (
     LaunchResult,
     describe,
 )
-from poprun_py.supervision.limits import Limits
-from poprun_py.supervision.mpirun import Mpirun
+from poprun_py.supervision.mpirun_process import Mpirun
 from poprun_py.supervision.private_folder import make_private_folder
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
+from poprun_py.supervision.time_limits import Limits
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 

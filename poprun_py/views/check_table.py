@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from poprun_py.hosts.checks import Check, HostChecks
+from poprun_py.hosts.host_checks import Check, HostChecks
 from poprun_py.hosts.host_list import compress
 
 __all__ = ["check_table"]

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from poprun_py.hardware.reader import Core, Machine
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.planning.placement import Placement
+from poprun_py.planning.cpu_placement import Placement
 
 __all__ = ["placement_line", "placement_picture"]
 

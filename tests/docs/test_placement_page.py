@@ -7,7 +7,7 @@ from conftest import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.hardware.reader import Machine
-from poprun_py.planning.placement import MODES, PlacementPolicy, place
+from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place
 from poprun_py.views.hardware_table import hardware_table
 from poprun_py.views.placement_picture import placement_picture
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 
 torch.set_num_threads(1)
 
@@ -73,4 +73,4 @@ def assert_equal_weights(ours, theirs, **tolerance):
 
 def inside(training=False, tracing_forward=False):
     """Be inside the forward of a wrapped model."""
-    return phase.entered(phase.Phase(training=training, tracing=tracing_forward))
+    return forward_phase.entered(forward_phase.Phase(training=training, tracing=tracing_forward))

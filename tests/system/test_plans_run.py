@@ -163,8 +163,8 @@ def test_user_arguments_of_mpi_win(poprun):
 def test_compact_command_gives_every_instance_its_wire(script, tmp_path):
     program = script(
         "import sys\n"
-        "import poprun_py.planning.mpi_dialects\n"
-        "poprun_py.planning.mpi_dialects._MAX_BYTES = 2000\n"
+        "import poprun_py.planning.mpi_commands\n"
+        "poprun_py.planning.mpi_commands._MAX_BYTES = 2000\n"
         "from poprun_py.cli import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )

@@ -32,8 +32,8 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
-from popdist_py.poptorch.placement.place import Placement
 from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.weights.device_state import DeviceState

@@ -18,9 +18,7 @@ import torch
 
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.data import loader_process
-from popdist_py.poptorch.data.loader_process import Job
-from popdist_py.poptorch.data.memory_pickle import Parcel
-from popdist_py.poptorch.data.messages import (
+from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
     EndOfEpoch,
@@ -31,8 +29,10 @@ from popdist_py.poptorch.data.messages import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.data.slots import Slot, read
-from popdist_py.poptorch.data.source import source_of
+from popdist_py.poptorch.data.loader_process import Job
+from popdist_py.poptorch.data.memory_pickle import Parcel
+from popdist_py.poptorch.data.sample_source import source_of
+from popdist_py.poptorch.data.shared_slots import Slot, read
 from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
 

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.epoch_start import Draws, own_random
+from popdist_py.poptorch.data.sample_source import Source, length_of, loader_source
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
     GroupedBatchSampler,
@@ -26,7 +27,6 @@ from popdist_py.poptorch.data.samplers import (
     concatenate,
     sampler_length,
 )
-from popdist_py.poptorch.data.source import Source, length_of, loader_source
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger

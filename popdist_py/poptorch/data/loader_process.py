@@ -26,7 +26,7 @@ import torch
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
 from popdist_py.poptorch.data.epoch_start import Draws
-from popdist_py.poptorch.data.messages import (
+from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
     EndOfEpoch,
@@ -37,8 +37,8 @@ from popdist_py.poptorch.data.messages import (
     Start,
     Stop,
 )
-from popdist_py.poptorch.data.slots import Slot, SlotWriter
-from popdist_py.poptorch.data.source import LoaderArguments
+from popdist_py.poptorch.data.sample_source import LoaderArguments
+from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
 
 __all__ = ["Job", "run"]
 

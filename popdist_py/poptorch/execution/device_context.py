@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.execution.random_streams import host_stream_kept
 from popdist_py.poptorch.weights.device_state import DeviceState
 
@@ -24,7 +24,7 @@ __all__ = ["DeviceContext", "Mode"]
 Mode = Callable[[], AbstractContextManager[Any]]
 
 # Every call needs one, and making a frozen value takes longer than looking it up.
-_phase = cache(phase.Phase)
+_phase = cache(forward_phase.Phase)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +53,8 @@ class DeviceContext:
         try:
             stack.enter_context(torch.set_grad_enabled(self.training))
             stack.enter_context(host_stream_kept(self.is_random))
-            stack.enter_context(self.state.shown())
-            stack.enter_context(phase.entered(_phase(self.training, tracing)))
+            stack.enter_context(self.state.swapped_in())
+            stack.enter_context(forward_phase.entered(_phase(self.training, tracing)))
             for mode in self.modes:
                 stack.enter_context(mode())
         except BaseException:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.calls.nested_values import Tree, check_outputs, flatten
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.losses import LossRecorder
@@ -76,7 +76,7 @@ def trace(
     attributes = state.snapshot()
     weights = {name: parameter.detach().clone() for name, parameter in state.parameters.items()}
     weight_versions = {name: parameter._version for name, parameter in state.parameters.items()}
-    phase.take_python_required()
+    forward_phase.take_python_required()
     made = _Made()
     try:
         with made:
@@ -117,7 +117,7 @@ def trace(
         modified_parameters=changed_weights,
         changed_inputs=tuple(index for index, copy in enumerate(copies) if copy._version != 0),
         is_random=is_random,
-        needs_python=phase.take_python_required() or bool(changed_weights),
+        needs_python=forward_phase.take_python_required() or bool(changed_weights),
     )
     unknown = [weakref.ref(leaf) for leaf in leaves if _place(leaf) not in known | made.storages]
     # Some of torch's transformations hide where their results lie, but nobody else holds these.

@@ -27,9 +27,9 @@ from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, inspection, training_state
-from popdist_py.poptorch.model.instances import communicator_for
 from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
+from popdist_py.poptorch.model.other_instances import communicator_for
 from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.model.saved_model import SavedModel
 from popdist_py.poptorch.options.options import Options

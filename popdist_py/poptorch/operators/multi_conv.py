@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MultiConvPlanType
 from popdist_py.poptorch.errors import Error
 
@@ -122,7 +122,7 @@ class MultiConv:
         return self
 
     def __enter__(self) -> MultiConv:
-        if phase.is_running():
+        if forward_phase.is_running():
             if _active.any:
                 raise Error("Nested poptorch.MultiConv is not supported: end the outer one first")
             _active.any = True

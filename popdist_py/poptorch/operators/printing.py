@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["ipu_print_tensor"]
@@ -72,8 +72,8 @@ def ipu_print_tensor(
     if float_format not in _FORMATS:
         raise Error(f"Invalid float_format {float_format!r}: expected one of {', '.join(_FORMATS)}")
     result = tensor.view_as(tensor)
-    phase.require_python()
-    if not phase.is_running() or phase.is_tracing():
+    forward_phase.require_python()
+    if not forward_phase.is_running() or forward_phase.is_tracing():
         return result
     style = _Style(
         summarise_threshold=summarise_threshold,

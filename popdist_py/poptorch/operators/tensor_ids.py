@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["getIpuTensorId"]
@@ -18,6 +18,6 @@ def getIpuTensorId(x: torch.Tensor) -> int:
     """
     if not isinstance(x, torch.Tensor):
         raise Error(f"Expected a tensor, got {type(x)}")
-    if not phase.is_running():
+    if not forward_phase.is_running():
         raise Error("Expected an IPU tensor: this one is not inside the forward of a wrapped model")
     return id(x)

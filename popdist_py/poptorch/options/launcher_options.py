@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from popdist_py import context, names
+from popdist_py import context, popdist_functions
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.options.groups import _DistributedOptions
 from popdist_py.poptorch.options.options import Options
@@ -61,7 +61,7 @@ class DistributedOptions(Options):
         super().__init__()
         self.set(replication_factor=instance.num_local_replicas)
         if launched:
-            self.createOrSet(ipu_id=names.getDeviceId())
+            self.createOrSet(ipu_id=popdist_functions.getDeviceId())
             if instance.executable_cache_path is not None:
                 self.enableExecutableCaching(instance.executable_cache_path)
         self._declare(

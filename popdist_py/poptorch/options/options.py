@@ -30,7 +30,7 @@ from popdist_py.poptorch.options.groups import (
     _TrainingOptions,
 )
 from popdist_py.poptorch.options.store import OptionStore
-from popdist_py.poptorch.placement import strategies
+from popdist_py.poptorch.placement import execution_strategies
 from popdist_py.poptorch.placement.overlapped_io import OverlapConditions
 
 __all__ = [
@@ -107,7 +107,7 @@ class Options(OptionStore):
             Jit=_JitOptions(),
             Emulator=_EmulatorOptions(),
             _Popart=popart,
-            _execution_strategy=strategies.PipelinedExecution(),
+            _execution_strategy=execution_strategies.PipelinedExecution(),
             _show_compilation_progress_bar=True,
             _module_namescope_enabled=True,
             _relax_optimizer_checks=False,
@@ -231,8 +231,8 @@ class Options(OptionStore):
     def setExecutionStrategy(self, strategy: Any) -> Options:
         """Choose how blocks become stages on IPUs."""
         if isinstance(strategy, enums.AutoStage):
-            strategy = strategies.PipelinedExecution(strategy)
-        assert isinstance(strategy, strategies._IExecutionStrategy), (
+            strategy = execution_strategies.PipelinedExecution(strategy)
+        assert isinstance(strategy, execution_strategies._IExecutionStrategy), (
             f"Invalid type {type(strategy)}: expected an execution strategy such as "
             "PipelinedExecution or ShardedExecution"
         )

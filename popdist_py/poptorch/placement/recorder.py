@@ -16,13 +16,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.placement.block_places import BlockPlace, Placement, Strategy
 from popdist_py.poptorch.placement.operation_names import OperationNames
 from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
 from popdist_py.poptorch.placement.overlapped_io import OverlapConditions, checked_overlap
-from popdist_py.poptorch.placement.place import BlockPlace, Placement, Strategy
 
 __all__ = ["current_recorder", "on_host", "record_placement"]
 
@@ -169,7 +169,7 @@ def current_recorder() -> _Recorder | None:
 @contextmanager
 def on_host() -> Iterator[None]:
     """Mark the enclosed code as Python that has to run on the host, each time the model runs."""
-    phase.require_python()
+    forward_phase.require_python()
     recorder = _current.recorder
     with recorder.on_host() if recorder else nullcontext():
         yield

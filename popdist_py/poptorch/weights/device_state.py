@@ -229,7 +229,7 @@ class DeviceState:
     # -- use ----------------------------------------------------------------------------------
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Let the modules see the device's tensors while the enclosed code runs."""
         # Not by assignment, because torch looks at every attribute that a module is given.
         put = object.__setattr__

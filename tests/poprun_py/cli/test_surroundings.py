@@ -16,7 +16,7 @@ from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
 from poprun_py.cli import run
 from poprun_py.hosts.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
-from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.

@@ -15,10 +15,10 @@ import pytest
 
 from poprun_py.errors import StartError
 from poprun_py.hosts import host_probe
-from poprun_py.hosts.checks import HostChecks, checks_of, grouped_checks, require
+from poprun_py.hosts.host_checks import HostChecks, checks_of, grouped_checks, require
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.host_report import HostReport, make_request
-from poprun_py.hosts.preflight import own_report, remembered_reports, request_reports
+from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Problem, Shell
 from poprun_py.views.check_table import check_table
 

@@ -20,7 +20,7 @@ from poprun_py.hosts import survey
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
-from poprun_py.planning.mpi_dialects import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.supervision.job import InstanceResult, LaunchResult
 

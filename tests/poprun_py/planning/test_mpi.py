@@ -12,7 +12,7 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.planning.mpi_arguments import split_args
-from poprun_py.planning.mpi_dialects import (
+from poprun_py.planning.mpi_commands import (
     MPICH,
     OPEN_MPI_4,
     OPEN_MPI_5,

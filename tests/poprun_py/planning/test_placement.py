@@ -15,7 +15,7 @@ from support.sysfs_trees import TREES, snapshot
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.planning.placement import (
+from poprun_py.planning.cpu_placement import (
     MODES,
     PlacementPolicy,
     place,

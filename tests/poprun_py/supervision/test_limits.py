@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from poprun_py.supervision.job import Cause
-from poprun_py.supervision.limits import Limits
+from poprun_py.supervision.time_limits import Limits
 
 NEVER = float("inf")
 

@@ -2,7 +2,7 @@
 
 from support.sysfs_trees import snapshot
 
-from poprun_py.planning.placement import PlacementPolicy, place
+from poprun_py.planning.cpu_placement import PlacementPolicy, place
 from poprun_py.views.placement_picture import placement_picture
 
 

@@ -25,9 +25,9 @@ class Slow(nn.Module):
         self.inner = nn.Linear(2, 2)
 
     def forward(self, x):
-        from popdist_py.poptorch import phase
+        from popdist_py.poptorch import forward_phase
 
-        if phase.is_tracing():
+        if forward_phase.is_tracing():
             with Path(self.log).open("a") as file:
                 file.write("traced\n")
             time.sleep(0.3)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from popdist_py.poptorch import phase
+from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.execution.device_context import DeviceContext
 
 
@@ -22,7 +22,7 @@ def noting(log, name):
 
 
 def context(log, **values):
-    state = SimpleNamespace(shown=lambda: noting(log, "tensors"))
+    state = SimpleNamespace(swapped_in=lambda: noting(log, "tensors"))
     return DeviceContext(state=state, **{"training": True, **values})
 
 
@@ -34,9 +34,9 @@ def test_a_forward_sees_where_it_is(training, tracing):
     with torch.set_grad_enabled(not training):
         with context(log, training=training, modes=modes).enter(tracing=tracing):
             assert torch.is_grad_enabled() == training
-            assert (phase.is_training(), phase.is_tracing()) == (training, tracing)
+            assert (forward_phase.is_training(), forward_phase.is_tracing()) == (training, tracing)
         assert torch.is_grad_enabled() != training
-    assert not phase.is_running()
+    assert not forward_phase.is_running()
     assert log == [
         "tensors", "first", "second", "end of second", "end of first", "end of tensors",
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_a_mode_that_fails_leaves_nothing_behind():
             context(log, modes=(broken,)).enter()
         assert not torch.is_grad_enabled()
     assert log == ["tensors", "end of tensors"]
-    assert not phase.is_running()
+    assert not forward_phase.is_running()
 
 
 @pytest.mark.parametrize("is_random", [False, True])

@@ -17,8 +17,8 @@ from popdist_py.poptorch.placement.annotations import (
     NameScope,
     removeBlocks,
 )
+from popdist_py.poptorch.placement.execution_strategies import PipelinedExecution
 from popdist_py.poptorch.placement.recorder import record_placement
-from popdist_py.poptorch.placement.strategies import PipelinedExecution
 
 torch.set_num_threads(1)
 

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from popdist_py.poptorch import ops
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.placement.execution_strategies import PipelinedExecution
 from popdist_py.poptorch.placement.recorder import record_placement
-from popdist_py.poptorch.placement.strategies import PipelinedExecution
 
 torch.set_num_threads(1)
 

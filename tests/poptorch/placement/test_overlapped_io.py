@@ -11,11 +11,11 @@ from popdist_py.poptorch.enums import (
 )
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.placement.recorder import record_placement
-from popdist_py.poptorch.placement.strategies import (
+from popdist_py.poptorch.placement.execution_strategies import (
     PipelinedExecution,
     ShardedExecution,
 )
+from popdist_py.poptorch.placement.recorder import record_placement
 
 LOOP = OverlapMode.OverlapAccumulationLoop
 

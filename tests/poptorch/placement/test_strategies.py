@@ -9,8 +9,7 @@ from torch import nn
 from popdist_py.poptorch.enums import AutoStage, Liveness
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.annotations import BeginBlock, Block
-from popdist_py.poptorch.placement.recorder import record_placement
-from popdist_py.poptorch.placement.strategies import (
+from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
     Phase,
     PipelinedExecution,
@@ -18,6 +17,7 @@ from popdist_py.poptorch.placement.strategies import (
     ShardedExecution,
     Stage,
 )
+from popdist_py.poptorch.placement.recorder import record_placement
 
 torch.set_num_threads(1)
 
