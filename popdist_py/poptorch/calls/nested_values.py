@@ -206,16 +206,16 @@ class Call:
             {name: tree.rebuild(tensors) for name, tree in self.keywords},
         )
 
-    def fits(self, given: Call) -> bool:
-        """Tell quickly whether ``given`` has the same structure, shapes and dtypes."""
+    def fits(self, other: Call) -> bool:
+        """Tell quickly whether ``other`` has the same structure, shapes and dtypes."""
         return (
-            len(self.leaves) == len(given.leaves)
+            len(self.leaves) == len(other.leaves)
             and all(
                 a.shape == b.shape and a.dtype is b.dtype
-                for a, b in zip(self.leaves, given.leaves, strict=True)
+                for a, b in zip(self.leaves, other.leaves, strict=True)
             )
-            and _same_trees(self.positional, given.positional)
-            and _same_trees(self.keywords, given.keywords)
+            and _same_trees(self.positional, other.positional)
+            and _same_trees(self.keywords, other.keywords)
         )
 
     def without_data(self) -> Call:

@@ -92,7 +92,7 @@ class Transfer:
 
     def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return results as the host gets them: contiguous, each in memory of its own."""
-        found: list[torch.Tensor] = []
+        results_on_host: list[torch.Tensor] = []
         taken: set[int] = set()
         for result in results:
             is_long = result.dtype == torch.int64
@@ -100,16 +100,16 @@ class Transfer:
             if not tensor.is_contiguous() or tensor.untyped_storage().data_ptr() in taken:
                 tensor = tensor.clone(memory_format=torch.contiguous_format)
             taken.add(tensor.untyped_storage().data_ptr())
-            found.append(tensor)
-        return found
+            results_on_host.append(tensor)
+        return results_on_host
 
     def write_back(
-        self, changed: Iterable[int], given: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
+        self, changed: Iterable[int], host: Sequence[torch.Tensor], device: Sequence[torch.Tensor]
     ) -> None:
         """Copy the inputs that the forward changed in place into the caller's tensors."""
         for index in changed:
-            if given[index].data_ptr() != device[index].data_ptr():
-                given[index].detach().copy_(device[index])
+            if host[index].data_ptr() != device[index].data_ptr():
+                host[index].detach().copy_(device[index])
 
     def warn_once(self, text: str) -> None:
         """Log a warning, unless this wrapper has given it before."""

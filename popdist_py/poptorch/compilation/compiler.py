@@ -105,13 +105,13 @@ class Compiler:
         return self.options.batching(training=self.training)
 
     def compile(
-        self, call: Call, known: Executable | None, advance: Callable[[int], None]
+        self, call: Call, earlier: Executable | None, advance: Callable[[int], None]
     ) -> Compiled:
         """Compile for arguments like those of ``call``.
 
         Args:
             call: example arguments of a whole call.
-            known: the result of an earlier compilation, which is then not repeated.
+            earlier: the result of an earlier compilation, which is then not repeated.
             advance: told the percentage done.
 
         Raises:
@@ -126,11 +126,11 @@ class Compiler:
         advance(10)
         state = self._make_state()
         advance(30)
-        found = known or self._trace(call, sizes, state)
-        self._check_placement(found.placement, batching)
+        executable = earlier or self._trace(call, sizes, state)
+        self._check_placement(executable.placement, batching)
         advance(60)
-        self._give_buffers(found.trace, state, batching)
-        compiled = self.build(found, state, call)
+        self._give_buffers(executable.trace, state, batching)
+        compiled = self.build(executable, state, call)
         advance(100)
         return compiled
 
@@ -187,9 +187,9 @@ class Compiler:
 
         with MixedPrecision() as precision:
             forward = partial(self._forward, call)
-            found = trace(forward, inputs, state, training=self.training, around=around)
+            first_run = trace(forward, inputs, state, training=self.training, around=around)
         return Executable(
-            trace=found,
+            trace=first_run,
             placement=recorded[0],
             replica_execution=self.options.Emulator.replica_execution,
             widen_integers=widen_integers,
@@ -219,17 +219,17 @@ class Compiler:
                 "use several processes, for example with poprun-py"
             )
 
-    def _give_buffers(self, found: Trace, state: DeviceState, batching: Batching) -> None:
+    def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
         """Give replicas their own copies of the buffers that the forward changes."""
-        if not found.modified_buffers or batching.replicas == 1:
+        if not trace.modified_buffers or batching.replicas == 1:
             return
         if self.options.broadcast_buffers:
             raise Error(
                 "Buffer broadcasting is unsupported for buffers that the model changes "
-                f"({', '.join(sorted(found.modified_buffers))}) with a replication factor of "
+                f"({', '.join(sorted(trace.modified_buffers))}) with a replication factor of "
                 f"{batching.replicas}: use Options.broadcastBuffers(False)"
             )
-        state.give_replicas_buffers(found.modified_buffers, batching.replicas)
+        state.give_replicas_buffers(trace.modified_buffers, batching.replicas)
 
     # -- building -----------------------------------------------------------------------------
 
@@ -237,69 +237,70 @@ class Compiler:
     def _first_replica(self) -> int:
         return self.communicator.instance_index * int(self.options.replication_factor)
 
-    def build(self, found: Executable, state: DeviceState, call: Call) -> Compiled:
-        """Return a program for what was found, on device tensors that exist already."""
+    def build(self, executable: Executable, state: DeviceState, call: Call) -> Compiled:
+        """Return a program for an executable, on device tensors that exist already."""
         batching = self.batching
         setup = self._training_setup
         streams = RandomStreams(self._seed())
-        training = setup.make(found.trace, state, streams.seed_update) if setup else None
+        training = setup.make(executable.trace, state, streams.seed_update) if setup else None
         anchors = Anchors(
             self.options.anchored_tensors,
             batching,
             {**state.parameters, **state.buffers},
             updated=[
                 name
-                for name in sorted(found.trace.used_parameters)
+                for name in sorted(executable.trace.used_parameters)
                 if training and state.parameters[name].requires_grad
             ],
-            operations=[name for name, _ in found.placement.operations],
+            operations=[name for name, _ in executable.placement.operations],
             num_inputs=len(call.leaves),
-            loss_output=found.trace.loss_output,
+            loss_output=executable.trace.loss_output,
             settings=training.optimizer.parameter_tensors if training else dict,
         )
         context = DeviceContext(
             state=state,
             training=self.training,
-            is_random=found.trace.is_random or bool(training and training.rounding),
-            modes=self._modes(found),
+            is_random=executable.trace.is_random or bool(training and training.rounding),
+            modes=self._modes(executable),
         )
         model = DeviceModel(
             forward=self._watched(anchors) if anchors.needs_operations else self._forward,
             context=context,
-            trace=found.trace,
+            trace=executable.trace,
             batching=batching,
             streams=streams,
             first_replica=self._first_replica,
             gradients=training.gradients if training else None,
             trained=training.optimizer.parameters if training else (),
-            only_loop=self._why_loop(anchors, found.trace, state, call),
+            only_loop=self._why_loop(anchors, executable.trace, state, call),
             # Inputs that the forward changes are the caller's own, so they cannot be copies.
             aligned_inputs=bool(
-                self.options.Emulator.deterministic_reduction and not found.trace.changed_inputs
+                self.options.Emulator.deterministic_reduction
+                and not executable.trace.changed_inputs
             ),
         )
         backend = choose_backend(
-            found.replica_execution,
+            executable.replica_execution,
             model,
             call,
-            self._first_inputs(call, found),
-            quick_capture=self._captures_quickly(found.placement),
+            self._first_inputs(call, executable),
+            quick_capture=self._captures_quickly(executable.placement),
         )
         program = Program(
             batching=batching,
             replicas=backend.replicas,
             training=training,
             context=context,
-            num_outputs=len(found.trace.shared),
+            num_outputs=len(executable.trace.shared),
             anchors=anchors,
             counters=Counters(
                 batching,
                 len(call.leaves),
-                len(found.trace.shared),
+                len(executable.trace.shared),
                 synthetic=self.options.synthetic_data,
             ),
         )
-        executable = replace(found, replica_execution=backend.name)
+        executable = replace(executable, replica_execution=backend.name)
         return Compiled(executable=executable, state=state, program=program, streams=streams)
 
     @property
@@ -315,11 +316,11 @@ class Compiler:
         args, kwargs = call.arguments(leaves)
         return self.model(*args, **kwargs)
 
-    def _modes(self, found: Executable) -> tuple[Mode, ...]:
+    def _modes(self, executable: Executable) -> tuple[Mode, ...]:
         modes: list[Mode] = []
         if self.options.Emulator.deterministic_reduction:
             modes.append(OneThread)
-        if found.mixed_precision:
+        if executable.mixed_precision:
             modes.append(MixedPrecision)
         if self.options.Precision.floating_point_exceptions:
             modes.append(FloatingPointTraps)
@@ -364,10 +365,10 @@ class Compiler:
         recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
         return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS
 
-    def _first_inputs(self, call: Call, found: Executable) -> Sequence[torch.Tensor]:
+    def _first_inputs(self, call: Call, executable: Executable) -> Sequence[torch.Tensor]:
         """Return the first combined micro-batch of each input."""
         leaves = [
-            self.transfer.to_device(tensor, widen_integers=found.widen_integers)
+            self.transfer.to_device(tensor, widen_integers=executable.widen_integers)
             for tensor in call.leaves
         ]
         return self.batching.combined_micro_batches(leaves)[0]

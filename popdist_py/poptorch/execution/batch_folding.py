@@ -68,8 +68,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         settings = dict(kwargs)
         reduction = settings.pop("reduction", "mean")
         ignored = settings.pop("ignore_index", -100)
-        known = reduction in ("none", "sum", "mean") and not (args or any(settings.values()))
-        if not known or not (_is_batched(input) and _is_batched(target)):
+        is_foldable = reduction in ("none", "sum", "mean") and not (args or any(settings.values()))
+        if not is_foldable or not (_is_batched(input) and _is_batched(target)):
             return function(input, target, *args, **kwargs)
         if input.dim() < 2 or target.is_floating_point():
             return function(input, target, *args, **kwargs)

@@ -189,8 +189,8 @@ def _draws(node: fx.Node) -> bool:
         return False
     if "scaled_dot_product" in node.target._schema.name:
         names = [argument.name for argument in node.target._schema.arguments]
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        return bool(given.get("dropout_p", 0.0) != 0.0)
+        arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        return bool(arguments.get("dropout_p", 0.0) != 0.0)
     return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
@@ -200,9 +200,9 @@ def _merge_repetitions(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or _draws(node):
             continue
-        known = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
-        if known is not node:
-            node.replace_all_uses_with(known)
+        first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        if first is not node:
+            node.replace_all_uses_with(first)
             graph.erase_node(node)
 
 
@@ -275,22 +275,22 @@ def _compiled(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[An
 
 def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:
     """Return the indices of the gradients that nothing changes once they are computed."""
-    found: dict[fx.Node, list[int]] = {}
+    early: dict[fx.Node, list[int]] = {}
     for index, gradient in enumerate(gradients):
         if isinstance(gradient, fx.Node) and gradient.op == "call_function":
-            found.setdefault(gradient, []).append(index)
+            early.setdefault(gradient, []).append(index)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             # The operation may write to the memory of these gradients.
-            for before in [other for other in found if other < node]:
-                del found[before]
+            for before in [other for other in early if other < node]:
+                del early[before]
         if node.target is _ATEN.scalar_tensor.default:
-            found.pop(node, None)
-    return found
+            early.pop(node, None)
+    return early
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return which values are needed no more after each operation; those ``kept`` always are."""
+    """Return which values are early no more after each operation; those ``kept`` always are."""
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "output":

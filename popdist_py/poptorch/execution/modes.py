@@ -39,8 +39,8 @@ def _products() -> frozenset[Callable[..., Any]]:
     }  # fmt: skip
     return frozenset(
         getattr(place, name)
-        for place, found in names.items()
-        for name in found
+        for place, members in names.items()
+        for name in members
         if hasattr(place, name)
     )
 
@@ -84,11 +84,11 @@ class MixedPrecision(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in _PRODUCTS:
             return func(*args, **kwargs)
-        found = [t for t in tensors_of((args, kwargs)) if _is_half_or_float(t)]
-        if not any(t.dtype == torch.float16 for t in found):
+        floats = [t for t in tensors_of((args, kwargs)) if _is_half_or_float(t)]
+        if not any(t.dtype == torch.float16 for t in floats):
             return func(*args, **kwargs)
         self.met_half = True
-        wanted = found[0].dtype
+        wanted = floats[0].dtype
         if func not in _NORMS:
             # A float weight beside half activations is rounded before it is used.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)

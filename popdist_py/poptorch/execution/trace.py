@@ -106,10 +106,10 @@ def trace(
         _restore(state, saved)
         state.freeze_constants(attributes)
         state.restore_constants()
-    known = {_place(tensor) for tensor in _state_tensors(state, copies)}
-    found = Trace(
+    own_places = {_place(tensor) for tensor in _state_tensors(state, copies)}
+    trace_of_forward = Trace(
         outputs=outputs,
-        shared=tuple(_place(leaf) in known for leaf in leaves),
+        shared=tuple(_place(leaf) in own_places for leaf in leaves),
         loss_output=next((i for i, leaf in enumerate(leaves) if leaf is loss), None),
         loss_has_gradient=has_gradient,
         used_parameters=used,
@@ -119,12 +119,14 @@ def trace(
         is_random=is_random,
         needs_python=forward_phase.take_python_required() or bool(changed_weights),
     )
-    unknown = [weakref.ref(leaf) for leaf in leaves if _place(leaf) not in known | made.storages]
+    foreign = [
+        weakref.ref(leaf) for leaf in leaves if _place(leaf) not in own_places | made.storages
+    ]
     # Some of torch's transformations hide where their results lie, but nobody else holds these.
     del result, loss, leaves
-    if any(leaf() is not None for leaf in unknown):
+    if any(leaf() is not None for leaf in foreign):
         warnings.warn(_FOREIGN_OUTPUT, stacklevel=2)
-    return found
+    return trace_of_forward
 
 
 _FOREIGN_OUTPUT: Final = (

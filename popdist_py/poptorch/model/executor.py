@@ -247,7 +247,7 @@ class PoplarExecutor:
             self.attachToDevice()
         return self._run(self._last_call)
 
-    def _run(self, given: Call) -> Any:
+    def _run(self, call: Call) -> Any:
         compiled, weights = self._require_compiled(), self._require_weights()
         if self._link is None:
             weights.pull_newer_of_others()
@@ -256,11 +256,11 @@ class PoplarExecutor:
         else:
             self._link.load_pending_state()
         widen = compiled.executable.widen_integers
-        leaves = [self._transfer.to_device(t, widen_integers=widen) for t in given.leaves]
-        found = compiled.executable.trace
-        results = compiled.program.run(given, leaves)
-        if found.changed_inputs:
-            self._transfer.write_back(found.changed_inputs, given.leaves, leaves)
+        leaves = [self._transfer.to_device(t, widen_integers=widen) for t in call.leaves]
+        trace = compiled.executable.trace
+        results = compiled.program.run(call, leaves)
+        if trace.changed_inputs:
+            self._transfer.write_back(trace.changed_inputs, call.leaves, leaves)
         results = self._transfer.to_host(results)
         heartbeat.step()
         if self._link is not None:
@@ -269,7 +269,7 @@ class PoplarExecutor:
             results = [forbid_backward(result) for result in results]
         if self._options.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", self.cycleCount())
-        return found.outputs.rebuild(iter(results))
+        return trace.outputs.rebuild(iter(results))
 
     # -- weights and optimiser ----------------------------------------------------------------
 

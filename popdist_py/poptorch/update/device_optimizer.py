@@ -184,7 +184,7 @@ class DeviceOptimizer:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 name = self._names[id(parameter)]
-                found = {
+                loaded = {
                     key: tensors[f"{prefix}___{name}"].clone()
                     for key, prefix in self._kind.state.items()
                     if f"{prefix}___{name}" in tensors and is_kept(key, group)
@@ -195,7 +195,7 @@ class DeviceOptimizer:
                     for key in self._kind.state:
                         if is_kept(key, group):
                             state[key] = _state_value(None, key, parameter)
-                for key, value in found.items():
+                for key, value in loaded.items():
                     shape = () if key == "step" else parameter.shape
                     dtype = torch.float32 if key == "step" else parameter.dtype
                     state[key] = value.to(dtype).reshape(shape)

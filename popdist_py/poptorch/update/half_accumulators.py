@@ -41,6 +41,6 @@ def keep_half_state(optimizer: torch.optim.Optimizer, source: torch.optim.Optimi
 
 @torch.no_grad()
 def _round_to_half(tensors: Iterable[torch.Tensor]) -> None:
-    found = [tensor for tensor in tensors if tensor.dtype != torch.float16]
-    if found:
-        torch._foreach_copy_(found, [tensor.to(torch.float16) for tensor in found])
+    wider = [tensor for tensor in tensors if tensor.dtype != torch.float16]
+    if wider:
+        torch._foreach_copy_(wider, [tensor.to(torch.float16) for tensor in wider])

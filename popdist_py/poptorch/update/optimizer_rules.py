@@ -139,18 +139,18 @@ class OptimizerRules:
 
     def _look_for_unexpected(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
-        found = {
+        attributes = {
             "optimizer attribute": set(vars(optimizer)) - _HOOK_ATTRIBUTES,
             "default group variable": set(optimizer.defaults),
         }
         for index, group in enumerate(optimizer.param_groups):
-            found[f"group {index} attribute"] = set(group)
-        for what, present in found.items():
-            known = self._known.get(what)
-            if known is None:
+            attributes[f"group {index} attribute"] = set(group)
+        for what, present in attributes.items():
+            allowed = self._known.get(what)
+            if allowed is None:
                 self._known[what] = present
                 continue
-            unexpected = sorted(present - known)
+            unexpected = sorted(present - allowed)
             if unexpected:
                 text = f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}"
                 if text not in self._said:

@@ -89,9 +89,9 @@ class SharedOptimizer(DeviceOptimizer):
         self._state = {
             key: _common(parameters, memory) for key in kind_of(source).state if key != "step"
         }
-        known = {id(parameter): name for name, parameter in names.items()}
+        name_of = {id(parameter): name for name, parameter in names.items()}
         self._shards = _shards(
-            parameters, [known[id(p)] for p in parameters], self._weights, memory
+            parameters, [name_of[id(p)] for p in parameters], self._weights, memory
         )
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         for shard in self._shards:
@@ -182,14 +182,14 @@ class SharedOptimizer(DeviceOptimizer):
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return copies of the state by the device's names, zeros where no step was made yet."""
-        found = {}
+        state = {}
         for parameters, group in zip(self._groups, self._optimizer.param_groups, strict=True):
             for parameter in parameters:
                 name = self._names[id(parameter)]
                 for key, prefix in self._kind.state.items():
                     if is_kept(key, group):
-                        found[f"{prefix}___{name}"] = self._state_of(parameter, key, name, prefix)
-        return found
+                        state[f"{prefix}___{name}"] = self._state_of(parameter, key, name, prefix)
+        return state
 
     def _state_of(self, parameter: torch.Tensor, key: str, name: str, prefix: str) -> torch.Tensor:
         if key == "step":
