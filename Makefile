@@ -16,9 +16,9 @@ help: ## list the targets
 demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
 	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
 
-# Neighbours stay with one worker, since tests of a file share the jobs that they look at; a worker
+# One worker more than cores: many tests wait for processes. Neighbours stay with one worker, since tests of a file share the jobs that they look at; a worker
 # that is done takes over tests of the other.
-PYTEST_HERE := $(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=10 \
+PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=10 \
   tests --ignore=tests/lab --ignore=tests/numa
 
 test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)
