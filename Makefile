@@ -16,8 +16,8 @@ help: ## list the targets
 demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
 	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
 
-# One worker more than cores: many tests wait for processes. Neighbours stay with one worker, since tests of a file share the jobs that they look at; a worker
-# that is done takes over tests of the other.
+# One worker more than cores: many tests wait for processes. Neighbours stay with one worker, since
+# tests of a file share the jobs that they look at; one that is done takes over tests of another.
 PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=10 \
   tests --ignore=tests/lab --ignore=tests/numa
 
