@@ -63,7 +63,9 @@ def test_data_loading_with_synthetic_data(tutorial):
     assert figures["synthetic data"] > 0
 
 
-@pytest.mark.parametrize("strategy", ["pipelined", "sharded"])
+@pytest.mark.parametrize(
+    "strategy", ["pipelined", pytest.param("sharded", marks=pytest.mark.sweep)]
+)
 def test_pipelining_learns_digits(tutorial, mnist, strategy, capsys):
     accuracy = tutorial("pipelining").main(
         ["--data-dir", str(mnist), "--batch-size", "4", "--gradient-accumulation", "7",
@@ -83,7 +85,10 @@ def test_pipelining_without_data_is_explained(tutorial, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        ["--precision", "32.32", "--replicas", "2", "--side", "8", "--steps", "12"],
+        pytest.param(
+            ["--precision", "32.32", "--replicas", "2", "--side", "8", "--steps", "12"],
+            marks=pytest.mark.sweep,
+        ),
         ["--precision", "16.16", "--eight-bit-io", "--async-dataloader", "--batch-size", "8",
          "--side", "32", "--steps", "7"],
     ],

@@ -91,6 +91,7 @@ def test_training_killed_twenty_times_goes_on_to_the_bit(poprun, tmp_path, undis
     assert train_with_kills(poprun, tmp_path, 20, seed=3) == undisturbed
 
 
+@pytest.mark.sweep
 def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, tmp_path, undisturbed):
     env = {"DIE_ONCE_AT": "1:9"}
     done = poprun(*TWO, "--max-restarts", "1", TRAINING, tmp_path / "c", env=env, timeout=100)

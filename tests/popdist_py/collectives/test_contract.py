@@ -35,12 +35,13 @@ JOBS = {
         [
             IN_SHARED_MEMORY,
             MPI,
-            THROUGH_SLOTS,
             Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
-            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
                 owners=2),
         ],
+    ),
+    "three instances in further ways": (
+        3, [THROUGH_SLOTS, Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3)]
     ),
     "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
     "five instances": (5, [IN_SHARED_MEMORY]),
@@ -53,6 +54,7 @@ JOBS = {
         "solo",
         "two instances",
         "three instances",
+        pytest.param("three instances in further ways", marks=pytest.mark.sweep),
         # Training of four instances on two hosts is among the default tests.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),
         pytest.param("five instances", marks=pytest.mark.sweep),

@@ -13,12 +13,9 @@ PROGRAM = Path(__file__).with_name("long_training.py")
 ALLOWED_BYTES = 2_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("execution", "batches"),
-    [("auto", "by hand"), pytest.param("loop", "loader", marks=pytest.mark.sweep)],
-)
+@pytest.mark.parametrize(("execution", "batches"), [("auto", "by hand"), ("loop", "loader")])
 def test_ten_thousand_steps_hold_what_a_thousand_hold(execution, batches):
     """In a fresh interpreter: memory that other tests gave back would hide a leak."""
     done = subprocess.run(

@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).with_name("shared_weights_program.py")
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("instances", [pytest.param(2, marks=pytest.mark.sweep), 3])
+@pytest.mark.parametrize("instances", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_each_instance_updates_a_slice_for_all(poprun, instances):
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM,
