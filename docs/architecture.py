@@ -23,7 +23,8 @@ from support.imports import module_imports, modules, room_of  # noqa: E402
 PAGE = ROOT / "docs" / "architecture.md"
 TABLE = re.compile(r"(?<=<!-- rooms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
-_GROUND = ("enums", "errors", "logger", "phase")
+_GROUND = ("enums", "errors", "forward_phase", "logger")
+_LEFT_OUT = ("__main__", "atomic_file", "errors", "terminal", "versions")
 _BOX, _GAP, _ROW, _MARGIN = (148, 44), 16, 84, 24
 _COLOURS = {"poprun_py": "#dbeafe", "popdist_py": "#dcfce7", "popdist_py.poptorch": "#fef3c7"}
 
@@ -40,7 +41,7 @@ class Panel:
 
 
 def _launcher(module: str) -> str | None:
-    if not module.startswith("poprun_py.") or module.endswith(("__main__", "errors", "versions")):
+    if not module.startswith("poprun_py.") or module.rpartition(".")[2] in _LEFT_OUT:
         return None
     return room_of(module).removeprefix("poprun_py.").partition(".")[0]
 
@@ -48,7 +49,8 @@ def _launcher(module: str) -> str | None:
 def _library(module: str) -> str | None:
     if module.startswith("popdist_py.poptorch"):
         return "poptorch"
-    if not module.startswith("popdist_py.") or module.endswith(("_core", ".errors")):
+    name = module.rpartition(".")[2]
+    if not module.startswith("popdist_py.") or name in ("popdist_core", *_LEFT_OUT):
         return None
     return room_of(module).removeprefix("popdist_py.").replace(".", "/")
 

@@ -181,7 +181,8 @@ def _launch(config: LaunchConfig) -> int:
     if config.stacks is not None:
         from poprun_py.supervision.stacks_client import ask
 
-        print_out(ask(config.stacks).removesuffix("\n"))
+        if stacks := ask(config.stacks):
+            print_out(stacks.removesuffix("\n"))
         return 0
     if config.check:
         return _check_hosts(config)
@@ -221,7 +222,9 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     if result.exit_code != 0:
         from poprun_py.views.report import report_text
 
-        print_error(report_text(result, planned.instance_label).removesuffix("\n"))
+        # A job that the user ended needs no report.
+        if report := report_text(result, planned.instance_label):
+            print_error(report.removesuffix("\n"))
     return result.exit_code
 
 

@@ -1,7 +1,7 @@
 """Machine: packages, NUMA nodes, L3 groups, cores and limits of one host, as a value with its JSON.
 
 Values only: reader.py reads them from the kernel, views/hardware_table.py shows them, and
-planning/placement.py gives parts of them to instances.
+planning/cpu_placement.py gives parts of them to instances.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Asks every host before a launch: one request to each in parallel, and remembers the reports.
 
-The only module that starts processes to look at other hosts. What is wrong with a host: checks.py.
+The only module that starts processes to look at other hosts. What is wrong with one is decided in
+host_checks.py.
 """
 
 from __future__ import annotations

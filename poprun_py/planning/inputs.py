@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ class Inputs:
     there are none. ``env_file_text`` is the content of ``--env-file``.
     """
 
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     hosts: tuple[Host, ...]
     machines: tuple[Machine | None, ...] = ()
     mpi: Mpi | None = None

@@ -66,7 +66,7 @@ class InstancePlan:
     instance: Instance
     placement: Placement
     env: Pairs
-    user_env: Pairs = ()
+    user_env: Pairs = field(default=(), repr=False)
     unset: tuple[str, ...] = ()
 
 

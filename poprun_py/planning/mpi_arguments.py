@@ -1,6 +1,6 @@
 """The user's arguments for MPI as words: split once, for the whole launch and for each instance.
 
-Pure: a configuration in, words out. What a dialect makes of them: mpi_dialects.py.
+Pure: a configuration in, words out. What a dialect makes of them: mpi_commands.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The program of a job: what is run for the word that was typed, is it there, and what it reads.
 
-Looks at files of this machine and starts nothing. Whether other hosts have it: hosts/checks.py.
+Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
+hosts/host_checks.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The variables of every instance: the wire, what torchrun would set, placement, the user's own.
 
 Pure: configuration, topology, placements and the launcher's environment in, pairs of name and value
-out. How they are spelled on a command is the dialects' (mpi_dialects.py).
+out. How they are spelled on a command is the dialects' (mpi_commands.py).
 """
 
 from __future__ import annotations

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-__all__ = ["AUTO", "HangWatch"]
+__all__ = ["HangWatch"]
 
-AUTO = "auto"
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 _KEPT_SAMPLES = 101
 # Before its first step an instance joins the others, loads data and compiles.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from popdist_py.environment import RESUME_EXIT_CODE
 
@@ -38,8 +38,9 @@ class Job:
     """
 
     command: tuple[str, ...]
-    variables: tuple[Mapping[str, str | None], ...]
-    environ: Mapping[str, str]
+    # Both hold secrets.
+    variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
+    environ: Mapping[str, str] = field(repr=False)
     only_output_from: int | None = None
     output: str = "tag"
     output_dir: str | None = None

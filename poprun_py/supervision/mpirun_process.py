@@ -151,8 +151,9 @@ class Mpirun:
 
     def _kill(self) -> None:
         if self._process.poll() is None:
-            self._log("mpirun does not end by itself: killing it")
+            # First the signal: nobody may be left to take the line.
             self._signal(signal.SIGKILL)
+            self._log("mpirun did not end by itself: it was killed")
 
     def _is_ours(self, pid: int) -> bool:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from poprun_py.instance import binding
 from poprun_py.supervision.job import StackGroup
 
 __all__ = [
@@ -124,7 +125,7 @@ def render_groups(groups: tuple[StackGroup, ...]) -> str:
     for group in groups:
         plural = "s" if len(group.instances) > 1 else ""
         waits = ", waiting for others" if group.waits else ""
-        names = _ranges(group.instances)
+        names = binding.format_list(group.instances)
         head = f"instance{plural} {names} ({len(group.instances)}){waits}:"
         paragraphs.append("\n".join([head, *("  " + line for line in group.text.splitlines())]))
     return "\n".join(paragraphs) + ("\n" if paragraphs else "")
@@ -179,14 +180,3 @@ def _waits(text: str) -> bool:
         elif seen == 1 and _WAITING_LINE.search(line):
             return True
     return False
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """Write ascending numbers as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

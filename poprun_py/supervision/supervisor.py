@@ -12,7 +12,7 @@ import selectors
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,13 +77,24 @@ def supervise(
             with supervisor:
                 return supervisor.run()
         except StartError:
-            if job.explain_failed_start is not None and not supervisor.is_refused:
+            if job.explain_failed_start is not None and supervisor.may_be_explained:
                 job.explain_failed_start()
             raise
-        except OSError as error:
-            raise StartError(explain_os_error(error, "the launcher cannot run the job")) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    """Turn what the system refuses to the launcher itself into an error of the start.
+
+    Raises:
+        StartError: it refused something.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartError(explain_os_error(error, "the launcher cannot run the job")) from error
 
 
 class _Timed(Protocol):
@@ -119,15 +130,15 @@ class _Supervisor:
         self._stopping = StopPolicy(job, self._control, self._log)
 
     @property
-    def is_refused(self) -> bool:
-        """Whether it is known why the job cannot start."""
-        return self._stopping.is_refused
+    def may_be_explained(self) -> bool:
+        """Whether other hosts may know why the job does not start: mpirun was there and failed."""
+        return self._mpirun is not None and not self._stopping.is_refused
 
     # --- in and out -----------------------------------------------------------------------
 
     def __enter__(self) -> _Supervisor:
         """Acquire what the run needs; what was acquired is released also if the rest fails."""
-        with contextlib.ExitStack() as resources:
+        with _start_errors(), contextlib.ExitStack() as resources:
             self._open_files = processes.raise_open_files()
             resources.callback(processes.set_open_files, self._open_files)
             self._signals = resources.enter_context(CaughtSignals())
@@ -154,9 +165,10 @@ class _Supervisor:
         job, began = self._job, time.monotonic()
         address, token = self._control.address, self._control.token
         environ = {**job.environ, "POPRUN_CONTROL": address, "POPRUN_TOKEN": token}
-        self._mpirun = mpirun = Mpirun(
-            job.command, environ, address, self._selector, self._log, self._open_files
-        )
+        with _start_errors():
+            self._mpirun = mpirun = Mpirun(
+                job.command, environ, address, self._selector, self._log, self._open_files
+            )
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())
@@ -371,14 +383,17 @@ class _Supervisor:
 
     def _drain(self) -> None:
         """Write the last of the output; after a stop the reader has limited time to take it."""
+        began = time.monotonic()
         while not self._output.is_written:
             for key, events in self._selector.select(0):
                 if key.fileobj is self._signals:
                     key.data(key.fileobj, events)
             now = time.monotonic()
             self._check_limits(now)
-            stop = self._stopping.stop
-            self._output.on_time(now, stop.at if stop is not None else None, patience=0.1)
+            # A stop that nobody had to be asked for gives the reader its time from here.
+            asked_at = self._stopping.asked_at or began
+            is_stopped = self._stopping.stop is not None
+            self._output.on_time(now, asked_at if is_stopped else None, patience=0.1)
 
     def _result(self, mpirun: Mpirun, seconds: float) -> LaunchResult:
         for line in mpirun.words.splitlines():

@@ -1,5 +1,6 @@
 """The implementations of Communicator: one instance alone, MPI, shared memory.
 
 Here live also the choice between them, and the all-reduce of large arrays in slices.
-Nothing here maps memory or opens sockets itself. May call: between_hosts, within_host, collectives.
+Nothing here maps memory or opens sockets itself. May call: between_hosts, within_host,
+collectives, environment, errors.
 """

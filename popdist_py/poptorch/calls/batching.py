@@ -117,7 +117,9 @@ class Batching:
         is_orthogonal = self.group_type == enums.CommGroupType.Orthogonal
         sizes = (self.group_size, groups) if is_orthogonal else (groups, self.group_size)
         shared = parts.unsqueeze(0 if is_orthogonal else 1)
-        return shared.expand(*sizes, *parts.shape[1:]).reshape(self.replicas, *parts.shape[1:])
+        expanded = shared.expand(*sizes, *parts.shape[1:])
+        # A captured graph views its inputs, which it can only if they lie in memory as they are.
+        return expanded.reshape(self.replicas, *parts.shape[1:]).contiguous()
 
     def _group_of(self, replica: int) -> int:
         """Return the input group of a replica."""

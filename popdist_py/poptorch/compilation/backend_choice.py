@@ -77,7 +77,8 @@ def choose_backend(
             best, failures = tuner.fastest(loop, alternatives, must_win=wanted == "auto")
         if best is not None:
             return best
-        reasons += failures
+        # What was measured and is slower is no failure, whatever other back ends lack.
+        reasons = failures if wanted == "auto" else reasons + failures
     if reasons and model.batching.replicas > 1:
         reason = "; ".join(dict.fromkeys(reasons))
         if wanted in {backend.option for backend in backends.BACKENDS}:

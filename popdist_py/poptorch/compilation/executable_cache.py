@@ -1,4 +1,6 @@
-"""The folder of executables that processes share, so that one of them compiles for all.
+"""The folder of executables that processes share, so that one of them compiles for its equals.
+
+Instances of one job have each their own: their options differ in the instance's index.
 
 This module finds, locks, reads and writes the file of one model. It compiles nothing.
 """
@@ -22,6 +24,7 @@ from popdist_py.poptorch.compilation.compiler import Executable
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.annotations import is_block
+from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["ExecutableCache"]
 
@@ -104,10 +107,10 @@ def _key(
     ]
     modes = [
         # The text a layer adds when it is printed: the probability of a dropout, for example.
-        (name, type(module), module.training, module.extra_repr(), _blocks(module))
+        (name, plain_class(module), module.training, module.extra_repr(), _blocks(module))
         for name, module in model.named_modules()
     ]
-    sources = sorted({_source(type(module)) for module in model.modules()})
+    sources = sorted({_source(plain_class(module)) for module in model.modules()})
     arguments = (call.positional, call.keywords, [(t.shape, t.dtype) for t in call.leaves])
     parts = (
         __version__,

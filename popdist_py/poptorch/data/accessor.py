@@ -1,8 +1,8 @@
 """PopTorch's AsynchronousDataAccessor: a data set iterated ahead of time by a process of its own.
 
 The side of the training process: starts and ends the loader process, receives which slot of shared
-memory holds the next item, and hands out its tensors without a copy. The other side, and the
-messages between the two, are in ``loader_process.py``.
+memory holds the next item, and hands out its tensors without a copy. The other side is in
+``loader_process.py``, the messages between the two are in ``loader_messages.py``.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class AsynchronousDataAccessor:
             parsers=custom_types.registered(),
         )
         self._slots = job.slots
+        self._buffer_size = len(job.slots)
         self._description: Any = None  # of the item received last
         self._held: int | None = None  # the slot whose tensors have been handed out
         self._epoch = 0
@@ -155,8 +156,9 @@ class AsynchronousDataAccessor:
             self._position, self._start = 0, None
         resume = None
         if self._resume is not None:
-            # A number that the loader process has not begun, so that it leaves what it has loaded.
-            self._epoch += 1
+            # A number that the loader process has not begun, so that it leaves what it has loaded:
+            # it may be ahead by as many short epochs as it keeps items.
+            self._epoch += self._buffer_size + 1
             self._epochs_before = self._resume["epoch"] - self._epoch
             self._position, self._start = self._resume["position"], self._resume["start"]
             resume, self._resume = (self._resume["start"], self._position), None

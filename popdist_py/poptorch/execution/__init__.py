@@ -1,5 +1,6 @@
 """The compiled model at work: device iterations, replicas, random numbers, number formats.
 
 Here live the loop of a call, the replica back ends, and what they need of a trace.
-Nothing here reads options: values are handed in. May call: update, weights, calls, errors.
+Nothing here reads options: values are handed in. May call: update, weights,
+calls, forward_phase, enums, errors.
 """

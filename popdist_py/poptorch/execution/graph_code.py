@@ -290,7 +290,7 @@ def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]
 
 
 def _ends(graph: fx.Graph, kept: Sequence[Any]) -> dict[fx.Node, list[str]]:
-    """Return which values are early no more after each operation; those ``kept`` always are."""
+    """Return which values nobody needs any more after each operation; those ``kept`` always are."""
     last_use: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "output":

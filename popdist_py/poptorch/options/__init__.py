@@ -1,8 +1,8 @@
 """Options: what a program says about how its model runs; ``poptorch.options`` is this face of it.
 
 Here live the options, their groups, and reading them from text.
-Nothing here knows models or data sets: whoever needs a value is given it. May call: placement
-(its strategies), calls, enums, logger, errors.
+Nothing here knows models or data sets: whoever needs a value is given it. May call: placement,
+calls, enums, logger, errors, and the library's context and popdist_functions.
 """
 
 from popdist_py.poptorch.options.options import (

@@ -115,6 +115,12 @@ def _new_object(kind: type, *arguments: Any) -> Any:
     return kind.__new__(kind, *arguments)
 
 
+def plain_class(module: nn.Module) -> type:
+    """Return the class that the user gave a module, also while it is watched."""
+    kind = type(module)
+    return kind.__mro__[1] if "_poptorch_fetch" in vars(kind) else kind
+
+
 def _watched_module(kind: type, fetch: Fetch, destroy: Callable[[], None]) -> Any:
     """Return a subclass of a module class whose copies and pickles are of the class itself."""
 

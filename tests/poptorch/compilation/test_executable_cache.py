@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import linecache
 import multiprocessing
+import sys
 import time
 from pathlib import Path
 
@@ -191,6 +194,31 @@ def test_a_cached_model_is_found_by_everything_that_compiling_depends_on(tmp_pat
         _cached(tmp_path)
         monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == len(ways) + 2
+
+
+def test_a_training_model_is_compiled_again_when_its_forward_was_edited(tmp_path, monkeypatch):
+    source = tmp_path / "edited.py"
+    text = (
+        "import torch\n"
+        "import popdist_py.poptorch as poptorch\n"
+        "class Edited(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(2, 2)\n"
+        "    def forward(self, x):\n"
+        "        return poptorch.identity_loss({} * self.layer(x), 'sum')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for factor in (1, 2, 1):
+        source.write_text(text.format(factor))
+        monkeypatch.delitem(sys.modules, "edited", raising=False)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        model = importlib.import_module("edited").Edited()
+        options = quiet_options().enableExecutableCaching(str(tmp_path / "cache"))
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+        poptorch.trainingModel(model, options, optimizer)(torch.ones(1, 2))
+    assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_the_folder_of_the_cache_can_move(tmp_path):

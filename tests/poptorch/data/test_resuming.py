@@ -167,6 +167,14 @@ def test_what_was_loaded_ahead_is_left(early_preload):
     assert_resumes(make, (2, 6))
 
 
+@pytest.mark.parametrize("early_preload", [True, False])
+def test_epochs_shorter_than_the_buffer_are_left(early_preload):
+    source = [torch.tensor([i]) for i in range(2)]
+    assert_resumes(
+        lambda: AsynchronousDataAccessor(source, early_preload=early_preload, **FORK), (1, 2, 3)
+    )
+
+
 @pytest.mark.parametrize("way", ["sync", "workers", "async"])
 def test_a_loader_in_use_goes_back(way):
     loader = DataLoader(Options(), numbers(10), batch_size=2, shuffle=True, **WAYS[way])

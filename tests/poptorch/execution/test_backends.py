@@ -66,6 +66,7 @@ def train(execution, make, accumulation, group_size, order):
         (1, 1, poptorch.CommGroupType.Consecutive),
         (3, 2, poptorch.CommGroupType.Consecutive),
         (2, 2, poptorch.CommGroupType.Orthogonal),
+        (1, 4, poptorch.CommGroupType.Consecutive),
     ],
 )
 @pytest.mark.parametrize("row", BACKENDS[1:], ids=lambda row: row.name)
