@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from poprun_py import LaunchConfig, StartError, UsageError, launch, plan
+from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan
 from poprun_py.cli import run
 from poprun_py.hosts.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.supervision.job import LaunchResult
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.
@@ -222,3 +223,9 @@ def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
+    monkeypatch.setattr(launcher, "run", lambda *_: LaunchResult(exit_code=130))
+    assert run(["--num-instances", "1", "--num-replicas", "1", "true"]) == 130
+    assert capsys.readouterr().err == ""
