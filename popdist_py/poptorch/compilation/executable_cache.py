@@ -1,6 +1,6 @@
-"""The folder of executables that processes share, so that one of them compiles for its equals.
+"""The folder of executables that processes share, so that what compiles alike does so once.
 
-Instances of one job have each their own: their options differ in the instance's index.
+Every instance of a job has its own file: their options differ in the instance's index.
 
 This module finds, locks, reads and writes the file of one model. It compiles nothing.
 """

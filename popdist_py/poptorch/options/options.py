@@ -458,7 +458,7 @@ class Options(OptionStore):
     def _description(self) -> tuple[Any, ...]:
         """Return all that compiling depends on: equal for options that compile alike.
 
-        Where executables are cached is left out, and so is what only logging needs.
+        Where executables are cached is left out, and so are the bar and the checks of optimisers.
         """
         return (
             *super()._description(),
