@@ -36,7 +36,7 @@ test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)
 
-soak: $(DEV_STAMP) ## inject 100 random faults and look at what happens
+soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 steps
 	$(BIN)/python -m pytest -q tests -m soak $(ARGS)
 
 system-packages: ## install the Debian packages that test-hosts and test-numa need (root)
@@ -44,8 +44,9 @@ system-packages: ## install the Debian packages that test-hosts and test-numa ne
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
 	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio
 
-bench: $(DEV_STAMP) ## measure: launch, replicas, data loading, all-reduce, training step
-	for b in launch replicas dataloader allreduce train_step; do $(BIN)/python benchmarks/$$b.py; done
+bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
+	$(BIN)/python benchmarks/launch.py
+	$(BIN)/python docs/performance.py --run $(ARGS)
 
 check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -70,7 +71,7 @@ $(VENV)/.made:
 	$(PYTHON) tools/venv_flags.py --constraints > $(VENV)/constraints.txt
 	@touch $@
 
-$(STAMP): $(VENV)/.made setup.cfg constraints.txt
+$(STAMP): $(VENV)/.made setup.cfg setup.py constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[examples]'
 	@# As pip does with what it copies; some environments keep Python from doing it on first use.

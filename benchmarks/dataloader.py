@@ -4,6 +4,9 @@ Cases: the data-loading tutorial's (random 1x128x128 floats, 16 x 50 device iter
 and uint8 images with augmentation. Each loop reads only, or also computes for about as long as
 torch's DataLoader takes to load a step; loading ahead pays there.
 
+A model that trains has an upper bound: its own speed on synthetic data, which the device makes. The
+last rows say how near to it our loaders come.
+
 Usage: python benchmarks/dataloader.py [--json] [--seconds 3] [--workers 0 1 2]
 """
 
@@ -37,6 +40,17 @@ class Result:
     loop: str
     items_per_second: float
     against_torch: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoundResult:
+    """A training's items per second, and as a part of those on synthetic data."""
+
+    case: str
+    workers: int
+    data: str
+    items_per_second: float
+    against_synthetic: float
 
 
 class Images(torch.utils.data.Dataset):
@@ -149,6 +163,55 @@ def compare(case: Case, workers: int, seconds: float) -> list[Result]:
     return results
 
 
+class Classifier(torch.nn.Module):
+    """A model that is small enough for the loader to matter."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(channels, 8, 5, stride=4),
+            torch.nn.ReLU(),
+            torch.nn.AdaptiveAvgPool2d(4),
+            torch.nn.Flatten(),
+            torch.nn.Linear(128, 10),
+        )
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(self.layers(images.float()), labels)
+
+
+def training_rate(case: Case, workers: int, data: str, seconds: float) -> float:
+    """Return items per second of a training on ``Sync``, ``Async`` or ``synthetic`` data."""
+    options = poptorch.Options().deviceIterations(case.device_iterations)
+    options.showCompilationProgressBar(False).enableSyntheticData(data == "synthetic")
+    loader = poptorch.DataLoader(
+        options,
+        case.dataset,
+        case.batch_size,
+        shuffle=True,
+        num_workers=workers,
+        mode=poptorch.DataLoaderMode.Async if data == "Async" else poptorch.DataLoaderMode.Sync,
+    )
+    model = Classifier(case.dataset[0][0].shape[0])
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, options, optimizer)
+    if data != "synthetic":
+        return measure(lambda: loader, lambda batch: training(*batch), seconds)
+    # The model alone: one batch of the loader says its shapes, again and again.
+    first = next(iter(loader))
+    return measure(lambda: [first] * len(loader), lambda batch: training(*batch), seconds)
+
+
+def compare_bound(case: Case, workers: int, seconds: float) -> list[BoundResult]:
+    rates = {
+        data: training_rate(case, workers, data, seconds) for data in ("synthetic", "Sync", "Async")
+    }
+    bound = rates["synthetic"]
+    return [
+        BoundResult(case.name, workers, data, rate, rate / bound) for data, rate in rates.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -157,21 +220,28 @@ def main() -> None:
     parser.add_argument("--case", choices=["tutorial", "images"], help="only this case")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = [
-        result
+    runs = [
+        (case, workers)
         for case in cases()
         if arguments.case in (None, case.name)
         for workers in arguments.workers
-        for result in compare(case, workers, arguments.seconds)
     ]
+    results = [result for run in runs for result in compare(*run, arguments.seconds)]
+    bounds = [bound for run in runs for bound in compare_bound(*run, arguments.seconds)]
     if arguments.json:
-        print(json.dumps([asdict(result) for result in results], indent=1))
+        print(json.dumps([asdict(result) for result in [*results, *bounds]], indent=1))
         return
     print(f"{'case':10}{'workers':>8}  {'loop':10}{'loader':7}{'items/s':>10}{'x torch':>9}")
     for r in results:
         print(
             f"{r.case:10}{r.workers:8}  {r.loop:10}{r.loader:7}"
             f"{r.items_per_second:10.0f}{r.against_torch:9.2f}"
+        )
+    print(f"\n{'case':10}{'workers':>8}  {'training on':12}{'items/s':>10}{'x synthetic':>13}")
+    for b in bounds:
+        print(
+            f"{b.case:10}{b.workers:8}  {b.data:12}"
+            f"{b.items_per_second:10.0f}{b.against_synthetic:13.2f}"
         )
 
 

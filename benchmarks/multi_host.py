@@ -4,7 +4,8 @@ The hosts are those of tests/lab (root, network namespaces, sshd): each has its 
 links of the given rates. Two jobs take turns on them: one that poprun-py starts, with our
 collectives, MPI_Allreduce and our training step; and one of torchrun on every host (static
 rendezvous), with gloo and DDP over it. "gradients" is ours on memory that the instances of a host
-share, where gradients lie. A time is the slowest instance's, and the median over all rounds.
+share, where gradients lie. Our training step is also taken with compressed gradients: "fp16",
+"bf16", and "powersgd" of rank 2. A time is the slowest instance's, and the median over all rounds.
 
 Usage: python benchmarks/multi_host.py [--json] [--quick] [--rates 1gbit 10gbit] [--delay 50us]
        [--per-host 1 2] [--rounds 3] [--turns 5]
@@ -13,6 +14,7 @@ Usage: python benchmarks/multi_host.py [--json] [--quick] [--rates 1gbit 10gbit]
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,18 @@ from show_rows import show_rows  # noqa: E402
 HOSTS = 2
 SIZES = [4 << 10, 64 << 10, 1 << 20, 25 << 20]
 MODELS = ["mlp"]
+# Our training steps, by name: what gradientCompression() is given.
+COMPRESSIONS = {
+    "ours": ("none",),
+    "fp16": ("fp16",),
+    "bf16": ("bf16",),
+    "powersgd": ("powersgd", 2, 0),
+}
 LIMIT_SECONDS = 900
 # Each implementation repeats its call for about this long in every turn.
 _SECONDS_PER_TURN = 0.02
+# In its first steps ours measures whether reducing during backward pays.
+_WARM_UP_STEPS = 8
 
 # Calls to compare, by implementation.
 Calls = dict[str, Callable[[], Any]]
@@ -49,9 +61,24 @@ def our_calls(subject: int | str) -> Calls:
     import train_step
 
     if isinstance(subject, str):
-        return {"ours": train_step.ours(subject)}
+        return {
+            name: when_called(partial(train_step.ours, subject, compression=compression))
+            for name, compression in COMPRESSIONS.items()
+        }
     calls = allreduce.implementations(subject)
     return {"gradients": calls["window"], "ours": calls["ours"], "mpi": calls["mpi"]}
+
+
+def when_called(make: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
+    """Return a call that is made when it is needed: models beside it would take its cache."""
+    made: list[Callable[[], Any]] = []
+
+    def call() -> Any:
+        if not made:
+            made.append(make())
+        return made[0]()
+
+    return call
 
 
 def their_calls(subject: int | str) -> Calls:
@@ -65,11 +92,16 @@ def their_calls(subject: int | str) -> Calls:
     return {"gloo": lambda: torch.distributed.all_reduce(tensor)}
 
 
-def timed(calls: Calls, turns: int, slowest: Callable[[list[float]], list[float]]) -> Any:
+def timed(
+    calls: Calls, turns: int, slowest: Callable[[list[float]], list[float]], warm_up: int
+) -> Any:
     """Return the milliseconds of every call in every turn, those of the slowest instance."""
     times = {}
-    for name, call in calls.items():
-        call()
+    for name in list(calls):
+        call = calls.pop(name)
+        gc.collect()
+        for _ in range(warm_up):
+            call()
         slowest([0.0])
         start = time.perf_counter()
         call()
@@ -111,7 +143,8 @@ def work(launcher: str, subjects: list[int | str], turns: int) -> None:
             return tensor.tolist()
 
     for subject in subjects:
-        times = timed(calls_of(subject), turns, slowest)
+        warm_up = _WARM_UP_STEPS if isinstance(subject, str) else 1
+        times = timed(calls_of(subject), turns, slowest, warm_up)
         if is_first:
             print(json.dumps([subject, times]), flush=True)
     if launcher == "torchrun":
@@ -210,6 +243,11 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         for name in ("gradients", "ours")
                         if name in ms
                     }
+                    ratios |= {
+                        f"{name}/ours": round(ms["ours"] / ms[name], 2)
+                        for name in COMPRESSIONS
+                        if name in ms and name != "ours"
+                    }
                     times = {f"{name}_ms": round(value, 3) for name, value in ms.items()}
                     yield {**where, kind: subject, **times, **ratios}
 
@@ -219,7 +257,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "10gbit"], help="as tc spells them")
     parser.add_argument("--delay", help="of each direction of a link, such as 50us (needs netem)")
     parser.add_argument("--per-host", nargs="+", type=int, default=[1, 2], help="instances")
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes")
+    parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, help="bytes")
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each launcher")
     parser.add_argument("--turns", type=int, default=5, help="measurements of each job")

@@ -87,7 +87,8 @@ def steps(name: str, replicas: int, micro_batch: int):
     y = torch.randint(0, CLASSES, (replicas * micro_batch,))
     options = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
     ours = poptorch.trainingModel(model, options, sgd(model))
-    ours(x, y)
+    while ours._compiled is None or ours._compiled.program.replicas.back_end is None:
+        ours(x, y)
     optimizer, separate_optimizer = sgd(plain_model), sgd(separate_model)
 
     def plain() -> None:
@@ -102,18 +103,22 @@ def steps(name: str, replicas: int, micro_batch: int):
         separate_optimizer.step()
 
     implementations = {"ours": lambda: ours(x, y), "plain": plain, "separate": separate}
-    return implementations, ours._compiled.executable.replica_execution
+    return implementations, ours._compiled.program.replicas.back_end
 
 
-def measure(implementations, seconds: float) -> dict[str, float]:
-    """Return the median milliseconds by implementation; they take turns, in every order."""
+def measure(implementations, seconds: float, turns: int = 0) -> dict[str, float]:
+    """Return the median milliseconds by implementation; they take turns, in every order.
+
+    At least so many turns are taken, or two for each implementation.
+    """
+    turns = turns or 2 * len(implementations)
     milliseconds: dict[str, list[float]] = {name: [] for name in implementations}
     for step in implementations.values():
         step()
     deadline = time.perf_counter() + seconds
     # The order changes, because a step finds in the caches what the step before it left there.
     orders = itertools.cycle(itertools.permutations(implementations))
-    while time.perf_counter() < deadline or len(milliseconds["ours"]) < 2 * len(implementations):
+    while time.perf_counter() < deadline or len(milliseconds["ours"]) < turns:
         for name in next(orders):
             start = time.perf_counter()
             implementations[name]()

@@ -82,8 +82,10 @@ def batch(name: str, instances: int) -> tuple[Any, Any]:
     return torch.randn(samples, *shape), torch.randint(0, 10, (samples,))
 
 
-def ours(name: str, deterministic: bool = False) -> Callable[[], Any]:
-    """Return a step of ours."""
+def ours(
+    name: str, deterministic: bool = False, compression: tuple[Any, ...] = ("none",)
+) -> Callable[[], Any]:
+    """Return a step of ours; ``compression`` is what gradientCompression() is given."""
     import popdist_py
     from popdist_py import poptorch
 
@@ -93,6 +95,7 @@ def ours(name: str, deterministic: bool = False) -> Callable[[], Any]:
         popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
     )
     options.Emulator.deterministicReduction(deterministic)
+    options.Training.gradientCompression(*compression)
     net = with_loss(name)
     optimizer = poptorch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
     model = poptorch.trainingModel(net, options, optimizer=optimizer)

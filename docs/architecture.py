@@ -24,7 +24,9 @@ PAGE = ROOT / "docs" / "architecture.md"
 TABLE = re.compile(r"(?<=<!-- rooms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 _GROUND = ("enums", "errors", "forward_phase", "logger")
-_LEFT_OUT = ("__main__", "atomic_file", "errors", "terminal", "versions")
+_LEFT_OUT = ("__main__", "atomic_file", "command_name", "errors", "terminal", "versions")
+# Of the PopTorch API: modules that hold names only.
+_NAMES = ("autocasting", "old_spellings", "poptorch_core", "profiling", "testing", "torch_ops")
 _BOX, _GAP, _ROW, _MARGIN = (148, 44), 16, 84, 24
 _COLOURS = {"poprun_py": "#dbeafe", "popdist_py": "#dcfce7", "popdist_py.poptorch": "#fef3c7"}
 
@@ -52,12 +54,13 @@ def _library(module: str) -> str | None:
     name = module.rpartition(".")[2]
     if not module.startswith("popdist_py.") or name in ("popdist_core", *_LEFT_OUT):
         return None
-    return room_of(module).removeprefix("popdist_py.").replace(".", "/")
+    room = room_of(module).removeprefix("popdist_py.")
+    return None if room == "start_hook" else room.replace(".", "/")
 
 
 def _poptorch(module: str) -> str | None:
     name = module.removeprefix("popdist_py.poptorch.")
-    if name == module or name in ("poptorch_core", "profiling", "testing"):
+    if name == module or name in _NAMES:
         return None
     return " ".join(_GROUND) if name in _GROUND else name.partition(".")[0]
 

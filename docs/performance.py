@@ -1,6 +1,6 @@
 """Writes docs/performance.md from benchmarks/results.json: ``python docs/performance.py [--run]``.
 
-With --run all benchmarks are run first, or those that are named: some fifteen minutes on a machine
+With --run all benchmarks are run first, or those that are named: some forty minutes on a machine
 that should do nothing else, as root for the one between hosts. Without it the page is made from
 what was measured last.
 """
@@ -16,26 +16,33 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from performance_collectives import collectives_within_host, size_of, table_line
+from performance_jobs import long_runs, many_instances
+from performance_models import known_models
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = Path(__file__).with_suffix(".md")
-BENCHMARKS = ("allreduce", "train_step", "multi_host", "replicas", "dataloader")
+# Each with what it is told besides --json.
+BENCHMARKS: dict[str, tuple[str, ...]] = {
+    "allreduce": (),
+    "train_step": (),
+    "multi_host": (),
+    "replicas": (),
+    "models": ("--half", "--memory"),
+    "dataloader": (),
+    "many": (),
+    "long_run": (),
+}
 
 HEAD = """# Performance
 
-Made by `python docs/performance.py --run`. Measured on {cpu}, {cores} cores, {system}; Python
-{python}, PyTorch {torch}, Open MPI {openmpi}. All ways of a row are taken in turns in one run, and
-numbers are medians.
+Made by `python docs/performance.py --run`. All ways of a row are taken in turns in one run, and
+numbers are medians. Measured on:
+
 """
-ALL_REDUCE = """
-## All-reduce within a host
-
-Microseconds to sum a float32 array over all instances (`benchmarks/allreduce.py`). *window*: ours
-on an array that lives in memory shared by the host's instances, as gradients do; *ours*: on any
-other array; *copy*: every instance copies its array once, at the same time as the others.
-
-| instances | size | window | ours | MPI_Allreduce | gloo | copy | gloo / window | MPI / window |
-|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+MACHINE = """- {cpu}, {cores} cores, {system}; Python {python}, PyTorch {torch}, Open MPI {openmpi}:
+  {benchmarks}
 """
 TRAINING = """
 ## Training step
@@ -58,6 +65,14 @@ that a host's instances share; *ours*: on any other array; gloo and DDP are star
 | link | instances per host | what | gradients | ours | MPI | gloo or DDP | theirs / ours |
 |---|--:|---|--:|--:|--:|--:|--:|
 """
+COMPRESSED = """
+The same training step with compressed gradients (`Options.Training.gradientCompression`), powersgd
+of rank 2 from its first step. *DDP*: over gloo, nothing compressed. The target of none / fp16 over
+1 Gbit is 1.8: half of the bytes allow 2, less what a step computes before its first gradient.
+
+| link | per host | none | fp16 | bf16 | powersgd | DDP | none / fp16 | target | none / powersgd |
+|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+"""
 REPLICAS = """
 ## Replicas on one instance
 
@@ -76,6 +91,13 @@ Items per second that a loop consumes, as a multiple of torch's DataLoader with 
 | data | workers | reading, Sync | reading, Async | computing, Sync | computing, Async |
 |---|--:|--:|--:|--:|--:|
 """
+BOUND = """
+A model that trains, with `enableSyntheticData(True)` and without: items per second on a loader's
+batches, as a part of those of the model alone on data that the device makes.
+
+| data | workers | Sync | Async |
+|---|--:|--:|--:|
+"""
 NOTES = """
 ## How it works
 
@@ -84,46 +106,59 @@ NOTES = """
   when there are more than two instances.
 - **Large arrays**: each instance reduces its own slice in chunks that fit the cache, then all have
   the slices of all. Gradients live in the window, so nothing is copied. Of other arrays, what an
-  owner needs passes through the window in turns; large arrays of many instances, and those that go
-  to other hosts, are read from where they lie in the other process.
+  owner needs passes through the window slot by slot: while one is reduced, the next is copied in,
+  and one meeting serves both. Above 8 MiB the slices can also be read from where they lie in the
+  other process: the first six calls with arrays of one shape reduce one half in each way, later
+  calls take the one that was faster. Between hosts they are always read. Sums are added up in the
+  order of the instances in every way. reduce_scatter is the first half of it.
 - **Training steps** within a host send no sums round: the weights are in that window too, and each
   instance updates the slice whose gradients it has added up, for all.
 - **Between hosts** the owners of one slice on all hosts exchange pieces of it over sockets while
   the next are reduced, so each byte crosses a link once per host.
-- **Waiting** reads a counter for some 20 microseconds, then lets others run, then sleeps in the
-  kernel: instances that wait take no core from those that work.
+  The parameters of a bucket are updated while the next ones travel.
+- **Compressed gradients** are added up within a host as they are; pieces of the sums travel
+  rounded to 16 bits, or matrices as two thin factors, and every host decodes the same bytes.
+- **Waiting**: with a core for each instance, one that waits reads a counter for some 20
+  microseconds, then lets others run and looks again for at most 5 milliseconds, then sleeps in the
+  kernel. With fewer cores it lets others run at once, and sleeps after 0.3 milliseconds: instances
+  that wait take no core from those that work.
+- **Replicas** of one instance run as one captured graph where that agrees with running them one
+  after the other and is the fastest in the first steps;
+  [how that is decided](emulation.md#how-replicas-are-executed).
 - **Deterministic mode** keeps one gradient per replica and adds them in one binary tree over the
   global replica index: equal bits however the replicas are split over instances and hosts.
 """
 
 
-def size_of(count: int) -> str:
-    """Return a size as people write it."""
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= scale:
-            return f"{count / scale:.0f} {unit}"
-    return f"{count} B"
-
-
 def page(results: dict[str, Any]) -> str:
     """Return the page for what was measured."""
-    parts = [HEAD.format(**results["machine"]), ALL_REDUCE]
-    for row in results["allreduce"]:
-        cells = [row["instances"], size_of(row["bytes"])]
-        cells += [f"{row[f'{way}_us']:,.0f}" for way in ("window", "ours", "mpi", "gloo", "copy")]
-        cells += [f"{row['window/gloo']:.1f}", f"{row['window/mpi']:.1f}"]
-        parts.append(_line(cells))
-    parts.append(TRAINING)
+    parts = [HEAD, *_machines(results["machines"])]
+    parts += [*collectives_within_host(results["allreduce"]), TRAINING]
     ways = ("ours", "ddp", "deterministic", "unconnected", "one process")
     for row in results["train_step"]:
         cells = [row["model"], *(f"{row[f'{way}_ms']:.1f}" for way in ways)]
         cells += [f"{row['ours/ddp']:.2f}", f"{row['ours/unconnected']:.2f}"]
-        parts.append(_line(cells))
+        parts.append(table_line(cells))
     parts.append(HOSTS)
-    parts += [_line(_host_cells(row)) for row in results["multi_host"]]
-    return "".join(
-        [*parts, *_replicas(results["replicas"]), *_loading(results["dataloader"]), NOTES]
-    )
+    parts += [table_line(_host_cells(row)) for row in results["multi_host"]]
+    parts += _compressed([row for row in results["multi_host"] if "fp16_ms" in row])
+    parts += _replicas(results["replicas"])
+    parts += known_models(results["models"]) if "models" in results else []
+    parts += _loading(results["dataloader"])
+    parts += many_instances(results["many"]) if "many" in results else []
+    parts += long_runs(results["long_run"]) if "long_run" in results else []
+    return "".join([*parts, NOTES])
+
+
+def _machines(machines: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for every machine with the benchmarks that ran there."""
+    lines: dict[str, list[str]] = {}
+    for name, machine in machines.items():
+        lines.setdefault(json.dumps(machine), []).append(f"`{name}`")
+    return [
+        MACHINE.format(**json.loads(machine), benchmarks=", ".join(names))
+        for machine, names in lines.items()
+    ]
 
 
 def _host_cells(row: dict[str, Any]) -> list[Any]:
@@ -134,6 +169,17 @@ def _host_cells(row: dict[str, Any]) -> list[Any]:
     ratio = row.get("gradients/gloo") or row.get("ours/ddp")
     cells = ["" if time is None else f"{time:.2f}" for time in times]
     return [row["rate"], row["per_host"], what, *cells, f"{ratio:.2f}"]
+
+
+def _compressed(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the table of compressed gradients; nothing where it was not measured."""
+    parts = [COMPRESSED] if rows else []
+    for row in rows:
+        times = [f"{row[f'{way}_ms']:.0f}" for way in ("ours", "fp16", "bf16", "powersgd", "ddp")]
+        fp16, powersgd = (f"{row[f'{way}/ours']:.2f}" for way in ("fp16", "powersgd"))
+        target = "1.8" if row["rate"] == "1gbit" else ""
+        parts.append(table_line([row["rate"], row["per_host"], *times, fp16, target, powersgd]))
+    return parts
 
 
 def _replicas(rows: list[dict[str, Any]]) -> list[str]:
@@ -147,12 +193,14 @@ def _replicas(rows: list[dict[str, Any]]) -> list[str]:
             for row in rows
             if (row["model"], row["replicas"]) == (model, replicas)
         }
-        parts.append(_line([model, replicas, *(of_size[size] for size in sizes)]))
+        parts.append(table_line([model, replicas, *(of_size[size] for size in sizes)]))
     return parts
 
 
 def _loading(rows: list[dict[str, Any]]) -> list[str]:
     """Return one line for each data set and number of workers."""
+    bounds = [row for row in rows if "against_synthetic" in row]
+    rows = [row for row in rows if "against_torch" in row]
     parts = [LOADING]
     for case, workers in dict.fromkeys((row["case"], row["workers"]) for row in rows):
         ratios = {
@@ -161,18 +209,27 @@ def _loading(rows: list[dict[str, Any]]) -> list[str]:
             if (row["case"], row["workers"]) == (case, workers)
         }
         order = [(loop, ours) for loop in ("reading", "computing") for ours in ("Sync", "Async")]
-        parts.append(_line([case, workers, *(ratios[key] for key in order)]))
+        parts.append(table_line([case, workers, *(ratios[key] for key in order)]))
+    return [*parts, *_bounds(bounds)]
+
+
+def _bounds(rows: list[dict[str, Any]]) -> list[str]:
+    """Return how near trainings come to their bound; nothing where it was not measured."""
+    parts = [BOUND] if rows else []
+    for case, workers in dict.fromkeys((row["case"], row["workers"]) for row in rows):
+        parts_of_bound = {
+            row["data"]: f"{row['against_synthetic']:.2f}"
+            for row in rows
+            if (row["case"], row["workers"]) == (case, workers)
+        }
+        parts.append(table_line([case, workers, parts_of_bound["Sync"], parts_of_bound["Async"]]))
     return parts
-
-
-def _line(cells: list[Any]) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
 def measured(name: str) -> Any:
     """Run a benchmark and return its rows."""
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / f"{name}.py", "--json"],
+        [sys.executable, ROOT / "benchmarks" / f"{name}.py", *BENCHMARKS[name], "--json"],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -200,9 +257,9 @@ def main() -> None:
     wanted = parser.parse_args().run
     if wanted is not None:
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results["machine"] = machine()
         for name in wanted or BENCHMARKS:
             results[name] = measured(name)
+            results.setdefault("machines", {})[name] = machine()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 

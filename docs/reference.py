@@ -13,14 +13,71 @@ from poprun_py.config.option_kinds import FLAG, Option, option_name
 
 INDEX = """# Options of poprun-py
 
-An option is written `--option VALUE` or `--option=VALUE`, and shortened as long as it stays unique;
-a `yes|no` value may also be `on`, `off`, `true`, `false`, `1` or `0`. Options end at the program:
-what follows it is the program's. In a configuration file (`--export-config`, `--import-config`) the
-names are the same, without the leading hyphens.
+An option is written `--option VALUE` or `--option=VALUE`, with hyphens or underscores, and
+shortened as long as it stays unique. A `yes|no` value may also be `on`, `off`, `true`, `false`, `1`
+or `0`; a `TIME` is a number of seconds, or `90s`, `5m`, `1h30m`, `2d`; `INDICES` are `1`, `0,2-3`
+or `all`.
+
+Options end at the program: what follows it is the program's. A program that ends in `.py` runs
+under the Python of `poprun-py`, and so does `-m MODULE`, as under `python -m`. `-np` and `--np` are
+`-n`, as in mpirun.
+
+`poprun-py --help` shows what is used most; `--help GROUP`, `--help OPTION` and `--help all` show
+the rest. An option that does nothing, in this job or at all, is a warning that says why.
 
 | group | what it decides |
 |---|---|
 """
+
+PLACES = """
+## Places of options
+
+| place | the same option | wins over |
+|---|---|---|
+| command line | `--num-instances 2` | everything |
+| variable | `POPRUN_NUM_INSTANCES=2` | files |
+| file of `--import-config` | `num-instances = 2` (JSON: `"num_instances": 2`) | pyproject.toml |
+| pyproject.toml | `num-instances = 2` in the table `[tool.poprun-py]` | defaults |
+
+Options are merged one by one; a list, such as `env`, is replaced as a whole. Of two options that
+exclude one another, the one of the stronger place counts. A refusal names a value as it was given:
+`num-replicas = 8 in pyproject.toml`.
+
+- **Variables.** An empty variable counts as unset. An option that may be repeated has one value on
+  each line. `POPRUN_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARN`, ...) stands for `-vv`, `-v` or
+  nothing. A `POPRUN_` variable that is no option is a warning. Instances do not get them: a
+  launcher that an instance starts would take them for its own.
+- **pyproject.toml.** The nearest one that has the table counts, from the working folder upward to
+  the top of the repository (the folder with `.git`); paths in it are relative to it. A file that
+  another user may have left in a folder where everyone may write, such as /tmp, is not read from a
+  folder below.
+- `--import-config none` reads no file, pyproject.toml included.
+- `--export-config` notes the place of each value: as a comment in TOML, under `sources` in JSON.
+- `-v` logs which files and variables gave options. `--help` and `--version` read none of them, nor
+  does `--stacks`; beside `--from-plan` only what the plan has not decided counts.
+"""
+
+VARIABLES = """
+## What instances get besides
+
+- On other hosts, the launcher's settings of our libraries: every variable that begins with
+  `POPDIST_`, `POPTORCH_` or `POPLAR_`. They travel over the launcher's own connection and stand on
+  no command line; `--env` and `-x` win over them. `PATH`, `LD_LIBRARY_PATH` and `PYTHONPATH` are
+  forwarded as PopRun does. Nothing else travels by itself: thread counts (`OMP_NUM_THREADS`) are
+  planned for each host's CPUs unless the user sets them.
+- `POPDIST_SDK_NAMES`, which is `--sdk-names`, and for it a folder of `poprun-py` first on
+  `PYTHONPATH`: [programs of the SDK](../sdk-programs.md).
+- What torchrun sets, for scripts written for it: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+  `LOCAL_WORLD_SIZE`, `GROUP_RANK` (also as `NODE_RANK`: the index of the host), `GROUP_WORLD_SIZE`
+  (the hosts), `ROLE_NAME`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`,
+  `TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`, `TORCHELASTIC_MAX_RESTARTS`,
+  `TORCHELASTIC_USE_AGENT_STORE` (`False`: instance 0 opens the store) and
+  `TORCH_NCCL_ASYNC_ERROR_HANDLING`. Not `TORCHELASTIC_ERROR_FILE`: failures are reported with their
+  traceback anyway.
+"""
+
+# What the declarations do not say, by page.
+_BELOW = {"Configuration": PLACES, "Environment": VARIABLES}
 
 
 def pages() -> dict[str, str]:
@@ -33,7 +90,8 @@ def pages() -> dict[str, str]:
         rows = [_row(field, opt) for field, opt in options().items() if opt.group == group]
         made[name] = (
             f"# {group}\n\n{purpose[0].upper()}{purpose[1:]}. [All groups](index.md).\n\n"
-            "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
+            "| option | default | meaning |\n|---|---|---|\n"
+            + "".join([*rows, _BELOW.get(group, "")])
         )
     return {"index.md": "".join(index), **made}
 

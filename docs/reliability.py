@@ -28,7 +28,7 @@ def cell(fault: Fault, mpirun: str) -> str:
     wrong = problems(fault, seen)
     if seen.code is None:
         return "**did not return**"
-    text = f"{seen.code} in {seen.seconds:.1f} s, {seen.survivors} left"
+    text = f"{seen.code} in {seen.seconds:.1f} s, {len(seen.survivors)} left"
     return f"**{text}: {', '.join(wrong)}**" if wrong else text
 
 

@@ -104,14 +104,20 @@ def train(model: SmallCnn, dataset: TensorDataset, args: argparse.Namespace) -> 
     optimizer = poptorch.optim.Adam(model.parameters(), lr=args.learning_rate)
     training_model = poptorch.trainingModel(model, options, optimizer=optimizer)
     bar = tqdm(
-        total=args.epochs * len(loader), unit="step", disable=popdist_py.getInstanceIndex() != 0
+        total=args.epochs * len(loader),
+        bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]",
+        disable=popdist_py.getInstanceIndex() != 0,
     )
     for epoch in range(1, args.epochs + 1):
         for images, labels in loader:
             scores, losses = training_model(images, labels)
             accuracy = (scores.argmax(1) == labels).float().mean().item()
             bar.set_description(f"epoch {epoch}/{args.epochs}", refresh=False)
-            bar.set_postfix(loss=f"{losses.mean():.3f}", accuracy=f"{accuracy:.1%}", refresh=False)
+            samples = len(labels) * popdist_py.getNumInstances()
+            rate = samples * (bar.format_dict["rate"] or 0)
+            bar.set_postfix_str(
+                f"{rate:.0f} samples/s, accuracy={accuracy:.1%}, loss={losses.mean():.3f}", False
+            )
             bar.update()
     bar.close()
 

@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from popdist_py.collective_calls import (
         all_gather,
+        all_gather_object,
         all_reduce,
         barrier,
         broadcast,
+        broadcast_object,
+        gather,
+        gather_object,
         reduce_scatter,
         synchronize,
     )
     from popdist_py.context import execute_on_instances, init
+    from popdist_py.debugger import breakpoint
     from popdist_py.errors import (
         CollectiveMismatchError,
         InstanceLostError,
@@ -28,6 +33,11 @@ if TYPE_CHECKING:
         WireError,
     )
     from popdist_py.heartbeat import RESUME_EXIT_CODE, stopRequested
+    from popdist_py.metrics.csv_sink import CsvSink
+    from popdist_py.metrics.job_metrics import Metrics
+    from popdist_py.metrics.sink import MetricsSink
+    from popdist_py.metrics.tensorboard_sink import TensorBoardSink
+    from popdist_py.metrics.wandb_sink import WandbSink
     from popdist_py.popdist_functions import (
         checkNumIpusPerReplica,
         finalizeBackend,
@@ -51,18 +61,28 @@ __version__ = "0.2.0"
 __all__ = [
     "RESUME_EXIT_CODE",
     "CollectiveMismatchError",
+    "CsvSink",
     "InstanceLostError",
+    "Metrics",
+    "MetricsSink",
     "NotInitialisedError",
     "PopdistError",
+    "TensorBoardSink",
+    "WandbSink",
     "WireError",
     "__version__",
     "all_gather",
+    "all_gather_object",
     "all_reduce",
     "barrier",
+    "breakpoint",
     "broadcast",
+    "broadcast_object",
     "checkNumIpusPerReplica",
     "execute_on_instances",
     "finalizeBackend",
+    "gather",
+    "gather_object",
     "getDeviceId",
     "getInstanceIndex",
     "getLocalInstanceIndex",
@@ -86,9 +106,13 @@ __all__ = [
 _NAMES_OF_MODULE = {
     "collective_calls": (
         "all_gather",
+        "all_gather_object",
         "all_reduce",
         "barrier",
         "broadcast",
+        "broadcast_object",
+        "gather",
+        "gather_object",
         "reduce_scatter",
         "synchronize",
     ),
@@ -96,6 +120,7 @@ _NAMES_OF_MODULE = {
         "execute_on_instances",
         "init",
     ),
+    "debugger": ("breakpoint",),
     "errors": (
         "CollectiveMismatchError",
         "InstanceLostError",
@@ -107,6 +132,11 @@ _NAMES_OF_MODULE = {
         "RESUME_EXIT_CODE",
         "stopRequested",
     ),
+    "metrics.csv_sink": ("CsvSink",),
+    "metrics.job_metrics": ("Metrics",),
+    "metrics.sink": ("MetricsSink",),
+    "metrics.tensorboard_sink": ("TensorBoardSink",),
+    "metrics.wandb_sink": ("WandbSink",),
     "popdist_functions": (
         "checkNumIpusPerReplica",
         "finalizeBackend",
@@ -129,7 +159,9 @@ _NAMES_OF_MODULE = {
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}
 
 
-_SUBMODULES = frozenset({"checkpoint", "heartbeat", "popdist_core", "poptorch"})
+_SUBMODULES = frozenset(
+    {"checkpoint", "heartbeat", "horovod", "popart", "popdist_core", "poptorch"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,24 +1,34 @@
 """The public collectives: arrays, tensors, scalars and containers of them, over a Communicator.
 
-NumPy is imported on use. A torch tensor is passed on as the array that shares its memory, so that
-torch is never imported from here. No data move here: that is ``popdist_py.collectives``.
+Here stands which of a communicator's calls a value takes. NumPy is imported on use. No data move
+here: that is ``popdist_py.collectives``; what a value is as an array, ``popdist_py.leaf_arrays``.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import partial
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_args
 
-from popdist_py.collectives import ReduceOp
+from popdist_py import context
+from popdist_py.collectives import Communicator, ReduceOp
 from popdist_py.collectives.signature import Signature
+from popdist_py.value_tree import is_container, leaves, rebuilt
+
+if TYPE_CHECKING:
+    from popdist_py.leaf_arrays import Leaf
 
 __all__ = [
     "all_gather",
+    "all_gather_object",
     "all_reduce",
     "barrier",
     "broadcast",
+    "broadcast_object",
+    "gather",
+    "gather_object",
     "reduce_scatter",
     "synchronize",
 ]
@@ -32,58 +42,74 @@ def all_reduce(
     """Reduce ``x`` element by element over all instances and return it.
 
     float16 and bfloat16 are added up in float32. For booleans ``sum`` and ``max`` mean "any",
-    ``prod`` and ``min`` "all"; Python's True and False are counted as 1 and 0.
+    ``prod`` and ``min`` "all"; Python's True and False are counted as 1 and 0. The mean of whole
+    numbers is a float; arrays and tensors of them have no mean, since they receive the result.
 
     Args:
-        x: NumPy array or torch tensor (reduced in place), number, or dict, list or tuple of them.
+        x: NumPy array or torch tensor (reduced in place), number, or dict, list, tuple or dataclass
+            of them, nested as you like. Containers come back as new ones; an array that is in one
+            twice is reduced once. Integers have 64 bits: results beyond wrap around.
         op: ``sum``, ``mean``, ``max``, ``min`` or ``prod``.
         name: compared between the instances, and shown in messages.
         async_op: return a Handle at once. Its ``wait()`` returns the result; nobody may touch ``x``
             before that.
 
     Raises:
-        ValueError: an unknown ``op``.
-        TypeError: ``x`` holds something that cannot be reduced, or a mean of integers.
-        CollectiveMismatchError: the instances differ in shape, dtype, op or name.
+        ValueError: an unknown ``op``, or an array that cannot receive the result.
+        TypeError: ``x`` holds something that cannot be reduced, such as a text; nothing was
+            reduced, on any instance.
+        CollectiveMismatchError: the instances differ in keys, shape, dtype, op or name.
         InstanceLostError: another instance ended, or did not arrive in time.
     """
-    if op not in _OPERATIONS:
-        raise ValueError(f"all_reduce(op={op!r}): expected one of {', '.join(get_args(ReduceOp))}")
-    communicator = _communicator()
-
-    def collective(array: Any, leaf_name: str) -> None:
-        communicator.all_reduce(array, op, leaf_name)
-
-    call = partial(_apply, x, collective, communicator, "all_reduce", name or "")
-    return communicator.background.submit(call) if async_op else call()
+    if not async_op:
+        # The way of most calls comes first: what runs here, the other instances wait for.
+        array = _leaf_arrays().own_memory(x, op)
+        if array is not None:
+            context.communicator().all_reduce(array, op, name or "")
+            return x
+    _check_op("all_reduce", op)
+    return _run(partial(_all_reduce, x, op, name or ""), async_op)
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return the ``x`` of instance ``root`` on all instances; arrays and tensors in place.
 
     Args:
-        x: as for ``all_reduce``; of equal shape, dtype and structure on all instances.
+        x: array, tensor, anything else that can be pickled, or dict, list, tuple or dataclass of
+            them: of equal keys on all instances, and arrays of equal shape and dtype.
         root: index of the instance whose ``x`` is sent.
-        name: shown in messages.
+        name: compared between the instances, and shown in messages.
         async_op: return a Handle at once; its ``wait()`` returns ``x``.
 
     Raises:
         ValueError: there is no instance ``root``.
-        CollectiveMismatchError: the instances differ in shape, dtype or root.
+        CollectiveMismatchError: the instances differ in keys, shape, dtype, root or name.
         InstanceLostError: another instance ended, or did not arrive in time.
     """
-    communicator = _communicator()
-    if root not in communicator.instances:
-        raise ValueError(
-            f"broadcast(root={root!r}): expected one of the instances "
-            f"{list(communicator.instances)}"
-        )
+    _check_root("broadcast", root)
+    return _run(partial(_broadcast, x, root, name or ""), async_op)
 
-    def collective(array: Any, _: str) -> None:
-        communicator.broadcast(array, root)
 
-    call = partial(_apply, x, collective, communicator, "broadcast", name or "")
-    return communicator.background.submit(call) if async_op else call()
+def broadcast_object(
+    obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
+) -> Any:
+    """Return the ``obj`` of instance ``root`` on all instances, whatever the others pass.
+
+    Objects travel as pickles. Unpickling runs what the sender says: the instances of a job are one
+    program of one user, and no other process can send to them.
+
+    Args:
+        obj: anything that can be pickled, also large; alone it is returned as it is.
+        root: index of the instance whose ``obj`` is sent.
+        name: compared between the instances, and shown in messages.
+        async_op: return a Handle at once; its ``wait()`` returns the object.
+
+    Raises:
+        ValueError: there is no instance ``root``.
+        TypeError: the object of ``root`` cannot be pickled; on every instance.
+    """
+    _check_root("broadcast_object", root)
+    return _run(lambda comm: comm.broadcast_object(obj, root, name or ""), async_op)
 
 
 def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> Any:
@@ -91,7 +117,7 @@ def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> An
 
     Args:
         x: NumPy array or torch tensor of equal shape and dtype on all instances, or anything that
-            can be pickled.
+            can be pickled: numbers, texts, and dicts, lists and tuples of what you like.
         name: compared between the instances, and shown in messages.
         async_op: return a Handle at once, whose ``wait()`` returns the list.
 
@@ -99,9 +125,58 @@ def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> An
         CollectiveMismatchError: the instances differ in shape, dtype or name.
         InstanceLostError: another instance ended, or did not arrive in time.
     """
-    communicator = _communicator()
-    call = partial(_gather, x, communicator, name or "")
-    return communicator.background.submit(call) if async_op else call()
+    return _run(partial(_gather, x, None, name or ""), async_op)
+
+
+def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = False) -> Any:
+    """Return the ``obj`` of every instance as a list, in instance order.
+
+    Args:
+        obj: anything that can be pickled, as for ``broadcast_object``; also arrays and tensors
+            whose shapes differ between the instances.
+        name: as for ``all_gather``.
+        async_op: return a Handle at once, whose ``wait()`` returns the list.
+
+    Raises:
+        TypeError: the object of an instance cannot be pickled; on every instance.
+    """
+    return _run(lambda comm: comm.all_gather_object(obj, name or ""), async_op)
+
+
+def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
+    """Return at instance ``root`` what ``all_gather`` returns, and None elsewhere.
+
+    Args:
+        x: as for ``all_gather``.
+        root: index of the instance that gets the list.
+        name: as for ``all_gather``.
+        async_op: return a Handle at once, whose ``wait()`` returns the list or None.
+
+    Raises:
+        ValueError: there is no instance ``root``.
+        CollectiveMismatchError: the instances differ in shape, dtype, root or name.
+    """
+    _check_root("gather", root)
+    return _run(partial(_gather, x, root, name or ""), async_op)
+
+
+def gather_object(
+    obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
+) -> Any:
+    """Return at instance ``root`` what ``all_gather_object`` returns, and None elsewhere.
+
+    Args:
+        obj: as for ``all_gather_object``.
+        root: index of the instance that gets the list.
+        name: as for ``all_gather``.
+        async_op: return a Handle at once, whose ``wait()`` returns the list or None.
+
+    Raises:
+        ValueError: there is no instance ``root``.
+        TypeError: the object of an instance cannot be pickled; there and at ``root``.
+    """
+    _check_root("gather_object", root)
+    return _run(lambda comm: comm.gather_object(obj, root, name or ""), async_op)
 
 
 def reduce_scatter(
@@ -119,26 +194,24 @@ def reduce_scatter(
     Raises:
         ValueError: an unknown ``op``, or a first dimension that cannot be divided.
     """
-    communicator = _communicator()
+    _check_op("reduce_scatter", op)
+    communicator = context.communicator()
     num_instances = communicator.num_instances
-    if not getattr(x, "shape", ()) or x.shape[0] % num_instances:
+    shape = getattr(x, "shape", ())
+    if not shape or shape[0] % num_instances:
         raise ValueError(
             "reduce_scatter: expected an array whose first dimension is a multiple of "
-            f"{num_instances}, the number of instances; got {_describe(x)}"
+            f"{num_instances}, the number of instances; got "
+            + (f"shape {tuple(shape)}" if hasattr(x, "shape") else type(x).__name__)
         )
-    reduced = x.detach().clone() if _is_tensor(x) else x.copy()
-    rows = x.shape[0] // num_instances
-    first = communicator.instance_index * rows
-
-    def call() -> Any:
-        return all_reduce(reduced, op, name)[first : first + rows]
-
-    return communicator.background.submit(call) if async_op else call()
+    if async_op:  # the caller may go on to write to it
+        x = _copy_of(x)
+    return _run(partial(_reduce_scatter, x, op, name or ""), async_op)
 
 
 def barrier() -> None:
     """Return once every instance has called this."""
-    _communicator().barrier()
+    context.communicator().barrier()
 
 
 def synchronize() -> None:
@@ -146,120 +219,167 @@ def synchronize() -> None:
     barrier()
 
 
-def _communicator() -> Any:
-    from popdist_py import context
+@cache
+def _leaf_arrays() -> ModuleType:
+    """Return the module that imports NumPy: once, since an import costs as much as a small call."""
+    from popdist_py import leaf_arrays
 
-    return context.communicator()
-
-
-def _is_tensor(x: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    return leaf_arrays
 
 
-def _describe(x: Any) -> str:
-    shape = getattr(x, "shape", None)
-    return type(x).__name__ if shape is None else f"shape {tuple(shape)}"
+def _run(call: Callable[[Communicator], Any], async_op: bool) -> Any:
+    communicator = context.communicator()
+    if async_op:
+        return communicator.background.submit(partial(call, communicator))
+    return call(communicator)
 
 
-def _apply(
-    x: Any, collective: Callable[[Any, str], None], communicator: Any, call: str, name: str
-) -> Any:
-    """Apply ``collective`` to every leaf of ``x``: in place for arrays and tensors."""
-    import numpy as np
-
-    if isinstance(x, np.ndarray):
-        if call == "all_reduce" and not x.flags.writeable:
-            raise ValueError(f"{call}({name}): the array is read-only: give a copy of it")
-        return _apply_to_array(x, collective, name)
-    if isinstance(x, dict | list | tuple):
-        # If containers differ, some instances would wait for leaves that others do not have.
-        contents = repr(sorted(map(str, x))) if isinstance(x, dict) else f"{len(x)} items"
-        communicator.agree(Signature(call, f"{type(x).__name__} of {contents}", name=name))
-        return _apply_to_items(x, collective, communicator, call, name)
-    if _is_tensor(x):
-        return _apply_to_tensor(x, collective, call, name)
-    if isinstance(x, bool | int | float | np.generic):
-        array = np.array([int(x) if isinstance(x, bool) else x])
-        collective(array, name)
-        return array[0] if isinstance(x, np.generic) else array[0].item()
-    raise TypeError(
-        f"{call}({name}): cannot communicate a {type(x).__name__}: expected an array, a tensor, "
-        "a number, or a dict, list or tuple of them"
-    )
+def _check_op(call: str, op: ReduceOp) -> None:
+    if not isinstance(op, str) or op not in _OPERATIONS:
+        raise ValueError(f"{call}(op={op!r}): expected one of {', '.join(get_args(ReduceOp))}")
 
 
-def _apply_to_items(
-    x: Any, collective: Callable[[Any, str], None], communicator: Any, call: str, name: str
-) -> Any:
-    if isinstance(x, dict):
-        # The order of keys may differ between instances: sorted keys pair the leaves.
-        results = {
-            key: _apply(x[key], collective, communicator, call, f"{name}[{key!r}]")
-            for key in sorted(x, key=str)
-        }
-        return {key: results[key] for key in x}
-    items = [
-        _apply(item, collective, communicator, call, f"{name}[{index}]")
-        for index, item in enumerate(x)
-    ]
-    return type(x)(*items) if hasattr(x, "_fields") else type(x)(items)
+def _check_root(call: str, root: int) -> None:
+    instances = context.communicator().instances
+    if not hasattr(root, "__index__") or root not in instances:
+        raise ValueError(f"{call}(root={root!r}): expected one of the instances {list(instances)}")
 
 
-def _apply_to_array(x: Any, collective: Callable[[Any, str], None], name: str) -> Any:
-    if x.flags.c_contiguous:
-        collective(x, name)
-    else:
-        contiguous = x.copy(order="C")
-        collective(contiguous, name)
-        x[...] = contiguous
-    return x
+def _all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
+    arrays = _leaf_arrays()
+    reducible = arrays.reducible
+    if not is_container(x):
+        leaf = reducible(x, op)
+        if leaf.array is None:
+            raise _refused(communicator, Signature("all_reduce", f"op={op}", name=name), leaf)
+        communicator.all_reduce(leaf.array, op, name)
+        return leaf.result()
+    given = arrays.marking_repeats((path, reducible(value, op)) for path, value in leaves(x))
+    _agree(communicator, Signature("all_reduce", f"op={op}", name=name), x, given)
+    for path, leaf in given:
+        if leaf.same_as is None:
+            communicator.all_reduce(leaf.array, op, name + path)
+    return rebuilt(x, (leaf.result() for _, leaf in given))
 
 
-def _apply_to_tensor(x: Any, collective: Callable[[Any, str], None], call: str, name: str) -> Any:
-    detached = x.detach()
-    try:
-        contiguous = detached.cpu().contiguous()
-        array = _as_array(contiguous)
-    except (RuntimeError, TypeError):
-        raise TypeError(
-            f"{call}({name}): cannot communicate a tensor of {x.dtype}, {x.layout} on {x.device}: "
-            "expected a dense one of booleans, integers, or floats of 16 bits or more"
-        ) from None
-    is_copy = contiguous.data_ptr() != detached.data_ptr()
-    sizes_and_strides = zip(detached.shape, detached.stride(), strict=True)
-    if is_copy and any(size > 1 and not stride for size, stride in sizes_and_strides):
-        raise ValueError(
-            f"{call}({name}): elements of the tensor share memory, as after expand(): "
-            "give a clone()"
+def _reduce_scatter(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> Any:
+    host_memory = communicator.host_memory
+    if host_memory is None:
+        rows = x.shape[0] // communicator.num_instances
+        first = communicator.instance_index * rows
+        return _all_reduce(_copy_of(x), op, name, communicator)[first : first + rows]
+    arrays = _leaf_arrays()
+    array = arrays.own_memory(x, op)
+    if array is None:
+        leaf = arrays.reducible(x, op, needs_writing=False)
+        if leaf.array is None:
+            call = Signature("reduce_scatter", f"op={op}", name=name)
+            raise _refused(communicator, call, leaf)
+        array = leaf.array
+    block = host_memory.reduce_scatter(array, op, name)
+    return arrays.tensor_like(x, block) if arrays.is_tensor(x) else block
+
+
+def _copy_of(x: Any) -> Any:
+    return x.detach().clone() if hasattr(x, "detach") else x.copy()
+
+
+def _broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
+    """Send arrays and tensors one by one, and everything else in one pickle."""
+    arrays = _leaf_arrays()
+    array = arrays.own_memory(x)
+    if array is not None:
+        communicator.broadcast(array, root, name)
+        return x
+    movable = arrays.movable
+    is_root = communicator.instances[communicator.instance_index] == root
+    call = Signature("broadcast", f"root={root}", name=name)
+    if not is_container(x):
+        leaf = movable(x, needs_writing=not is_root)
+        if leaf is None:
+            return communicator.broadcast_object(x, root, name)
+        if leaf.array is None:
+            raise _refused(communicator, call, leaf)
+        communicator.broadcast(leaf.array, root, name)
+        return leaf.result()
+    values = leaves(x)
+    given = [(path, movable(value, needs_writing=not is_root)) for path, value in values]
+    _agree(communicator, call, x, given)
+    objects = values
+    if any(leaf is None for _, leaf in given):
+        # The arrays stay out of the pickle; the containers go along, so that messages name keys.
+        hollow = rebuilt(
+            x,
+            (
+                value if leaf is None else None
+                for (_, value), (_, leaf) in zip(values, given, strict=True)
+            ),
         )
-    collective(array, name)
-    if is_copy:
-        detached.copy_(contiguous)
-    return x
+        objects = leaves(communicator.broadcast_object(hollow, root, name))
+    for path, leaf in given:
+        if leaf is not None:
+            communicator.broadcast(leaf.array, root, name + path)
+    pairs = zip(objects, given, strict=True)
+    return rebuilt(x, (sent if leaf is None else leaf.result() for (_, sent), (_, leaf) in pairs))
 
 
-def _as_array(tensor: Any) -> Any:
-    """Return the array that shares the memory of a contiguous tensor."""
-    torch = sys.modules["torch"]
-    if tensor.dtype == torch.bfloat16:
-        from popdist_py.collectives.arithmetic import BFLOAT16
+def _agree(
+    communicator: Communicator,
+    call: Signature,
+    x: Any,
+    given: Sequence[tuple[str, Leaf | None]],
+) -> None:
+    """Return once all instances have containers of like leaves.
 
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()
+    Otherwise some instances would wait for leaves that others do not have, or cannot send.
+
+    Args:
+        communicator: of the instances.
+        call: what all of them make.
+        x: the container of this instance.
+        given: path and array of each leaf; None for one that is pickled.
+
+    Raises:
+        TypeError: all instances have a leaf that cannot take part; ValueError likewise.
+        CollectiveMismatchError: the leaves differ.
+    """
+    variable = call.name or "x"
+    kinds = ((variable + path, leaf.kind if leaf else "a pickled object") for path, leaf in given)
+    detail = f"{call.detail}, of a {type(x).__name__}"
+    communicator.agree(Signature(call.call, detail, name=call.name, leaves=tuple(kinds)))
+    for path, leaf in given:
+        if leaf and leaf.refusal:
+            raise type(leaf.refusal)(f"{call.call}: {variable}{path} is {leaf.refusal}")
 
 
-def _gather(x: Any, communicator: Any, name: str) -> list[Any]:
-    import numpy as np
+def _refused(communicator: Communicator, call: Signature, leaf: Leaf) -> Exception:
+    """Return the error for a value that cannot take part, once all instances know of it.
 
-    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
-        rows = communicator.all_gather(np.ascontiguousarray(x), name)
-        return [np.asarray(row).reshape(x.shape) for row in rows]
-    if _is_tensor(x):
-        torch = sys.modules["torch"]
-        rows = communicator.all_gather(_as_array(x.detach().cpu().contiguous()), name)
-        rows = [np.asarray(row) for row in rows]  # a row without dimensions is a NumPy scalar
-        if x.dtype == torch.bfloat16:
-            return [torch.from_numpy(row.view(np.int16)).view(torch.bfloat16) for row in rows]
-        return [torch.from_numpy(row) for row in rows]
-    return communicator.all_gather_object(x)  # type: ignore[no-any-return]
+    Raises:
+        CollectiveMismatchError: other instances have another value.
+    """
+    assert leaf.refusal is not None
+    communicator.agree(replace(call, detail=f"{call.detail}, of {leaf.refusal}"))
+    return type(leaf.refusal)(f"{call.call}: {call.name or 'x'} is {leaf.refusal}")
+
+
+def _gather(x: Any, root: int | None, name: str, communicator: Communicator) -> list[Any] | None:
+    arrays = _leaf_arrays()
+    array = arrays.own_memory(x)
+    if array is None:
+        leaf = arrays.movable(x, needs_writing=False)
+        if leaf is None or leaf.array is None:
+            if root is None:
+                return communicator.all_gather_object(x, name)
+            return communicator.gather_object(x, root, name)
+        array = leaf.array
+    rows = (
+        communicator.all_gather(array, name)
+        if root is None
+        else communicator.gather(array, root, name)
+    )
+    if rows is None:
+        return None
+    # Rows of a vector would be numbers.
+    gathered = list(rows) if array.ndim else [row.reshape(()) for row in rows[:, None]]
+    return [arrays.tensor_like(x, row) for row in gathered] if arrays.is_tensor(x) else gathered

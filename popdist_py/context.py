@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -38,6 +38,8 @@ Result = TypeVar("Result")
 
 # Set by MPICH's process manager.
 _HYDRA = "PMI_FD"
+# How Open MPI and MPICH tell a process the number of processes, and its own.
+_RANKS_OF_MPI = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
 
 _communicator: Communicator | None = None
 # The communicators of the execute_on_instances calls that are running, innermost last.
@@ -74,11 +76,27 @@ def init() -> None:
     instance = environment()
     heartbeat.begin()
     if instance.num_instances == 1:
+        if not is_launched():
+            _warn_of_other_processes()
         _communicator = SoloCommunicator()
         return
     _communicator = _join(instance)
     _install_abort_hook()
     atexit.register(finalize)
+
+
+def _warn_of_other_processes() -> None:
+    """Say once that another launcher started several processes: each would train by itself."""
+    for size, rank in _RANKS_OF_MPI:
+        if os.environ.get(size, "1") != "1" and os.environ.get(rank) == "0":
+            import logging
+
+            logging.getLogger("popdist").warning(
+                "MPI started %s processes without poprun-py, which do not know of each other: each "
+                "of them is instance 0 of 1. Start the program with poprun-py -n %s",
+                os.environ[size], os.environ[size],
+            )  # fmt: skip
+            return
 
 
 def _join(instance: InstanceEnvironment) -> Communicator:
@@ -88,6 +106,9 @@ def _join(instance: InstanceEnvironment) -> Communicator:
         import mpi4py
 
         mpi4py.rc.finalize = False
+    from popdist_py.collectives.communicators.mpi_start import start_mpi
+
+    start_mpi(instance.num_local_instances)
     from popdist_py.collectives.communicators.choose_communicator import join
     from popdist_py.errors import WireError
 
@@ -139,7 +160,7 @@ def finalize() -> None:
 
 
 def execute_on_instances(
-    instances: Collection[int], func: Callable[..., Result], *args: Any, **kwargs: Any
+    instances: Iterable[int], func: Callable[..., Result], *args: Any, **kwargs: Any
 ) -> Result | None:
     """Call ``func(*args, **kwargs)`` on the listed instances only and return its result there.
 
@@ -154,22 +175,36 @@ def execute_on_instances(
 
     Raises:
         TypeError: ``instances`` is one index, or ``func`` cannot be called.
+        ValueError: none of the indices is that of an instance, so that nobody would call ``func``.
     """
-    if isinstance(instances, int) or not callable(func):
+    # Once: what was given may be an iterator, or an array, whose truth value is ambiguous.
+    indices = frozenset(instances) if isinstance(instances, Iterable) else None
+    if indices is None or not callable(func):
         raise TypeError(
             f"execute_on_instances({instances!r}, {func!r}): expected the indices of instances, "
             "such as {0}, and a function"
         )
-    if environment().instance_index not in instances:
+    instance = environment()
+    if indices and indices.isdisjoint(range(instance.num_instances)):
+        raise ValueError(
+            f"execute_on_instances({instances!r}, ...): no instance has one of these indices; this "
+            f"job has {_counted(instance.num_instances)}"
+        )
+    if instance.instance_index not in indices:
         return None
     if _communicator is None:
         return func(*args, **kwargs)
-    participants = set(instances) & set(_communicator.instances)
+    participants = indices & set(_communicator.instances)
     _active_groups.append(_group(tuple(sorted(participants))))
     try:
         return func(*args, **kwargs)
     finally:
         _active_groups.pop()
+
+
+def _counted(num_instances: int) -> str:
+    """Return in words which instances there are."""
+    return f"the instances 0 to {num_instances - 1}" if num_instances > 1 else "instance 0 only"
 
 
 def _group(instances: tuple[int, ...]) -> Communicator:

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from popdist_py.errors import WireError
 
 __all__ = [
+    "BETWEEN_CALLS",
+    "COMPILING",
+    "INFERENCE",
+    "INSTANCE_VARIABLES",
     "RESUME_EXIT_CODE",
+    "TRAINING",
     "CollectiveSettings",
     "InstanceEnvironment",
     "is_popdist_environment",
@@ -32,6 +37,9 @@ LOCAL_INSTANCE_INDEX = "POPDIST_LOCAL_INSTANCE_INDEX"
 # shared memory.
 NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 
+# Beyond PopRun: the name of the run, the same in every instance and after a restart.
+RUN_ID = "POPRUN_RUN_ID"
+
 # Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
 # and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
 # of restarts of the job.
@@ -39,8 +47,37 @@ HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
+# Beyond PopRun: the wrapper's pipe by which a program asks for a terminal for its debugger; set
+# where the launcher has a keyboard.
+DEBUGGER = "POPDIST_DEBUGGER"
+
 # Beyond PopRun: the network that all hosts are on, by interface or CIDR.
 NETWORK = "POPDIST_NETWORK"
+
+# Beyond PopRun: whether a Python finds the SDK's packages (poptorch, popdist, ...) here: "auto"
+# where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
+SDK_NAMES = "POPDIST_SDK_NAMES"
+
+# What describes one instance of a job, or the job itself: another job must not inherit it. A path
+# to a cache may be a user's own setting.
+INSTANCE_VARIABLES = frozenset(
+    {
+        NUM_TOTAL_REPLICAS,
+        NUM_IPUS_PER_REPLICA,
+        NUM_LOCAL_REPLICAS,
+        UNIFORM_REPLICAS,
+        NODE_DEVICE_ID,
+        REPLICA_INDEX_OFFSET,
+        LOCAL_INSTANCE_INDEX,
+        NUM_LOCAL_INSTANCES,
+        HEARTBEAT,
+        STACKS,
+        RESTART_COUNT,
+        NETWORK,
+        DEBUGGER,
+        SDK_NAMES,
+    }
+)
 
 # Set by a user, for the collectives.
 HANG_TIMEOUT = "POPDIST_HANG_TIMEOUT"
@@ -51,6 +88,9 @@ SHARED_WEIGHTS = "POPDIST_SHARED_WEIGHTS"
 # sysexits.h EX_TEMPFAIL: a program that was asked to stop and has saved a checkpoint ends with it;
 # the launcher takes it for "run me again".
 RESUME_EXIT_CODE = 75
+
+# What an instance does now, as the heartbeat tells the launcher.
+BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
 """The heartbeat of this instance, and whether the launcher asks it to stop.
 
-A few numbers in memory that is shared with the launcher's wrapper on this host: a step costs one
-addition. Without the launcher the same calls count in private memory. Standard library only;
-nothing here saves or ends a training.
+A few numbers in memory that is shared with the launcher's wrapper on this host: a step costs an
+addition and two stores. Without the launcher the same calls count in private memory. Standard
+library only; nothing here saves or ends a training.
 """
 
 from __future__ import annotations
@@ -10,19 +10,31 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import mmap
+import operator
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO
 
 from popdist_py import environment
-from popdist_py.environment import RESUME_EXIT_CODE
+from popdist_py.environment import BETWEEN_CALLS, RESUME_EXIT_CODE
 
-__all__ = ["RESUME_EXIT_CODE", "begin", "step", "steps", "stopRequested"]
+__all__ = [
+    "RESUME_EXIT_CODE",
+    "begin",
+    "call",
+    "enter",
+    "resume",
+    "step",
+    "steps",
+    "stopRequested",
+]
 
-# The words of the shared memory, each of 8 bytes: poprun_py/instance/vitals.py has the same.
-_STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN = range(5)
-_NUM_WORDS = 8
+# The words of the shared memory, each of 8 bytes: poprun_py/instance/vitals.py has the same. The
+# program alone writes _STEP, _POLLS and those from _BEGUN on, the wrapper the others.
+_STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
+_DEBUGGED, _TERMINAL = 8, 9
+_NUM_WORDS = 10
 _WAIT_SECONDS = 0.0005
 
 _words: memoryview | None = None
@@ -37,16 +49,60 @@ def begin() -> None:
 
 
 def step() -> None:
-    """Tell the launcher that one more step is done; takes a fraction of a microsecond.
+    """Tell the launcher that one more training step is done; takes a fraction of a microsecond.
 
-    Training with ``popdist_py.poptorch`` calls this itself, once for each optimiser step.
+    ``popdist_py.poptorch`` calls this itself, once for each call of a training model.
     """
     words = _words or _open()
+    # In this order: whoever reads in between sees the calls of no step but the last.
+    words[_CALLS] = 0
     words[_STEP] += 1
+    words[_DOING] = BETWEEN_CALLS
+
+
+def call() -> None:
+    """Tell the launcher that one more call is done that trains nothing, such as of a validation.
+
+    ``popdist_py.poptorch`` calls this itself, once for each call of an inference model.
+    """
+    words = _words or _open()
+    words[_CALLS] += 1
+    words[_DOING] = BETWEEN_CALLS
+
+
+def enter(activity: int) -> None:
+    """Tell the launcher what begins now: a call ends it, and so does ``BETWEEN_CALLS``.
+
+    Args:
+        activity: ``TRAINING``, ``INFERENCE``, ``COMPILING`` or ``BETWEEN_CALLS`` of
+            ``popdist_py.environment``.
+    """
+    (_words or _open())[_DOING] = activity
+
+
+def resume(step: int) -> None:
+    """Count on from ``step``, the number of training steps that a loaded checkpoint holds.
+
+    ``TrainingCheckpoints.resume()`` calls this itself.
+
+    Raises:
+        TypeError: ``step`` is no whole number.
+        ValueError: ``step`` is negative.
+    """
+    try:
+        step = operator.index(step)
+    except TypeError:
+        raise TypeError(f"step={step!r}: the number of training steps done is expected") from None
+    if step < 0:
+        raise ValueError(f"step={step}: the number of training steps done is expected")
+    words = _words or _open()
+    words[_RESUMED] = step
+    words[_CALLS] = 0
+    words[_STEP] = step
 
 
 def steps() -> int:
-    """Return how many steps were counted in this process."""
+    """Return how many training steps are done, with those before the checkpoint resumed from."""
     return int((_words or _open())[_STEP])
 
 
@@ -65,6 +121,19 @@ def stopRequested() -> bool:
             return True
         time.sleep(_WAIT_SECONDS)
     return False
+
+
+def calls_debugged() -> int:
+    """Return the call of breakpoint(), counted from 1, whose debugger was left last."""
+    return int((_words or _open())[_DEBUGGED])
+
+
+def lent_terminal() -> int:
+    """Return N + 1 if the debugger may use /dev/pts/N; 0 while it has to wait.
+
+    A negative number says why there is none, as in ``errno``.
+    """
+    return int((_words or _open())[_TERMINAL])
 
 
 def _answer_with_stacks() -> None:

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import gc
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -20,13 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from poprun_py.command_name import command_name
 from poprun_py.config.command_line import parse
-from poprun_py.config.launch_config import EXCLUSIVE, LaunchConfig, options
+from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 from poprun_py.terminal import (
     Terminal,
     UnwritableError,
+    can_print,
     flush_stdout,
     open_closed_descriptors,
     print_any_text,
@@ -40,6 +41,7 @@ from poprun_py.terminal import (
 if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.supervisor import LaunchResult
+    from poprun_py.views.drawing import Look
 
 __all__ = ["main", "run"]
 
@@ -50,10 +52,12 @@ _READ_BACK = ("tree", "cores")
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its code."""
-    if "_POPRUN_PY_COMPLETE" in os.environ:
+    name = command_name()
+    # As click spells the variable of a command's completion.
+    if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         from poprun_py.config.command_line import COMMAND
 
-        COMMAND.main(prog_name="poprun-py")
+        COMMAND.main(prog_name=name)
     open_closed_descriptors()
     print_any_text()
     # What is made before the job starts lives until the end: collecting it would only cost time.
@@ -96,10 +100,11 @@ def run(words: Sequence[str]) -> int:
 
 
 def _run(values: dict[str, Any]) -> int:
-    if values.pop("help", False):
-        from poprun_py.config.command_line import help_text
+    topic = values.pop("help", None)
+    if topic is not None:
+        from poprun_py.config.help_pages import help_text
 
-        print_out(help_text(columns=shutil.get_terminal_size((100, 24)).columns))
+        print_out(help_text(topic, shutil.get_terminal_size((100, 24)).columns))
         return 0
     version_format = values.pop("version_format", None)
     if values.pop("version", False) or version_format is not None:
@@ -120,12 +125,7 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
     Raises:
         UsageError: --from-plan stands beside an option that makes a plan.
     """
-    about_configuration = ("import_config", "export_config")
-    decided = [
-        name
-        for name, opt in options().items()
-        if name in values and ((opt.saved and name != "verbosity") or name in about_configuration)
-    ]
+    decided = [name for name in options() if name in values and is_decided_by_plan(name)]
     if values.get("from_plan") is not None and decided:
         raise UsageError(
             f"--from-plan and {option_name(decided[0])} exclude one another: the plan decides it; "
@@ -134,23 +134,16 @@ def _check_plan_alone(values: dict[str, Any]) -> None:
 
 
 def _configuration(values: dict[str, Any]) -> LaunchConfig:
-    """Merge a configuration file and the command line, which wins."""
-    path = values.get("import_config")
-    if path is None:
-        return LaunchConfig(**values)
-    from poprun_py.config.files import parse_config
-    from poprun_py.planning.inputs import read_text_file
+    """Merge the places of options, and say which there are."""
+    from poprun_py.planning.option_sources import gather_options
 
-    imported = parse_config(read_text_file(path, "--import-config"), path)
-    if not values["program"]:
-        del values["program"]
-    # Of two ways to say one thing, the one on the command line counts.
-    for one, other in EXCLUSIVE:
-        if one in values:
-            imported.pop(other, None)
-        if other in values:
-            imported.pop(one, None)
-    return LaunchConfig(**{**imported, **values})
+    gathered = gather_options(values, os.environ)
+    for warning in gathered.warnings:
+        print_warning(warning)
+    log = Terminal(is_verbose=gathered.config.verbosity >= 1, prints_bindings=False)
+    for line in gathered.log:
+        log.log(line)
+    return gathered.config
 
 
 def _export_config(config: LaunchConfig) -> None:
@@ -159,11 +152,12 @@ def _export_config(config: LaunchConfig) -> None:
     assert config.export_config is not None
     path = Path(config.export_config)
     text = dump_config(config, config.export_config)
+    option = config.named("export_config")
     if path.exists() and not config.overwrite_config:
         raise UsageError(
-            f"--export-config {path}: the file exists; name another or add --overwrite-config yes"
+            f"{option} {path}: the file exists; name another or add --overwrite-config yes"
         )
-    _write_private(path, text, "--export-config")
+    _write_private(path, text, option)
 
 
 def _write_private(path: Path, text: str, option: str) -> None:
@@ -179,7 +173,7 @@ def _write_private(path: Path, text: str, option: str) -> None:
 def _launch(config: LaunchConfig) -> int:
     """Show what was asked for, then run unless only that was wanted."""
     if config.stacks is not None:
-        from poprun_py.supervision.stacks_client import ask
+        from poprun_py.supervision.inspection import ask
 
         if stacks := ask(config.stacks):
             print_out(stacks.removesuffix("\n"))
@@ -192,8 +186,9 @@ def _launch(config: LaunchConfig) -> int:
             return 0
     planned = _plan(config)
     inspected = _inspect(config, planned)
-    to_stdout = config.export_plan == "-"
-    if config.dry_run or to_stdout or (inspected and not planned.config.program):
+    is_only_saved = config.export_plan is not None and not config.run
+    has_no_job = inspected and not planned.config.program and not config.run
+    if config.dry_run or is_only_saved or has_no_job:
         from poprun_py.planning.plan_warnings import plan_warnings
 
         for warning in plan_warnings(planned):
@@ -211,7 +206,10 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     console = Terminal(
         is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
     )
-    console.log(f"running: {shlex.join(planned.command)}")
+    if config.verbosity >= 1:
+        from poprun_py.views.command_text import folded
+
+        console.log(f"running: {folded(planned.command)}")
     started = time.monotonic()
     gc.enable()
     try:
@@ -267,14 +265,14 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
     assert config.from_plan is not None
     if config.program:
         raise UsageError(
-            f"--from-plan and the program {config.program[0]!r} exclude one another: the plan "
-            "names its program"
+            f"{config.named('from_plan')} and the program {config.program[0]!r} exclude one "
+            "another: the plan names its program"
         )
-    text = read_text_file(config.from_plan, "--from-plan")
+    text = read_text_file(config.from_plan, config.named("from_plan"))
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--from-plan {config.from_plan}: not JSON ({error})") from None
+        raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
     return plan_from_json(data, os.environ)
 
 
@@ -282,7 +280,7 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
     """Print what the inspection options ask for; tells whether there was any."""
     if config.export_plan == "-":
         # Standard output is then a file of JSON: nothing else goes there.
-        _export_plan("-", planned)
+        _export_plan("-", "", planned)
         return True
     form = config.print_topology
     if form == "no" and (config.dry_run or config.verbosity >= 2):
@@ -290,9 +288,11 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
     if form != "no":
         print_out(_topology(form, planned))
     if config.export_plan is not None:
-        _export_plan(config.export_plan, planned)
+        _export_plan(config.export_plan, config.named("export_plan"), planned)
     if config.dry_run:
-        print_out(shlex.join(planned.command))
+        from poprun_py.views.command_text import folded
+
+        print_out(folded(planned.command))
     flush_stdout()
     return form != "no" or config.export_plan is not None
 
@@ -302,25 +302,41 @@ def _topology(form: str, planned: LaunchPlan) -> str:
     from poprun_py.views import topology_text
 
     if form == "tree":
-        return topology_text.topology_tree(planned, colour=wants_colour())
+        from poprun_py.views.topology_tree import topology_tree
+
+        return topology_tree(planned, _look())
     if form == "cores":
-        return topology_text.core_pictures(planned)
+        return topology_text.core_pictures(planned, _look())
     if form == "json":
         return topology_text.topology_json(planned)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return topology_text.topology_table(planned.topology, max_width=columns)
+    width = _look().width
+    is_large = planned.topology.num_replicas > topology_text.UNASKED_REPLICAS
+    if width is None and is_large and planned.config.print_topology == "no":
+        width = topology_text.UNASKED_WIDTH
+    return topology_text.topology_table(planned.topology, max_width=width)
 
 
-def _export_plan(path: str, planned: LaunchPlan) -> None:
+def _look() -> Look:
+    """Return how pictures are drawn on standard output."""
+    from poprun_py.views.drawing import BOX_CHARACTERS, Look
+
+    return Look(
+        colour=wants_colour(),
+        box_lines=can_print(BOX_CHARACTERS),
+        width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
+    )
+
+
+def _export_plan(path: str, option: str, planned: LaunchPlan) -> None:
     import json
 
-    from poprun_py.planning.plan_file import plan_to_json
+    from poprun_py.planning.plan_file import plan_to_json, portable
 
-    text = json.dumps(plan_to_json(planned), indent=2)
+    text = json.dumps(plan_to_json(portable(planned)), indent=2)
     if path == "-":
         print_out(text)
     else:
-        _write_private(Path(path), text + "\n", "--export-plan")
+        _write_private(Path(path), text + "\n", option)
 
 
 def _print_hardware(config: LaunchConfig) -> None:
@@ -329,6 +345,7 @@ def _print_hardware(config: LaunchConfig) -> None:
     from poprun_py.planning.inputs import Purpose, gather_inputs
     from poprun_py.views.hardware_table import hardware_table
 
+    look = _look()
     inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
     hosts = inputs.hosts
     machines = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
@@ -342,5 +359,5 @@ def _print_hardware(config: LaunchConfig) -> None:
         return
     for host, machine in machines:
         if len(hosts) > 1:
-            print_out(f"{host.name}:")
-        print_out(hardware_table(machine))
+            print_out(look.paint(f"{host.name}:", "host"))
+        print_out(hardware_table(machine, look))

@@ -5,28 +5,29 @@ config -> inputs -> plan -> command -> supervisor -> result
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from popdist_py.environment import RESTART_COUNT
+from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.errors import StartError, TimeLimitError, UsageError
+from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 from poprun_py.hosts.host_list import Host
-from poprun_py.output.run_folder import RunFolder
 from poprun_py.planning.binding_check import check_binding
-from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described
+from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology
 from poprun_py.planning.user_program import require_program, resolve_program, standard_input
-from poprun_py.supervision.restart import lost_hosts, pause_within, run_with_restarts
+from poprun_py.planning.variables import attempt_variables
+from poprun_py.run_record import RunRecord
+from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 
 __all__ = ["Console", "launch", "plan", "run"]
@@ -95,11 +96,25 @@ def plan(
     environ = os.environ if environ is None else environ
     config = replace(config, program=resolve_program(config.program))
     # What is wrong with the options alone is refused before any host is asked.
+    found = hosts_of(config, environ) if hosts is None else hosts
+    if config.nproc_per_node is not None:
+        config = with_instances(config, found)
+        # An allocation is compared with the number of instances, which is known now.
+        found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
-    topology = make_topology(config, hosts_of(config, environ) if hosts is None else hosts)
+    topology = make_topology(config, found)
     purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
     inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
-    return make_plan(config, topology, mpi_arguments, inputs, enforce=is_described(config))
+    made = make_plan(config, topology, mpi_arguments, inputs, enforce=is_described(config))
+    return replace(made, folder=_working_folder())
+
+
+def _working_folder() -> str:
+    """Return the folder in which this process is; empty if it was deleted."""
+    try:
+        return os.getcwd()  # noqa: PTH109 (of any bytes, and without an object)
+    except OSError:
+        return ""
 
 
 def without_lost_hosts(planned: LaunchPlan, result: LaunchResult, warn: Log) -> LaunchPlan:
@@ -160,6 +175,8 @@ def run(
 ) -> LaunchResult:
     """Run a plan to its end, again after a failure if it may be; nothing of it is left running.
 
+    Meanwhile this process is in the folder in which the plan was made.
+
     Args:
         planned: what to run; everything that decides it stands in there.
         console: takes what the launcher says.
@@ -174,22 +191,59 @@ def run(
     planned.require_fit()
     for warning in plan_warnings(planned):
         console.warn(warning)
-    config = planned.config
-    require_program(config.program, planned.environ)
-    if planned.network:
-        console.log(f"the hosts talk to one another over {planned.network}")
-    folder = RunFolder(config.output_dir, len(planned.instances))
-    folder.clear()
-    attempts = _Attempts(planned, console, descriptors)
-    result = run_with_restarts(
-        attempts.run, config.max_restarts, attempts.failed, pause_within(config.timeout)
-    )
-    _save_report(folder, result, attempts.plan)
-    if folder.trouble:
-        console.warn(folder.trouble)
+    with _inside(planned.folder):
+        result = _run_here(planned, console, descriptors)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result
+
+
+@contextlib.contextmanager
+def _inside(folder: str) -> Iterator[None]:
+    """Be in a plan's folder: paths that the user gave are relative to it.
+
+    Raises:
+        StartError: it is gone.
+    """
+    if folder in ("", _working_folder()):
+        yield
+        return
+    before = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise StartError(
+                f"the plan runs in the folder {folder} where it was made: {error.strerror}; make "
+                "the folder, or make a new plan"
+            ) from None
+        try:
+            yield
+        finally:
+            os.fchdir(before)
+    finally:
+        os.close(before)
+
+
+def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int]) -> LaunchResult:
+    config = planned.config
+    # The wrapper looks for the program as the instance that it is in front of: with its PATH.
+    require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
+    if planned.network:
+        console.log(f"the hosts talk to one another over {planned.network}")
+    record = RunRecord(planned)
+    try:
+        console.log(f"the run is {record.run_id}")
+        attempts = _Attempts(planned, record, console, descriptors)
+        result = run_with_restarts(
+            attempts.run, config.max_restarts, attempts.failed, attempts.pause
+        )
+        record.finish(result)
+    finally:
+        record.close()
+        if record.trouble:
+            console.warn(record.trouble)
+    return replace(result, run_id=record.run_id)
 
 
 def _require_main_thread() -> None:
@@ -198,39 +252,47 @@ def _require_main_thread() -> None:
         raise StartError("a job can be launched from the main thread only, which gets the signals")
 
 
-def _save_report(folder: RunFolder, result: LaunchResult, planned: LaunchPlan) -> None:
-    """Write the report into the run folder, if there is one."""
-    if folder.path is not None:
-        from poprun_py.views.report import report_json
-
-        report = report_json(result, planned.instance_label)
-        folder.save_report(json.dumps(report, indent=2) + "\n")
-
-
 class _Attempts:
     """The runs of one job, one after another; a restart may go on with another plan.
 
     Args:
         planned: the plan of the first run.
+        record: what is kept of them.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
     """
 
-    def __init__(self, planned: LaunchPlan, console: Console, descriptors: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        planned: LaunchPlan,
+        record: RunRecord,
+        console: Console,
+        descriptors: tuple[int, int],
+    ) -> None:
         self.plan = planned
+        self._record = record
         self._console = console
         self._descriptors = descriptors
-        self._began = time.monotonic()
+        self._began = time.monotonic()  # later by what does not count towards a limit
 
     def run(self, count: int) -> LaunchResult:
         """Run the job after ``count`` restarts."""
-        planned = self.plan
-        return supervise(
-            _job(planned, count, time.monotonic() - self._began if count else 0.0),
-            log=self._console.log,
-            on_started=self._check_binding,
-            descriptors=self._descriptors,
-        )
+        planned, record = self.plan, self._record
+        folder = record.begin(planned, count)
+        spent = time.monotonic() - self._began if count else 0.0
+        try:
+            result = supervise(
+                _job(planned, count, spent, run_id=record.run_id, folder=folder),
+                log=self._console.log,
+                on_started=self._check_binding,
+                descriptors=self._descriptors,
+            )
+        except LaunchError as error:
+            record.refuse(error)
+            raise
+        record.end(result)
+        self._began += result.paused_seconds
+        return result
 
     def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
         """Report a failure, and decide on which hosts restart number ``restart`` runs."""
@@ -238,32 +300,56 @@ class _Attempts:
 
         config, warn = self.plan.config, self._console.warn
         report = report_text(result, self.plan.instance_label)
-        warn(report.removeprefix("poprun-py: ").rstrip("\n"))
+        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
         if config.allow_fewer_hosts:
             self.plan = without_lost_hosts(self.plan, result, warn)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+
+    def pause(self, seconds: float) -> int:
+        """Wait before a restart, no longer than the time limit leaves; returns a signal, or 0."""
+        limit = self.plan.config.timeout
+        if limit is not None:
+            seconds = min(seconds, self._began + limit - time.monotonic())
+        return pause(seconds)
 
     def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)
 
 
-def _job(planned: LaunchPlan, restart_count: int, spent_seconds: float) -> Job:
-    """Return what is to be supervised for one run of a plan."""
+def _job(
+    planned: LaunchPlan,
+    restart_count: int,
+    spent_seconds: float,
+    *,
+    run_id: str,
+    folder: str | None = None,
+) -> Job:
+    """Return what is to be supervised for one attempt at a plan."""
     config, hosts = planned.config, planned.topology.hosts
     others = [host for host in hosts if not host.is_local]
-    restarts = {RESTART_COUNT: str(restart_count)} if config.max_restarts else {}
+    everywhere = {
+        **attempt_variables(run_id, restart_count, config.max_restarts),
+        **planned.travelling_variables,
+    }
+    reader = config.stdin_instance
+    is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(
         command=planned.command,
         variables=tuple(
-            {**restarts, **planned.channel_variables(i)} for i in range(len(planned.instances))
+            {**everywhere, **planned.channel_variables(i)} for i in range(len(planned.instances))
         ),
         environ={
             **planned.mpirun_environ,
-            **(standard_input() if hosts[0].is_local else {}),
+            **(standard_input(reader) if is_reader_local else {}),
         },
-        only_output_from=config.only_output_from_instance,
+        stdin_instance=reader,
+        only_output_from=(
+            frozenset(config.only_output_from_instance)
+            if config.only_output_from_instance is not None
+            else None
+        ),
         output=config.output,
-        output_dir=config.output_dir,
+        output_dir=folder,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,
         hang_timeout=config.hang_timeout,
@@ -273,6 +359,8 @@ def _job(planned: LaunchPlan, restart_count: int, spent_seconds: float) -> Job:
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
+        ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
+        partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
     )
 
 

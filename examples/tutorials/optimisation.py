@@ -128,7 +128,6 @@ def main(argv: list[str] | None = None) -> list[float]:
     opts.deviceIterations(args.device_iterations)
     opts.replicationFactor(args.replicas)
     opts.Training.gradientAccumulation(args.gradient_accumulation)
-    opts.broadcastBuffers(args.replicas == 1)  # BatchNorm keeps statistics on every replica
     transform = get_transform(args.precision, args.eight_bit_io, args.side)
     if args.data_dir is None:
         train_dataset = Digits(transform)

@@ -4,6 +4,8 @@ communicators/    the implementations, and the choice between them
 within_host/      the memory that instances of one host share, and the barrier in it
 between_hosts/    polled MPI, and TCP connections
 arithmetic, tree  reducing arrays in a fixed order
+object_calls      Python objects, which travel as pickles
+rounds            what hosts exchange that compress their sums
 signature         what the instances compare before they exchange data
 background        calls that run beside the program
 size_thresholds   measured limits between two ways of reducing
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from popdist_py.collectives.background import Background
+    from popdist_py.collectives.rounds import Compression
     from popdist_py.collectives.signature import Signature
 
-__all__ = ["Communicator", "HostMemory", "ReduceOp"]
+__all__ = ["Communicator", "HostLinks", "HostMemory", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
 
@@ -47,6 +50,49 @@ class HostMemory(Protocol):
 
         Raises:
             ValueError: ``array`` is not in memory made by ``gradient_buffer``.
+        """
+
+    def reduce_scatter(
+        self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = ""
+    ) -> np.ndarray[Any, Any]:
+        """Return this instance's block of the first dimension of the reduced ``array``.
+
+        Args:
+            array: C-contiguous, anywhere; its first dimension is a multiple of the instances.
+            op: the operation.
+            name: the user's name of the call.
+        """
+
+
+class HostLinks(Protocol):
+    """The connections between the hosts of a job whose instances share memory on each of them."""
+
+    @property
+    def hosts(self) -> Sequence[Sequence[int]]:
+        """Index in the job of the instances of every host."""
+
+    def start_compressed(
+        self, array: np.ndarray[Any, Any], compression: Compression, name: str = ""
+    ) -> None:
+        """Start to sum ``array`` over all instances, in place; collective.
+
+        Within a host it is added as ``all_reduce`` does; ``compression`` says what hosts send one
+        another. Every instance ends with bit-identical values. Nobody may touch the array before
+        the call is finished.
+
+        Args:
+            array: float16 or float32, flat, in memory made by ``gradient_buffer``.
+            compression: of this array; every instance has its own, of the same name.
+            name: the user's name of the call, for messages.
+
+        Raises:
+            ValueError: ``array`` is not in memory made by ``gradient_buffer``.
+        """
+
+    def finish_compressed(self) -> None:
+        """Return once the first array that was started and not finished holds its sum; collective.
+
+        If the next one is started before, the links have no pause between them.
         """
 
 
@@ -80,6 +126,10 @@ class Communicator(Protocol):
     def host_memory(self) -> HostMemory | None:
         """Memory that all instances share; None with one instance or several hosts, or disabled."""
 
+    @property
+    def host_links(self) -> HostLinks | None:
+        """What connects several hosts; None on one host, or where instances share no memory."""
+
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` element by element over all instances, in place.
 
@@ -102,16 +152,24 @@ class Communicator(Protocol):
         All instances pass the same size. The memory is freed when no array uses it.
         """
 
-    def broadcast(self, array: np.ndarray[Any, Any], root: int = 0) -> None:
+    def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the one of instance ``root``, in place."""
 
     def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
         """Return the arrays of all instances, stacked: [instances, *shape]."""
 
-    def all_gather_object(self, value: object) -> list[Any]:
+    def gather(
+        self, array: np.ndarray[Any, Any], root: int = 0, name: str = ""
+    ) -> np.ndarray[Any, Any] | None:
+        """Return what ``all_gather`` returns at instance ``root``, and None elsewhere."""
+
+    def all_gather_object(self, value: object, name: str = "") -> list[Any]:
         """Return the picklable ``value`` of every instance, in instance order."""
 
-    def broadcast_object(self, value: object, root: int = 0) -> Any:
+    def gather_object(self, value: object, root: int = 0, name: str = "") -> list[Any] | None:
+        """Return what ``all_gather_object`` returns at instance ``root``, and None elsewhere."""
+
+    def broadcast_object(self, value: object, root: int = 0, name: str = "") -> Any:
         """Return the picklable ``value`` of instance ``root``."""
 
     def barrier(self) -> None:

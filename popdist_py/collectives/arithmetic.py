@@ -7,13 +7,22 @@ float32. NumPy has no bfloat16: an array of the dtype ``BFLOAT16`` holds its bit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from popdist_py.collectives import ReduceOp
 
-__all__ = ["BFLOAT16", "CHUNK_BYTES", "FUNCTIONS", "Array", "Reduction", "dtype_name"]
+__all__ = [
+    "BFLOAT16",
+    "CHUNK_BYTES",
+    "FUNCTIONS",
+    "Array",
+    "Reduction",
+    "check_dtype",
+    "dtype_name",
+]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -31,9 +40,25 @@ FUNCTIONS: dict[str, np.ufunc] = {
 CHUNK_BYTES = 256 * 1024
 
 
+@cache  # NumPy takes longer to spell a dtype than to reduce a number
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of an element type as PyTorch and NumPy users know it."""
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+def check_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
+    """Compare an operation with the dtype of an array.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype.
+    """
+    if dtype.kind not in "biufc" and dtype != BFLOAT16:
+        raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
+    # The array receives the result, and cannot hold a fraction.
+    if op == "mean" and dtype.kind in "biu":
+        raise TypeError(
+            f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
+        )
 
 
 class Reduction:
@@ -52,12 +77,7 @@ class Reduction:
         self.op: ReduceOp = op
         self.dtype = dtype
         self.is_half = dtype in (np.float16, BFLOAT16)
-        if not self.is_half and dtype.kind not in "biufc":
-            raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
-        if op == "mean" and dtype.kind in "biu":
-            raise TypeError(
-                f"op='mean' of {dtype}: expected floats; reduce with 'sum' and divide the result"
-            )
+        check_dtype(op, dtype)
         self.function = FUNCTIONS[op]
         self.divisor = count if op == "mean" else None
         self.accumulate_dtype = np.dtype(np.float32) if self.is_half else dtype
@@ -91,7 +111,7 @@ class Reduction:
     def accumulate(self, sources: Sequence[Array], out: Array) -> None:
         """Reduce ``sources`` in order into ``out``.
 
-        ``out`` has the dtype ``accumulate_dtype``, and may be the first source but no other.
+        ``out`` has the dtype ``accumulate_dtype``, and may be one of the first two sources.
         """
         first, scratch = sources[0], self._scratch_arrays(out.size)[1]
         if self.is_half:
@@ -107,16 +127,27 @@ class Reduction:
 
     def __call__(self, sources: Sequence[Array], out: Array) -> None:
         """Reduce flat ``sources`` in order into ``out``, which may be any one of them."""
+        is_later_source = any(np.may_share_memory(out, source) for source in sources[1:])
+        reduce = self._reduce_apart if is_later_source else self.reduce_chunk
         for start in range(0, out.size, self.chunk_size):
             part = slice(start, start + self.chunk_size)
-            self.reduce_chunk([source[part] for source in sources], out[part])
+            reduce([source[part] for source in sources], out[part])
 
     def reduce_chunk(self, sources: Sequence[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk."""
-        if len(sources) == 2 and not self.is_half:
-            self.function(sources[0], sources[1], out=out)
-            self.finalize(out)
+        """Reduce sources of at most one chunk into ``out``: it may be one of the first two."""
+        if self.is_half:
+            self._reduce_apart(sources, out)
             return
+        total = sources[0]
+        for source in sources[1:]:
+            total = self.function(total, source, out=out)
+        if total is not out:
+            np.copyto(out, total)
+        if self.divisor is not None:
+            self.finalize(out)
+
+    def _reduce_apart(self, sources: Sequence[Array], out: Array) -> None:
+        """Reduce sources of at most one chunk in other memory, then fill ``out``."""
         total = self._scratch_arrays(out.size)[0]
         self.accumulate(sources, total)
         self.finalize(total)

@@ -52,7 +52,8 @@ class Background:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Handle] = SimpleQueue()
-        self._last: Handle | None = None
+        # The last function submitted, until somebody has waited for it.
+        self.last: Handle | None = None
         self._thread: threading.Thread | None = None
 
     def submit(self, function: Callable[[], Any]) -> Handle:
@@ -62,17 +63,17 @@ class Background:
                 target=self._run_queue, name="popdist-collectives", daemon=True
             )
             self._thread.start()
-        self._last = handle = Handle(function)
+        self.last = handle = Handle(function)
         self._queue.put(handle)
         return handle
 
     def drain(self) -> None:
         """Wait until all submitted functions have run."""
-        last = self._last
+        last = self.last
         if last is None or threading.current_thread() is self._thread:
             return
         last._done.wait()
-        self._last = None
+        self.last = None
 
     def _run_queue(self) -> None:
         while True:

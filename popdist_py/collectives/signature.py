@@ -13,6 +13,9 @@ from popdist_py.errors import CollectiveMismatchError
 
 __all__ = ["Signature", "mismatch"]
 
+# Of a model's weights, hundreds may differ for one reason.
+_MAX_DIFFERENCES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:
@@ -24,6 +27,7 @@ class Signature:
         dtype: name of the element type; empty where no array takes part.
         shape: shape of the array.
         name: the user's name of the call, or empty.
+        leaves: path and kind of every leaf of a container, in the order in which they travel.
     """
 
     call: str
@@ -31,6 +35,7 @@ class Signature:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     name: str = ""
+    leaves: tuple[tuple[str, str], ...] = ()
 
     @property
     def code(self) -> int:
@@ -44,17 +49,51 @@ class Signature:
         arguments += [f"shape={self.shape}", f"dtype={self.dtype}"] if self.dtype else []
         return f"{self.call}({', '.join(arguments)})"
 
-
-def mismatch(calls: Sequence[str]) -> CollectiveMismatchError:
-    """Return the error for ``calls``, the descriptions by instance, which differ."""
-    callers: dict[str, list[int]] = {}
-    for instance, call in enumerate(calls):
-        callers.setdefault(call, []).append(instance)
-    parts = [f"{_instances(instances)} called {call}" for call, instances in callers.items()]
-    return CollectiveMismatchError(f"{'; '.join(parts)}: all instances must make the same call")
+    @property
+    def description(self) -> str:
+        """What ``mismatch`` compares: the call in words, then a line for each leaf."""
+        lines = (f"{path}\t{kind}".replace("\n", " ") for path, kind in self.leaves)
+        return "\n".join((str(self), *lines))
 
 
-def _instances(indices: Sequence[int]) -> str:
-    if len(indices) == 1:
-        return f"instance {indices[0]}"
-    return f"instances {', '.join(map(str, indices))}"
+def mismatch(descriptions: Sequence[str], instances: Sequence[int]) -> CollectiveMismatchError:
+    """Return the error for the calls with these ``descriptions``, which differ.
+
+    Args:
+        descriptions: of every instance's call.
+        instances: index in the job of each.
+    """
+    calls, leaves = [], []
+    for description in descriptions:
+        call, *lines = description.split("\n")
+        calls.append(call)
+        leaves.append(dict(line.split("\t", 1) for line in lines if "\t" in line))
+    if len(set(calls)) == 1 and any(other != leaves[0] for other in leaves):
+        text = f"{calls[0]}: the instances differ in {_differences(leaves, instances)}"
+    else:
+        callers = _by_value(calls, instances)
+        text = "; ".join(f"{who} called {call}" for call, who in callers.items())
+    return CollectiveMismatchError(f"{text}: all instances must make the same call")
+
+
+def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int]) -> str:
+    """Say which leaves differ, and where: the first few."""
+    paths = dict.fromkeys(path for of_instance in leaves for path in of_instance)
+    parts = []
+    for path in paths:
+        kinds = _by_value([of_instance.get(path, "missing") for of_instance in leaves], instances)
+        if len(kinds) > 1:
+            parts.append(f"{path} ({'; '.join(f'{who}: {kind}' for kind, who in kinds.items())})")
+    hidden = len(parts) - _MAX_DIFFERENCES
+    return ", ".join(parts[:_MAX_DIFFERENCES]) + (f", and {hidden} more" if hidden > 0 else "")
+
+
+def _by_value(values: Sequence[str], instances: Sequence[int]) -> dict[str, str]:
+    """Return each different value with the instances that have it, in words."""
+    found: dict[str, list[int]] = {}
+    for value, instance in zip(values, instances, strict=True):
+        found.setdefault(value, []).append(instance)
+    return {
+        value: f"instance{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}"
+        for value, indices in found.items()
+    }

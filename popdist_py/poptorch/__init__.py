@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from popdist_py import __version__
-from popdist_py.poptorch import enums, ops, optim, options, poptorch_core, profiling, testing
+from popdist_py.poptorch import (
+    autocasting,
+    enums,
+    old_spellings,
+    ops,
+    optim,
+    options,
+    poptorch_core,
+    profiling,
+    testing,
+    torch_ops,
+)
 from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCustomArgParser
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.dataloader import DataLoader
@@ -118,6 +130,7 @@ __all__ = [
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",
+    "autocasting",
     "cond",
     "ctc_beam_search_decoder",
     "custom_op",
@@ -159,6 +172,10 @@ __all__ = [
     "trainingModel",
 ]
 
-torchvision_shim.define_missing_operators()
+torchvision_shim.define_when_imported()
+torch_ops.install()
 Options._names_in_files["poptorch"] = sys.modules[__name__]
 install_excepthook()
+
+if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+    __getattr__ = old_spellings.module_names("poptorch", __name__)

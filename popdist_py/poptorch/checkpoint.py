@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from popdist_py import context
+from popdist_py import context, heartbeat
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
@@ -96,8 +96,8 @@ class TrainingCheckpoints:
             **self._model.instance_state(),
         }
         communicator = context.communicator()
-        instances = communicator.all_gather_object(_to_bytes(own))
-        if communicator.instance_index != 0:
+        instances = communicator.gather_object(_to_bytes(own))
+        if instances is None:
             return
         state = {
             "version": _VERSION,
@@ -112,7 +112,7 @@ class TrainingCheckpoints:
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest whole checkpoint, if there is one; all instances call this together.
 
-        Call it before the model runs.
+        Call it before the model runs. What the launcher says of steps counts on from here.
 
         Returns:
             The number of steps done, 0 to start from the beginning, and what was saved as
@@ -146,6 +146,7 @@ class TrainingCheckpoints:
         self._data.load_state(own["data"])
         self._epoch, self._done = state["epoch"], state["done"]
         self._resumed_random = own["random"]
+        heartbeat.resume(newest.step)
         return newest.step, state["extra"]
 
 

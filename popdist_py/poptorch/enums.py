@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+from popdist_py.poptorch import old_spellings
 
 __all__ = [
     "AutoStage",
@@ -144,3 +147,7 @@ class OverlapMode(Enum):
     NoOverlap = "no_overlap"
     OverlapAccumulationLoop = "overlap_accumulation_loop"
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
+
+
+if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+    __getattr__ = old_spellings.module_names("poptorch.enums", __name__)

@@ -35,6 +35,8 @@ class LAMB(torch.optim.Optimizer):
             "max_weight_norm": max_weight_norm,
         }
         super().__init__(params, settings)
+        # torch adds it to every optimiser that loads a state: nothing that a program did.
+        self.defaults.setdefault("differentiable", False)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

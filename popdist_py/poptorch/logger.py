@@ -9,8 +9,11 @@ import logging
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Final
+
+from tqdm import tqdm
 
 __all__ = ["install_excepthook", "logger", "setLogLevel"]
 
@@ -49,11 +52,42 @@ class _Formatter(logging.Formatter):
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to whatever ``sys.stderr`` is at the time, so that redirection is honoured."""
+    """Writes to whatever ``sys.stderr`` is at the time, so that redirection is honoured.
+
+    A line that the program's own log shows already is not written a second time.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr
-        super().emit(record)
+        if not _program_shows(record):
+            self.stream = sys.stderr
+            with _bars_aside():
+                super().emit(record)
+
+
+def _bars_aside() -> AbstractContextManager[None]:
+    """Take progress bars away while a line is written, which would land behind one of them.
+
+    tqdm makes its locks when it is first asked, so it is not asked while there is no bar.
+    """
+    bars = getattr(tqdm, "_instances", None)
+    return tqdm.external_write_mode(file=sys.stderr) if bars else nullcontext()
+
+
+def _program_shows(record: logging.LogRecord) -> bool:
+    """Tell whether a handler of the root logger writes the record to stdout or stderr."""
+    standard = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return logger.propagate and any(
+        record.levelno >= handler.level and stream is not None and stream in standard
+        for handler in logging.getLogger().handlers
+        for stream in [_stream(handler)]
+    )
+
+
+def _stream(handler: logging.Handler) -> object:
+    """Return where a handler writes: its stream, or that of its console as rich has one."""
+    return getattr(handler, "stream", None) or getattr(
+        getattr(handler, "console", None), "file", None
+    )
 
 
 def setLogLevel(level: str | int) -> None:
@@ -106,7 +140,16 @@ def _configure() -> None:
     handler = _StderrHandler()
     handler.setFormatter(_Formatter())
     logger.addHandler(handler)
-    setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))
+    _take_level(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))
+
+
+def _take_level(text: str) -> None:
+    """Set the level that the environment asks for; a program is not stopped by a wrong one."""
+    try:
+        setLogLevel(int(text) if text.isdigit() else text)
+    except ValueError as error:
+        setLogLevel("WARN")
+        logger.warning("POPTORCH_LOG_LEVEL=%s is not used, WARN is: %s", text, error)
 
 
 _configure()

@@ -19,6 +19,7 @@ from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
 from popdist_py.poptorch.operators.point_clouds import fps, nearest
 from popdist_py.poptorch.operators.printing import ipu_print_tensor
+from popdist_py.poptorch.placement.operator_limits import check_proportion
 from popdist_py.poptorch.placement.overlapped_io import (
     set_overlap_for_input,
     set_overlap_for_output,
@@ -94,12 +95,11 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
 
     Raises:
         Error: not a tensor.
+        AssertionError: not a number from 0 to 1.
     """
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
-    assert isinstance(available_memory_proportion, (int, float)), (
-        f"the available memory proportion is a number, got {available_memory_proportion!r}"
-    )
+    check_proportion(available_memory_proportion, "set_available_memory")
     return tensor.view_as(tensor)
 
 

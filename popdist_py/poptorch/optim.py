@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from popdist_py.poptorch import lamb
+from popdist_py.poptorch import lamb, old_spellings
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.optimizer_state import LoadedState, Rates, copied, writers_of
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -28,6 +29,11 @@ _MOMENT_TYPES: Final = {
     "first_order_momentum_accum_type": torch.float32,
     "second_order_momentum_accum_type": torch.float32,
 }
+
+# Said when it is given, and when it changes later.
+VELOCITY_SCALING_IGNORED: Final = (
+    "velocity_scaling is ignored: it only applies with use_combined_accum=True"
+)
 
 
 class VariableAttributes:
@@ -107,6 +113,7 @@ class Optimizer:
         self.variable_attrs = VariableAttributes(sorted({*variable, "lr"}), allowed)
         self._ipu_state: dict[str, torch.Tensor] | None = None
         self._ipu_param: dict[str, torch.Tensor] | None = None
+        self._rates_then: Rates | None = None  # the program's when ipu_param was taken
         self._pending = False
         self._fetch: Callable[[], None] | None = None
 
@@ -115,46 +122,66 @@ class Optimizer:
     def _connect(self, fetch: Callable[[], None]) -> None:
         """Meet a device, which gets the state there is; ``fetch`` is called before it is read."""
         self._fetch = fetch
-        self._pending = self._ipu_state is not None
+        self._pending = self._has_state
 
-    def _set_device_state(
-        self, state: dict[str, torch.Tensor], settings: dict[str, torch.Tensor]
-    ) -> None:
+    @property
+    def _has_state(self) -> bool:
+        return self._ipu_state is not None or self._ipu_param is not None
+
+    def _rates(self) -> Rates:
+        own: Any = self  # every subclass is one of torch's optimisers too
+        return Rates.of(own)
+
+    def _set_device_state(self, state: dict[str, torch.Tensor]) -> None:
         self._ipu_state = {
             name: value.to(self._state_type(name.partition("___")[0]) or value.dtype)
             for name, value in state.items()
         }
-        self._ipu_param = settings
+
+    def _set_device_rates(self, rates: dict[str, torch.Tensor]) -> None:
+        self._ipu_param, self._rates_then = rates, self._rates()
 
     def _state_type(self, name: str) -> torch.dtype | None:
         """Return float16 if the state tensors ``name`` (Accl1, ...) are kept in it, else None."""
         wanted = getattr(self, self._accumulators.get(name, ""), torch.float32)
         return torch.float16 if wanted == torch.float16 else None
 
-    def _take_pending(self) -> dict[str, torch.Tensor] | None:
-        """Return the state that was loaded and not yet given to the device, once."""
+    def _state_to_load(self) -> LoadedState | None:
+        """Return the state that was loaded and not yet given to the device, if there is one."""
         if not self._pending:
             return None
+        # What a program sets after loading counts: a learning rate of its own, for example.
+        is_current = self._rates_then == self._rates()
+        return LoadedState(self._ipu_state or {}, (self._ipu_param or {}) if is_current else {})
+
+    def _note_loaded(self) -> None:
+        """Note that the device has got that state."""
         self._pending = False
-        return self._ipu_state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return settings and state: ``ipu_state`` and ``ipu_param`` are None before compiling."""
+        """Return settings and state: ``ipu_state`` and ``ipu_param`` are None before compiling.
+
+        What was loaded is returned as it was until the device has got it.
+        """
         if self._fetch is not None and not self._pending:
             self._fetch()
         base = super().state_dict()  # type: ignore[misc]
         return {
-            "ipu_state": self._ipu_state,
-            "ipu_param": self._ipu_param,
+            "ipu_state": None if self._ipu_state is None else dict(self._ipu_state),
+            "ipu_param": None if self._ipu_param is None else dict(self._ipu_param),
             "state": base["state"],
             "param_groups": base["param_groups"],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what state_dict() returned; the device gets it with the next call.
+        """Take what state_dict() returned, changed or not; the device gets it with the next call.
+
+        The device keeps its values of entries that are left out. The rates in ``ipu_param`` hold
+        until the program sets another learning rate, weight decay, dampening or loss scaling.
 
         Raises:
-            RuntimeError: an empty state, or one that no PopTorch optimiser wrote.
+            RuntimeError: an empty state, one that no PopTorch optimiser wrote, or that of another
+                kind of optimiser.
         """
         if not state_dict:
             raise RuntimeError("Cannot load the optimizer state because it is empty")
@@ -163,6 +190,7 @@ class Optimizer:
                 "Only IPU optimizer states can be loaded onto the IPU: the keys ipu_state and "
                 "ipu_param are missing"
             )
+        self._check_writer(state_dict)
         if "param_groups" in state_dict:
             super().load_state_dict(  # type: ignore[misc]
                 {
@@ -170,12 +198,26 @@ class Optimizer:
                     "param_groups": state_dict["param_groups"],
                 }
             )
-        if state_dict["ipu_state"] is not None:
-            if self._fetch is not None and not self._pending:
-                self._fetch()
-            self._ipu_state = {**(self._ipu_state or {}), **state_dict["ipu_state"]}
-            self._ipu_param = {**(self._ipu_param or {}), **(state_dict["ipu_param"] or {})}
+        if state_dict["ipu_state"] is not None or state_dict["ipu_param"] is not None:
+            self._ipu_state = copied(state_dict["ipu_state"])
+            self._ipu_param = copied(state_dict["ipu_param"])
+            self._rates_then = self._rates()
             self._pending = True
+
+    def _check_writer(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that an optimiser of this kind wrote a state.
+
+        Raises:
+            RuntimeError: another kind did.
+        """
+        writers = writers_of(state_dict)
+        mine = next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__)
+        if writers and mine not in writers:
+            raise RuntimeError(
+                f"Cannot load the state of poptorch.optim.{' or '.join(writers)} into "
+                f"poptorch.optim.{mine}: make the optimizer that the state was saved of, or go on "
+                "with the saved weights alone and let this optimizer begin without a state"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return torch's state, the device's, and what programs put on the object."""
@@ -189,7 +231,7 @@ class Optimizer:
             and not callable(value)
         }
         # A copy meets a new device, which has to be given the state.
-        return {**own, **state, "_fetch": None, "_pending": self._ipu_state is not None}
+        return {**own, **state, "_fetch": None, "_pending": self._has_state}
 
 
 class SGD(Optimizer, torch.optim.SGD):
@@ -235,10 +277,12 @@ class SGD(Optimizer, torch.optim.SGD):
         max_grad_norm: float | None = None,
     ) -> None:
         self._begin(torch.optim.SGD, locals())
-        if velocity_scaling is not None and not use_combined_accum:
-            logger.warning(
-                "velocity_scaling is ignored: it only applies with use_combined_accum=True"
-            )
+        default = self._own["velocity_scaling"]
+        is_given = velocity_scaling is not None or any(
+            group["velocity_scaling"] != default for group in self.param_groups
+        )
+        if is_given and not use_combined_accum:
+            logger.warning(VELOCITY_SCALING_IGNORED)
 
 
 class Adam(Optimizer, torch.optim.Adam):
@@ -248,6 +292,7 @@ class Adam(Optimizer, torch.optim.Adam):
     _child_only = list(_own)  # noqa: RUF012
     _accumulators = _MOMENTS
 
+    @old_spellings.takes("poptorch.optim.Adam()")
     def __init__(
         self,
         params: Params,
@@ -286,6 +331,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
     _child_only = list(_own)  # noqa: RUF012
     _accumulators = _MOMENTS
 
+    @old_spellings.takes("poptorch.optim.AdamW()")
     def __init__(
         self,
         params: Params,
@@ -307,6 +353,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
         max_grad_norm: float | None = None,
     ) -> None:
         self._begin(torch.optim.AdamW, locals())
+        if bias_correction is False:
+            logger.warning(
+                "bias_correction=False is ignored: AdamW corrects the bias on the device too; "
+                "poptorch.optim.LAMB can leave it out"
+            )
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
@@ -325,6 +376,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         "Accl3": "first_order_momentum_accum_type",
     }
 
+    @old_spellings.takes("poptorch.optim.RMSprop()")
     def __init__(
         self,
         params: Params,
@@ -357,6 +409,7 @@ class LAMB(Optimizer, lamb.LAMB):
     _child_only = list(_own)  # noqa: RUF012
     _accumulators = _MOMENTS
 
+    @old_spellings.takes("poptorch.optim.LAMB()")
     def __init__(
         self,
         params: Params,
@@ -372,3 +425,7 @@ class LAMB(Optimizer, lamb.LAMB):
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
         self._begin(lamb.LAMB, locals())
+
+
+if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist
+    __getattr__ = old_spellings.module_names("poptorch.optim", __name__)

@@ -1,5 +1,7 @@
 """What a launch may be asked for: every option once, and the ways in which it is written.
 
-Here live LaunchConfig, the kinds of option, the command line's grammar, and files of options.
-Nothing here looks at hosts or machines, or starts anything. May call: errors.
+Here live LaunchConfig, the kinds of option, the command line's grammar and help, and the other
+places of options: files and environment variables.
+Nothing here looks at hosts or machines, or starts anything. May call: errors,
+command_name.
 """

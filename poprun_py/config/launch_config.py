@@ -6,14 +6,20 @@ configuration files and the reference pages are derived from its fields. Files: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any
 
 from poprun_py.config.option_kinds import (
+    COUNT_OR_AUTO,
     FLAG,
+    INDICES,
+    MAX_INSTANCES,
+    NAME,
     PATH,
     SECONDS,
+    SECONDS_OR_AUTO,
     TEXT,
     YES_NO,
     YES_NO_WORDS,
@@ -22,12 +28,13 @@ from poprun_py.config.option_kinds import (
     choice,
     is_word,
     option,
-    option_name,
+    spelled,
     whole,
 )
+from poprun_py.config.origins import Origin, as_default, from_python
 from poprun_py.errors import UsageError
 
-__all__ = ["EXCLUSIVE", "GROUPS", "LaunchConfig", "options"]
+__all__ = ["EXCLUSIVE", "GROUPS", "LaunchConfig", "is_decided_by_plan", "options"]
 
 GROUPS = {
     "Job": "how many instances, replicas and IPUs",
@@ -36,29 +43,28 @@ GROUPS = {
     "Inspection": "look before anything starts; the program may be left out",
     "Output": "what is shown while the job runs",
     "Supervision": "limits, signals and failures",
-    "Environment": "variables of the instances",
+    "Environment": "variables of the instances, and the names that they import",
     "MPI": "the MPI that starts the instances",
-    "Configuration": "options from and to files",
+    "Configuration": "options from and to files; the other places of options",
     "IPU hardware": "PopRun's options for real IPUs: checked, kept, exported; no effect here",
 }
 
-# Two ways to say one thing: only one of a pair may be given.
-EXCLUSIVE = (("host", "host_file"), ("hardware", "hardware_root"))
-
-_HARDWARE_ID = Kind(
-    metavar="NAME",
-    expected="a name without blanks",
-    read=str,
-    accepts=lambda v: (
-        isinstance(v, str) and v != "" and not any(c.isspace() or c == "\0" for c in v)
-    ),
+# Two ways to say one thing, or a contradiction: only one of a pair may be given.
+EXCLUSIVE = (
+    ("host", "host_file"),
+    ("hardware", "hardware_root"),
+    ("num_instances", "nproc_per_node"),
+    ("run", "dry_run"),
 )
 
-_HANG_LIMIT = Kind(
-    metavar="SECONDS|auto",
-    expected="a number of seconds above 0, or auto",
-    read=lambda text: "auto" if text.lower() == "auto" else SECONDS.read(text),
-    accepts=lambda v: v == "auto" or SECONDS.accepts(v),
+# Protocol names of V-IPU, and the two that its command line is known to take.
+_SYNC_TYPES = (
+    "ST_GS2_DEFAULT",
+    "ST_GS2_INDEPENDENT_RAILS",
+    "ST_POD_NATIVE_DEFAULT",
+    "ST_POD_NATIVE_REPLICATED_PIPELINE",
+    "c2-compatible",
+    "pod-native-default",
 )
 
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
@@ -67,8 +73,8 @@ MAX_IPUS = 1_048_576
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
 
 
-def _topology_form(text: str) -> str:
-    """Return a form of the topology; yes and no may be written as for every yes|no value."""
+def _yes_no_or_word(text: str) -> str:
+    """Return a word of several; yes and no may be written as for every yes|no value."""
     word = text.lower()
     return word if word not in YES_NO_WORDS else "yes" if YES_NO_WORDS[word] else "no"
 
@@ -76,15 +82,28 @@ def _topology_form(text: str) -> str:
 _TOPOLOGY = Kind(
     metavar="yes|no|tree|cores|json",
     expected="yes, no, tree, cores or json",
-    read=_topology_form,
+    read=_yes_no_or_word,
     accepts=lambda v: v in TOPOLOGY_FORMS,
     choices=TOPOLOGY_FORMS,
+)
+_SDK_NAMES = Kind(
+    metavar="auto|yes|no",
+    expected="auto, yes or no",
+    read=_yes_no_or_word,
+    accepts=lambda v: isinstance(v, bool) or v in ("auto", "yes", "no"),
+    choices=("auto", "yes", "no"),
+    keep=lambda v: v if isinstance(v, str) else "yes" if v else "no",
+    is_text_in_files=True,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class LaunchConfig:
     """Everything that decides a launch: ``program`` and the options of the command line.
+
+    A program ``-m MODULE ...`` is a Python module. ``num_replicas`` is ``num_instances`` where it
+    is not given; with ``nproc_per_node`` both are decided when the hosts are known (``on_hosts``).
+    ``origins`` holds, by option, where its value was given.
 
     Raises:
         UsageError: a value is not accepted, or values contradict one another.
@@ -94,13 +113,20 @@ class LaunchConfig:
 
     num_instances: int = option(
         1,
-        whole(1, maximum=65_536),
+        whole(1, maximum=MAX_INSTANCES),
         "Job",
         "Instances (processes). The replicas are split evenly over them.",
+        short="-n",
     )
+    nproc_per_node: int | str | None = option(
+        None, COUNT_OR_AUTO, "Job",
+        "Instances on each host, instead of --num-instances; auto (or cpu): the CPUs of this"
+        " machine.",
+    )  # fmt: skip
     num_replicas: int = option(
-        1, whole(1, maximum=1_048_576), "Job", "Replicas of the model over all instances."
-    )
+        None, whole(1, maximum=MAX_IPUS), "Job",
+        "Replicas of the model over all instances. Unset: as many as instances.",
+    )  # fmt: skip
     ipus_per_replica: int = option(
         1,
         whole(1, maximum=4_096),
@@ -216,17 +242,21 @@ class LaunchConfig:
         saved=False,
     )  # fmt: skip
     export_plan: str | None = option(
-        None, PATH, "Inspection", "Write the whole launch plan as JSON; - is standard output"
-        " and starts nothing.",
+        None, PATH, "Inspection", "Write the whole launch plan as JSON, and start nothing unless"
+        " --run is given; - is standard output.",
         saved=False,
     )  # fmt: skip
+    run: bool = option(
+        False, FLAG, "Inspection", "Run the job as well after --export-plan.", saved=False
+    )
     from_plan: str | None = option(
-        None, PATH, "Inspection", "Run a plan saved by --export-plan instead of making one.",
+        None, PATH, "Inspection", "Run a plan saved by --export-plan instead of making one, in the"
+        " folder where it was made.",
         saved=False,
     )  # fmt: skip
 
-    only_output_from_instance: int | None = option(
-        None, whole(0, "INDEX"), "Output", "Show the output of this instance only; an"
+    only_output_from_instance: tuple[int, ...] | None = option(
+        None, INDICES, "Output", "Show the output of these instances only, such as 0,2-3; an"
         " instance that fails is heard all the same.",
     )  # fmt: skip
     output: str = option(
@@ -234,8 +264,12 @@ class LaunchConfig:
         "Before each line PopRun's tag [1,INDEX]<stream>:, the time of day as well, or nothing.",
     )  # fmt: skip
     output_dir: str | None = option(
-        None, PATH, "Output", "Folder for every instance's whole output (instance-INDEX.stdout,"
-        " .stderr) and report.json; made if missing.",
+        None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
+        " names the newest: attempt-N/ with the instances' whole output, and report.json.",
+    )  # fmt: skip
+    stdin_instance: int = option(
+        0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"
+        " keyboard, a pipe or a file.",
     )  # fmt: skip
     verbosity: int = option(
         0, whole(0), "Output", "-v logs what the launcher does, -vv everything, with the topology.",
@@ -252,7 +286,7 @@ class LaunchConfig:
         "Time between asking instances to stop (SIGTERM) and killing them.",
     )
     hang_timeout: float | str | None = option(
-        None, _HANG_LIMIT, "Supervision",
+        None, SECONDS_OR_AUTO, "Supervision",
         "End the job with exit code 124 and all Python stacks when an instance makes no step for"
         " so long; auto: 20 times the median step, at least 10 s. Unset: never.",
     )  # fmt: skip
@@ -274,6 +308,14 @@ class LaunchConfig:
         PATH,
         "Environment",
         "File of NAME=VALUE lines, values in quotes or not; --env wins over it.",
+    )
+
+    sdk_names: str = option(
+        "auto",
+        _SDK_NAMES,
+        "Environment",
+        "Whether import poptorch, popdist, horovod and popart find this emulation: auto where they"
+        " are not installed, yes even where they are, no never.",
     )
 
     mpi: str | None = option(
@@ -302,14 +344,15 @@ class LaunchConfig:
     allow_run_as_root: bool = option(True, YES_NO, "MPI", "Let mpirun run as root, as PopRun does.")
 
     import_config: str | None = option(
-        None, PATH, "Configuration", "Read options from a .toml or .json file; typed ones win.",
+        None, PATH, "Configuration", "Read options from a .toml or .json file; typed ones win."
+        " none: read no file, pyproject.toml included.",
         saved=False,
     )  # fmt: skip
     export_config: str | None = option(
         None,
         PATH,
         "Configuration",
-        "Write the options in force to a .toml or .json file.",
+        "Write the options in force to a .toml or .json file, with the place that gave each.",
         saved=False,
     )
     overwrite_config: bool = option(
@@ -317,7 +360,7 @@ class LaunchConfig:
     )
 
     vipu_server_host: str | None = option(
-        None, _HARDWARE_ID, "IPU hardware", "Name or address of the V-IPU server."
+        None, NAME, "IPU hardware", "Name or address of the V-IPU server."
     )
     vipu_server_port: int = option(
         8090, whole(1, "PORT", maximum=65_535), "IPU hardware", "Port of the V-IPU server."
@@ -325,20 +368,18 @@ class LaunchConfig:
     vipu_server_timeout: int = option(
         120, whole(1, "SECONDS"), "IPU hardware", "Time limit of requests to the V-IPU server."
     )
-    vipu_partition: str | None = option(
-        None, _HARDWARE_ID, "IPU hardware", "V-IPU partition to use."
-    )
+    vipu_partition: str | None = option(None, NAME, "IPU hardware", "V-IPU partition to use.")
     vipu_partition_attempts: int = option(
         1, whole(1), "IPU hardware", "Tries to bind the partition."
     )
     vipu_cluster: str | None = option(
         None,
-        _HARDWARE_ID,
+        NAME,
         "IPU hardware",
         "V-IPU cluster for a new partition; see --vipu-allocation.",
     )
     vipu_allocation: str | None = option(
-        None, _HARDWARE_ID, "IPU hardware", "V-IPU allocation for a new partition."
+        None, NAME, "IPU hardware", "V-IPU allocation for a new partition."
     )
     update_partition: bool = option(
         False, YES_NO, "IPU hardware", "Change a partition that does not fit."
@@ -353,7 +394,7 @@ class LaunchConfig:
         True, YES_NO, "IPU hardware", "Remove a partition that the launch made."
     )
     sync_type: str | None = option(
-        None, _HARDWARE_ID, "IPU hardware", "V-IPU sync type of a new partition."
+        None, spelled(*_SYNC_TYPES), "IPU hardware", "V-IPU sync type of a new partition."
     )
     offline_mode: bool = option(
         False,
@@ -362,11 +403,13 @@ class LaunchConfig:
         "Neither require nor attach IPUs; emulated ones are always there.",
     )
 
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
+
     def __post_init__(self) -> None:
         for name, opt in options().items():
             value = getattr(self, name)
-            if value is not None or _default(name) is not None:
-                object.__setattr__(self, name, opt.check(option_name(name), value))
+            if value is not None or _DEFAULTS[name] is not None:
+                object.__setattr__(self, name, opt.check(self.named(name), value))
         # A text would pass for a sequence of its letters.
         words = self.program if isinstance(self.program, list | tuple) else [None]
         words = tuple(fspath(w) if isinstance(w, PathLike) else w for w in words)
@@ -376,17 +419,82 @@ class LaunchConfig:
                 "program and its arguments"
             )
         object.__setattr__(self, "program", words)
-        self._check_counts()
         self._check_combinations()
+        if self.nproc_per_node is None:
+            replicas: int | None = self.num_replicas
+            if replicas is None:
+                object.__setattr__(self, "num_replicas", self.num_instances)
+            self._check_counts()
 
     def __repr__(self) -> str:
         # What differs from the defaults; values that may be secret stay out of logs and messages.
         shown = [
             f"{f.name}={'...' if f.name != 'program' and _OPTIONS[f.name].secret else repr(value)}"
             for f in fields(self)
-            if (value := getattr(self, f.name)) != f.default
+            if f.name != "origins"
+            and (value := getattr(self, f.name)) not in (f.default, self._default(f.name))
         ]
         return f"LaunchConfig({', '.join(shown)})"
+
+    # --- where values come from ---------------------------------------------------------------
+
+    def _default(self, name: str) -> Any:
+        """Return the value of a field that is not given."""
+        return self.num_instances if name == "num_replicas" else _DEFAULTS[name]
+
+    def is_given(self, name: str) -> bool:
+        """Tell whether the value of a field was given, or differs from its default."""
+        value = getattr(self, name)
+        return name in self.origins or value not in (self._default(name), _DEFAULTS[name])
+
+    def origin(self, name: str) -> Origin:
+        """Return where the value of an option was given; values without a place are Python's."""
+        if name in self.origins:
+            return self.origins[name]
+        if self.is_given(name):
+            return from_python(name)
+        return as_default(name, "as many as instances" if name == "num_replicas" else "the default")
+
+    def named(self, name: str) -> str:
+        """Return an option as it was written: ``--host``, or ``host in pyproject.toml``."""
+        return self.origin(name).named
+
+    def shown(self, name: str) -> str:
+        """Return an option with its value as it was written: ``POPRUN_NUM_INSTANCES=2``."""
+        value = getattr(self, name)
+        if isinstance(value, bool):
+            value = "yes" if value else "no"
+        return self.origin(name).shown(value)
+
+    def on_hosts(self, num_hosts: int, cpus: int = 1) -> LaunchConfig:
+        """Return the configuration with the instances that ``nproc_per_node`` means.
+
+        Args:
+            num_hosts: the hosts of the job.
+            cpus: what ``auto`` stands for: the CPUs of a host.
+
+        Raises:
+            UsageError: the numbers of instances, replicas and IPUs contradict one another.
+        """
+        if self.nproc_per_node is None:
+            return self
+        share = self.nproc_per_node if isinstance(self.nproc_per_node, int) else cpus
+        given = self.origin("nproc_per_node").shown(self.nproc_per_node)
+        means = "" if share == self.nproc_per_node else f" ({share} CPUs)"
+        hosts = f" x {num_hosts} hosts" if num_hosts > 1 else ""
+        return replace(
+            self,
+            num_instances=share * num_hosts,
+            nproc_per_node=None,
+            origins={
+                **{name: o for name, o in self.origins.items() if name != "nproc_per_node"},
+                "num_instances": Origin(
+                    self.origin("nproc_per_node").place, given + means + hosts, " = ", " instances"
+                ),
+            },
+        )
+
+    # --- checks -------------------------------------------------------------------------------
 
     def _check_counts(self) -> None:
         """Check the equation between instances, replicas, IPUs and IPU-Link domains."""
@@ -395,42 +503,43 @@ class LaunchConfig:
             divisors = [n for n in range(1, min(replicas, 4096) + 1) if replicas % n == 0]
             nearby = sorted(sorted(divisors, key=lambda n: abs(n - instances))[:4])
             raise UsageError(
-                f"--num-replicas {replicas} cannot be split evenly over --num-instances "
-                f"{instances} ({replicas} / {instances} = {replicas / instances:.3g}): expected a "
-                f"number of instances that divides {replicas}, such as "
-                f"{', '.join(map(str, nearby))}"
+                f"{self.shown('num_replicas')} cannot be split evenly over "
+                f"{self.shown('num_instances')} ({replicas} / {instances} = "
+                f"{replicas / instances:.3g}): expected a number of instances that divides "
+                f"{replicas}, such as {', '.join(map(str, nearby))}"
             )
-        if self.ipus_per_replica & (self.ipus_per_replica - 1):
+        width = self.ipus_per_replica
+        if width & (width - 1):
             raise UsageError(
-                f"--ipus-per-replica {self.ipus_per_replica}: expected a power of two (1, 2, 4, "
-                "8, ...), the sizes in which IPUs are handed out"
+                f"{self.shown('ipus_per_replica')}: expected a power of two (1, 2, 4, 8, ...), "
+                "the sizes in which IPUs are handed out"
             )
-        if replicas * self.ipus_per_replica > MAX_IPUS:
+        if replicas * width > MAX_IPUS:
             raise UsageError(
-                f"--num-replicas {replicas} x --ipus-per-replica {self.ipus_per_replica} = "
-                f"{replicas * self.ipus_per_replica} IPUs: expected at most {MAX_IPUS}"
+                f"{self.shown('num_replicas')} x {self.shown('ipus_per_replica')} = "
+                f"{replicas * width} IPUs: expected at most {MAX_IPUS}"
             )
         if self.num_ilds is not None and instances % self.num_ilds:
             raise UsageError(
-                f"--num-instances {instances} cannot be split evenly over --num-ilds "
-                f"{self.num_ilds}: expected a multiple of {self.num_ilds} instances, at least one "
-                "for each IPU-Link domain"
+                f"{self.shown('num_instances')} cannot be split evenly over "
+                f"{self.shown('num_ilds')}: expected a multiple of {self.num_ilds} instances, at "
+                "least one for each IPU-Link domain"
             )
-        if (
-            self.only_output_from_instance is not None
-            and self.only_output_from_instance >= instances
-        ):
-            raise UsageError(
-                f"--only-output-from-instance {self.only_output_from_instance}: expected an index "
-                f"from 0 to {instances - 1} (--num-instances {instances})"
-            )
+        for name in ("only_output_from_instance", "stdin_instance"):
+            given = getattr(self, name)
+            last = max(given or (0,)) if isinstance(given, tuple) else given or 0
+            if last >= instances:
+                raise UsageError(
+                    f"{self.origin(name).shown(last)}: expected an index "
+                    f"from 0 to {instances - 1} ({self.shown('num_instances')})"
+                )
 
     def _check_combinations(self) -> None:
         """Refuse options that exclude one another."""
         for one, other in EXCLUSIVE:
-            if getattr(self, one) is not None and getattr(self, other) is not None:
+            if self.is_given(one) and self.is_given(other):
                 raise UsageError(
-                    f"{option_name(one)} and {option_name(other)} exclude one another: give one"
+                    f"{self.named(one)} and {self.named(other)} exclude one another: give one"
                 )
 
 
@@ -439,8 +548,11 @@ def options() -> dict[str, Option]:
     return _OPTIONS
 
 
-def _default(name: str) -> Any:
-    return _DEFAULTS[name]
+def is_decided_by_plan(name: str) -> bool:
+    """Tell whether a saved plan has decided an option, so that it cannot stand beside one."""
+    return name in ("import_config", "export_config") or (
+        _OPTIONS[name].saved and name != "verbosity"
+    )
 
 
 _OPTIONS: dict[str, Option] = {

@@ -6,6 +6,7 @@ configuration files and the reference pages are derived from there. No option li
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +16,15 @@ from typing import Any, TypeGuard
 from poprun_py.errors import UsageError, nearest
 
 __all__ = [
+    "COUNT_OR_AUTO",
+    "CPU_WORDS",
     "FLAG",
+    "INDICES",
+    "MAX_INSTANCES",
+    "NAME",
     "PATH",
     "SECONDS",
+    "SECONDS_OR_AUTO",
     "TEXT",
     "YES_NO",
     "YES_NO_WORDS",
@@ -27,9 +34,14 @@ __all__ = [
     "is_word",
     "option",
     "option_name",
+    "spelled",
     "whole",
 ]
 
+# Far above any job; a typing slip is refused instead of planned for hours.
+MAX_INSTANCES = 65_536
+# torchrun's words for as many processes as there are CPUs.
+CPU_WORDS = ("auto", "cpu")
 # Python refuses to write out numbers of thousands of digits.
 _HUGE = 1 << 1024
 YES_NO_WORDS = {
@@ -46,13 +58,19 @@ YES_NO_WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A kind of value: ``read`` turns typed text into one, ``accepts`` checks one from Python."""
+    """A kind of value: ``read`` turns typed text into one, ``accepts`` checks one from Python.
+
+    ``keep`` gives the one form in which accepted values are kept. ``is_text_in_files``: a file of
+    options may hold the text that would be typed.
+    """
 
     metavar: str
     expected: str
     read: Callable[[str], Any]
     accepts: Callable[[Any], bool]
     choices: tuple[str, ...] = ()
+    keep: Callable[[Any], Any] = lambda value: value
+    is_text_in_files: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +103,7 @@ class Option:
             value = fspath(value)
         if not self.kind.accepts(value):
             raise UsageError(self.refusal(name, value))
-        return value
+        return self.kind.keep(value)
 
     def read(self, name: str, text: str) -> Any:
         """Turn typed ``text`` into a value.
@@ -166,17 +184,73 @@ def choice(*values: str) -> Kind:
     )
 
 
+def spelled(*words: str) -> Kind:
+    """Return the kind of a fixed set of names, typed in any letter case and kept as they stand."""
+    canonical = {word.lower(): word for word in words}
+    return Kind(
+        metavar="NAME",
+        expected="one of " + ", ".join(words),
+        read=lambda text: canonical.get(text.lower(), text),
+        accepts=lambda v: v in words,
+        choices=words,
+    )
+
+
 def _whole_number(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ValueError(text)
     return int(text)
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_INSTANCES
+
+
+# The units of a length of time, the largest first, in seconds.
+_UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_TIME = re.compile("".join(rf"(?:(\d+(?:\.\d*)?){unit})?" for unit in _UNITS), re.ASCII)
+
+
 def _seconds(text: str) -> float:
+    """Return the seconds of ``90``, ``90s``, ``5m``, ``1h30m`` or ``2d``."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
-    value = float(text)
+    match = _TIME.fullmatch(text.lower())
+    if match is not None and text:
+        numbers = zip(match.groups(), _UNITS.values(), strict=True)
+        value: float = sum((float(number) * unit for number, unit in numbers if number), 0.0)
+    else:
+        value = float(text)
     return int(value) if value.is_integer() else value
+
+
+def _indices(text: str) -> tuple[int, ...] | None:
+    """Return the indices of ``0,2-3``; None for ``all``."""
+    if text.lower() == "all":
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, hyphen, last = part.partition("-")
+        low = _whole_number(first)
+        high = _whole_number(last) if hyphen else low
+        if high < low or high > MAX_INSTANCES:
+            raise ValueError(part)
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def _are_indices(value: Any) -> bool:
+    """Tell whether ``value`` is None, an index, or a list of indices."""
+    indices = value if isinstance(value, list | tuple) else [value]
+    return value is None or (
+        len(indices) > 0 and all(type(i) is int and 0 <= i <= MAX_INSTANCES for i in indices)
+    )
+
+
+def _kept_indices(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    return tuple(sorted(set(value))) if isinstance(value, list | tuple) else (value,)
 
 
 def is_word(value: Any) -> TypeGuard[str]:
@@ -207,18 +281,52 @@ YES_NO = Kind(
     expected="yes or no (also on, off, true, false, 1, 0)",
     read=lambda text: YES_NO_WORDS[text.lower()],
     accepts=lambda v: isinstance(v, bool),
+    is_text_in_files=True,
 )
 FLAG = Kind(
     metavar="",
     expected="true or false",
     read=lambda text: YES_NO_WORDS[text.lower()],
     accepts=lambda v: isinstance(v, bool),
+    is_text_in_files=True,
 )
+_TIME_WORDS = "a number of seconds above 0, or a time such as 90s, 5m, 1h30m or 2d"
 SECONDS = Kind(
-    metavar="SECONDS",
-    expected="a number of seconds above 0",
+    metavar="TIME",
+    expected=_TIME_WORDS,
     read=_seconds,
     accepts=lambda v: (
         isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max
+    ),
+    is_text_in_files=True,
+)
+SECONDS_OR_AUTO = Kind(
+    metavar="TIME|auto",
+    expected=f"{_TIME_WORDS}; or auto",
+    read=lambda text: "auto" if text.lower() == "auto" else _seconds(text),
+    accepts=lambda v: v == "auto" or SECONDS.accepts(v),
+    is_text_in_files=True,
+)
+INDICES = Kind(
+    metavar="INDICES",
+    expected="indices from 0 such as 1 or 0,2-3, or all",
+    read=_indices,
+    accepts=_are_indices,
+    keep=_kept_indices,
+    is_text_in_files=True,
+)
+COUNT_OR_AUTO = Kind(
+    metavar="N|auto",
+    expected="a whole number of at least 1, or auto (cpu) for the number of CPUs",
+    read=lambda text: text.lower() if text.lower() in CPU_WORDS else _whole_number(text),
+    accepts=lambda v: v in CPU_WORDS if isinstance(v, str) else _is_count(v),
+)
+# Names that contain no blanks: V-IPU's servers, partitions and clusters.
+NAME = Kind(
+    metavar="NAME",
+    expected="a name without blanks",
+    read=str,
+    accepts=lambda v: (
+        isinstance(v, str) and v != "" and not any(c.isspace() or c == "\0" for c in v)
     ),
 )

@@ -33,6 +33,8 @@ def resolve_hosts(
     read_text: Callable[[str], str],
     local_names: frozenset[str] = frozenset(),
     num_instances: int = 1,
+    host_source: str = "--host",
+    host_file_source: str = "--host-file",
 ) -> tuple[Host, ...]:
     """Return the hosts of a launch, in order.
 
@@ -44,14 +46,16 @@ def resolve_hosts(
         read_text: reads the host file.
         local_names: names of this machine, so that a list of it alone needs no ssh.
         num_instances: how many instances the hosts are for.
+        host_source: how messages name ``host``.
+        host_file_source: how messages name ``host_file``.
 
     Raises:
         UsageError: a malformed list, a host given twice, or an allocation that is too small.
     """
     if host is not None:
-        hosts = parse_host_list(host, source="--host")
+        hosts = parse_host_list(host, source=host_source)
     elif host_file is not None:
-        hosts = parse_host_file(read_text(host_file), source=f"--host-file {host_file}")
+        hosts = parse_host_file(read_text(host_file), source=f"{host_file_source} {host_file}")
     elif environ.get("SLURM_JOB_NODELIST"):
         hosts = _slurm_hosts(environ, num_instances)
     elif default_file := next((environ[n] for n in DEFAULT_HOST_FILES if environ.get(n)), ""):

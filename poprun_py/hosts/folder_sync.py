@@ -106,15 +106,15 @@ def _failure(host: str, folder: Path, said: str) -> str:
     return f"host {host}: {explain(host, chr(10).join(own), f'copying {folder}')}"
 
 
-def environment_folder() -> Path:
-    """Return the folder of the Python environment that runs now, for --synchronise-python-venv.
+def environment_folder(option: str = "--synchronise-python-venv yes") -> Path:
+    """Return the folder of the Python environment that runs now; messages name ``option``.
 
     Raises:
         UsageError: this Python is no virtual environment.
     """
     if sys.prefix == sys.base_prefix:
         raise UsageError(
-            "--synchronise-python-venv yes: this Python runs in no virtual environment; install "
-            "the same Python and packages on every host"
+            f"{option}: this Python runs in no virtual environment; install the same Python and "
+            "packages on every host"
         )
-    return folder_to_sync(sys.prefix, "--synchronise-python-venv")
+    return folder_to_sync(sys.prefix, option)

@@ -48,8 +48,8 @@ class Network:
     addresses: Mapping[str, str]
 
 
-def parse_subnet(text: str) -> ipaddress.IPv4Network | str:
-    """Return the value of ``--host-subnet``: a network, or the name of an interface.
+def parse_subnet(text: str, option: str = "--host-subnet") -> ipaddress.IPv4Network | str:
+    """Return the value of ``option``: a network, or the name of an interface.
 
     Raises:
         UsageError: it is neither.
@@ -59,12 +59,12 @@ def parse_subnet(text: str) -> ipaddress.IPv4Network | str:
             return ipaddress.IPv4Network(text, strict=False)
         except ValueError as error:
             raise UsageError(
-                f"--host-subnet {text!r}: {error}; expected an interface name such as eth0, or a "
+                f"{option} {text!r}: {error}; expected an interface name such as eth0, or a "
                 "CIDR such as 10.1.0.0/16"
             ) from None
     if not _INTERFACE_NAME.fullmatch(text):
         raise UsageError(
-            f"--host-subnet {text!r}: expected an interface name such as eth0, or a CIDR such as "
+            f"{option} {text!r}: expected an interface name such as eth0, or a CIDR such as "
             "10.1.0.0/16"
         )
     return text
@@ -74,6 +74,7 @@ def choose_network(
     interfaces: Mapping[str, Sequence[Interface]],
     *,
     wanted: str | None = None,
+    option: str = "--host-subnet",
     resolved: Mapping[str, str] | None = None,
 ) -> Network:
     """Choose one network that every host is on.
@@ -83,7 +84,8 @@ def choose_network(
 
     Args:
         interfaces: what every host reports.
-        wanted: value of ``--host-subnet``.
+        wanted: the network to use, by interface or CIDR.
+        option: how messages name ``wanted``.
         resolved: the address behind each host's name, where known.
 
     Raises:
@@ -91,7 +93,7 @@ def choose_network(
         StartError: a host is not on the network that ``wanted`` names.
     """
     if wanted is not None:
-        return _wanted(interfaces, wanted)
+        return _wanted(interfaces, wanted, option)
     usable = {h: [i for i in own if i.carries_traffic] for h, own in interfaces.items()}
     shared = _shared(usable)
     if not shared:
@@ -123,8 +125,8 @@ def _shared(usable: Mapping[str, Sequence[Interface]]) -> list[ipaddress.IPv4Net
     ]
 
 
-def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str) -> Network:
-    subnet = parse_subnet(wanted)
+def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str, option: str) -> Network:
+    subnet = parse_subnet(wanted, option)
     addresses = {}
     for host, own in interfaces.items():
         matching = [
@@ -139,7 +141,7 @@ def _wanted(interfaces: Mapping[str, Sequence[Interface]], wanted: str) -> Netwo
         if not matching:
             usable = ", ".join(f"{i.name} ({i.subnet})" for i in own if i.carries_traffic)
             raise StartError(
-                f"host {host} is not on --host-subnet {wanted}; it has {usable or 'no network'}"
+                f"host {host} is not on {option} {wanted}; it has {usable or 'no network'}"
             )
         addresses[host] = matching[0].address
     return Network(wanted, addresses)

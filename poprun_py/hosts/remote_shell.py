@@ -76,12 +76,12 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
         arguments = tuple(shlex.split(config.ssh_args or ""))
     except ValueError as error:
         raise UsageError(
-            f"--ssh-args {config.ssh_args!r}: {str(error).lower()}; expected arguments quoted as "
-            "in a shell"
+            f"{config.named('ssh_args')} {config.ssh_args!r}: {str(error).lower()}; expected "
+            "arguments quoted as in a shell"
         ) from None
     if config.ssh_config is not None:
         if not Path(config.ssh_config).is_file():
-            raise UsageError(f"--ssh-config {config.ssh_config}: no such file")
+            raise UsageError(f"{config.shown('ssh_config')}: no such file")
         arguments = ("-F", str(Path(config.ssh_config).absolute()), *arguments)
     for word in arguments:
         if not word or any(c.isspace() for c in word):

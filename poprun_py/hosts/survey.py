@@ -19,7 +19,7 @@ from poprun_py.hosts.folder_sync import environment_folder, folder_to_sync, sync
 from poprun_py.hosts.host_checks import HostChecks, grouped_checks, require
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.host_report import HostReport, make_request
-from poprun_py.hosts.network_choice import Interface, Network, choose_network, parse_subnet
+from poprun_py.hosts.network_choice import Interface, Network, choose_network
 from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Shell, shell_of
 
@@ -59,8 +59,6 @@ def survey(
         StartError: a host cannot be reached or lacks something vital, or is off the network.
     """
     shell = shell_of(config, hosts, environ)
-    if config.host_subnet is not None:
-        parse_subnet(config.host_subnet)
     others = [host for host in hosts if not host.is_local]
     reports = remembered_reports(hosts)
     if contact:
@@ -93,9 +91,14 @@ def _look(
 def _fill(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> None:
     """Copy to the other hosts what is asked for."""
     if config.synchronise_python_venv:
-        sync_folder(environment_folder(), hosts, shell, links_out=True)
+        sync_folder(
+            environment_folder(config.shown("synchronise_python_venv")),
+            hosts,
+            shell,
+            links_out=True,
+        )
     if config.sync is not None:
-        sync_folder(folder_to_sync(config.sync), hosts, shell)
+        sync_folder(folder_to_sync(config.sync, config.named("sync")), hosts, shell)
 
 
 def check_hosts(
@@ -171,19 +174,23 @@ def _network(
     ours = own_interfaces()
     theirs = {h.name: ours if h.is_local else reports[h.name].interfaces
               for h in hosts if h.is_local or h.name in reports}  # fmt: skip
+    wanted, option = config.host_subnet, config.named("host_subnet")
     if len(theirs) < len(hosts):
-        return Network(config.host_subnet or "", {}), True
+        if wanted is not None:
+            # What is known of some hosts is enough to refuse a network that they are not on.
+            choose_network(theirs, wanted=wanted, option=option)
+        return Network(wanted or "", {}), True
     resolved = {name: address for name in theirs if (address := _resolve(name))}
     with_us = {**theirs, "this machine": ours} if not any(h.is_local for h in hosts) else theirs
     try:
-        network = choose_network(with_us, wanted=config.host_subnet, resolved=resolved)
+        network = choose_network(with_us, wanted=wanted, option=option, resolved=resolved)
     except StartError:
         if with_us is theirs:
             raise
         network = Network("", {})
     if network.name:
         return network, True
-    return choose_network(theirs, wanted=config.host_subnet, resolved=resolved), False
+    return choose_network(theirs, wanted=wanted, option=option, resolved=resolved), False
 
 
 def _resolve(name: str) -> str:

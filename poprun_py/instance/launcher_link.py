@@ -9,6 +9,18 @@ from poprun_py.instance import protocol
 from poprun_py.instance.fast_stdlib import socket
 
 _CONNECT_SECONDS = 20
+# What torchrun sets besides the ranks, by ours; and what is the same in every instance. There is no
+# agent of torchrun's: instance 0 opens the store itself.
+_TORCHRUN_NAMES = (
+    ("NODE_RANK", "GROUP_RANK"),
+    ("ROLE_RANK", "RANK"),
+    ("ROLE_WORLD_SIZE", "WORLD_SIZE"),
+)
+_TORCHRUN_VALUES = (
+    ("ROLE_NAME", "default"),
+    ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+)
 _OPEN_MPI_NAMES = (
     ("OMPI_COMM_WORLD_RANK", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
@@ -24,10 +36,11 @@ def connect(address: str) -> socket.socket:
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         local.connect(where)
         return local
-    from socket import create_connection
-
     host, _, port = where.rpartition(":")
-    remote = create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    remote = socket.socket(family, socket.SOCK_STREAM)
+    remote.settimeout(_CONNECT_SECONDS)
+    remote.connect((host.strip("[]"), int(port)))
     protocol.keep_alive(remote)
     remote.settimeout(None)
     return remote
@@ -46,17 +59,27 @@ def drop_empty() -> None:
             del os.environ[name]
 
 
-def set_mpi_names() -> None:
-    """Give every MPI's instances the names that Open MPI gives them: programs read those."""
-    for theirs, ours in _OPEN_MPI_NAMES:
+def set_other_names() -> None:
+    """Give instances the names that Open MPI and torchrun give them: programs read those."""
+    for theirs, ours in _OPEN_MPI_NAMES + _TORCHRUN_NAMES:
         if ours in os.environ:
             os.environ.setdefault(theirs, os.environ[ours])
+    if "RANK" not in os.environ:
+        # A job too large for the command: it is told later.
+        return
+    for theirs, value in _TORCHRUN_VALUES:
+        os.environ.setdefault(theirs, value)
+    size, share = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
+    if size.isdigit() and share.isdigit() and int(share) > 0:
+        os.environ.setdefault("GROUP_WORLD_SIZE", str(int(size) // int(share)))
 
 
 def take_stdin() -> None:
-    """Give instance 0 the launcher's own standard input: Open MPI 5 never says where it ends."""
+    """Give one instance the launcher's own standard input: Open MPI 5 never says where it ends."""
     path = os.environ.pop("POPRUN_STDIN", "")
-    if path and rank() == 0:
+    reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
+    if path:
+        path = path if rank() == reader else os.devnull
         try:
             # Opening a named pipe that has no writer would block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)

@@ -113,6 +113,22 @@ def descendants(pid: int) -> list[int]:
     return pids
 
 
+def stop_descendants(pid: int) -> list[int]:
+    """Stop all descendants of ``pid``; returns those that were not stopped before."""
+    stopped: list[int] = []
+    # What was started meanwhile is found by the next look.
+    while running := [
+        each
+        for each in descendants(pid)
+        if each not in stopped and state(each, signal.SIGSTOP)[0] not in "TtZX"
+    ]:
+        for each in running:
+            # SIGTSTP does nothing to the leader of a session.
+            signal_process(each, signal.SIGSTOP)
+        stopped += running
+    return stopped
+
+
 def has_children(pid: int) -> bool:
     """Tell whether ``pid`` has a living child."""
     try:

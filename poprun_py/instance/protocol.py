@@ -4,6 +4,8 @@ A frame is one kind byte, the payload's length in four bytes, and the payload. S
 only and tiny: the wrapper imports this in front of every program.
 """
 
+from poprun_py.instance.fast_stdlib import socket
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,13 +19,24 @@ HELLO = b"H"  # JSON: token, rank, pid, host, time_ns; instance 0 adds a free po
 STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
-BEAT = b"A"  # JSON: the number of steps done, when the launcher wants it and it has changed
+BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
+TAKEN = b"k"  # the program has read the KEYS: there may be more
+MODES = (
+    b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
+)
+DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
+PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
 DIED = b"D"  # JSON: how the program ended, at once; its output may still be on the way
 EXIT = b"X"  # JSON: the same and more, once nothing is left of the program and its output is sent
 # launcher -> wrapper
-GO = b"G"  # JSON: variables for the program; how often to look for steps
+GO = b"G"  # JSON: variables for the program; how often to look for steps; what it reads
+KEYS = b"k"  # raw bytes for the program to read; none: the end of its input, once
+WINDOW = b"W"  # JSON: rows and columns of the program's terminal
+TERMINAL = b"M"  # JSON: what a new terminal is like: the debugger of the program may use it
+DEBUGGED = b"V"  # JSON: the call of breakpoint() whose debugger was left, by any instance
+PAUSE = b"Z"  # JSON: true stops all processes of the program, false lets them go on
 SIGNAL = b"K"  # JSON: a signal number for the program
 PROPOSE = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
 AGREE = b"R"  # JSON: the proposal that holds for all instances
@@ -40,8 +53,6 @@ LOST_AFTER_SECONDS = 15
 
 def keep_alive(channel: "Socket") -> None:
     """Let the kernel notice a TCP peer that is gone without a word, also while data is unsent."""
-    import socket  # a job of one host has no such peer, and every instance pays for imports
-
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_NODELAY", 1),

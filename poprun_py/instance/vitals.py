@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The words of the memory shared with popdist_py/heartbeat.py, each of 8 bytes.
-_STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN = range(5)
-_NUM_WORDS = 8
+_STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
+_DEBUGGED, _TERMINAL = 8, 9
+_NUM_WORDS = 10
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
@@ -42,6 +43,7 @@ class Vitals:
         self._heartbeat = os.memfd_create("poprun-heartbeat")
         os.ftruncate(self._heartbeat, 8 * _NUM_WORDS)
         self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _NUM_WORDS)).cast("q")
+        self._counts = False  # whether the program was ever seen to count
         self._stacks = os.memfd_create("poprun-stacks")
 
     def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
@@ -56,9 +58,17 @@ class Vitals:
             variables["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{rest}" if rest else _HOOK
         return variables
 
-    def step(self) -> int | None:
-        """Return the number of steps done, or None before the program began to count."""
-        return self._words[_STEP] if self._words[_BEGUN] or self._words[_STEP] else None
+    def progress(self) -> "list[int] | None":
+        """Return how far the program is, or None before it began to count.
+
+        Returns:
+            Training steps done, other calls since the last of them, the step that was resumed
+            from, and what goes on now.
+        """
+        words = self._words
+        progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
+        self._counts = self._counts or bool(words[_BEGUN]) or any(progress)
+        return progress if self._counts else None
 
     def polls(self) -> int:
         """Return how often the program asked whether to stop."""
@@ -74,6 +84,17 @@ class Vitals:
     def agree(self, proposal: int) -> None:
         """Let the program stop at the proposed question."""
         self._words[_AGREED] = proposal
+
+    def debugged(self, call: int) -> None:
+        """Let the program go on from this call of breakpoint()."""
+        self._words[_DEBUGGED] = max(call, self._words[_DEBUGGED])
+
+    def lend_terminal(self, number: int) -> None:
+        """Tell the program that its debugger may use /dev/pts/N: N + 1.
+
+        0 has it wait; a negative number of ``errno`` says that there is none.
+        """
+        self._words[_TERMINAL] = number
 
     def stacks(self, program: int) -> "list[dict[str, Any]]":
         """Return the Python stacks of the program and its descendants, one entry per process.

@@ -15,9 +15,10 @@ import select
 import sys
 import time
 
-from poprun_py.instance import binding, launcher_link, processes, protocol
+from poprun_py.instance import binding, launcher_link, processes, protocol, sdk_names
 from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
+from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
     KILL_AGAIN_SECONDS,
     LEFTOVER_SECONDS,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any, NoReturn
 
+    from poprun_py.instance.keyboard import Keyboard
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
@@ -45,12 +47,13 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
-    launcher_link.set_mpi_names()
+    launcher_link.set_other_names()
     launcher_link.drop_empty()
     address = os.environ.get("POPRUN_CONTROL")
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
+        os.environ.update(sdk_names.variables(os.environ))
         _replace(program, 2)
     return Wrapper(launcher_link.connect(address), program).run()
 
@@ -88,7 +91,7 @@ class Wrapper:
         self._early: list[tuple[bytes, bytes]] = []
         self._unsent = bytearray()
         self._pid = 0
-        self._pipes: dict[int, bytes] = {}  # descriptor -> kind of frame
+        self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
         self._steps = StopSteps(
@@ -101,23 +104,32 @@ class Wrapper:
         self._vitals = Vitals()
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
         self._sample_at = 0.0
-        self._told_step: int | None = None
+        self._told_progress: list[int] | None = None
         self._memory: dict[str, int] = {}
+        self._keyboard: Keyboard | None = None
+        self._paused: list[int] = []  # processes of the program that we stopped
 
     def run(self) -> int:
         """Carry the program from start to end and return what mpirun is told."""
         processes.become_subreaper()
         self._hello()
         start = self._wait_for_go()
+        if "keyboard" in start:
+            self._prepare_keyboard(start["keyboard"])
         for name, value in start["variables"].items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        launcher_link.set_mpi_names()
+        launcher_link.set_other_names()
         launcher_link.drop_empty()
         self._sample_seconds = start.get("sample_seconds")
+        if "open_files" in start:
+            processes.set_open_files(tuple(start["open_files"]))
+        os.environ.update(sdk_names.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
+        if self._keyboard is not None:
+            os.environ.update(self._keyboard.variables())
         self._memory = memory_state()
         wake = self._install_signals()
         self._start()
@@ -182,12 +194,26 @@ class Wrapper:
             self._vitals.agree(loads(payload))
         elif kind == protocol.DUMP:
             self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind == protocol.PAUSE:
+            self._pause(loads(payload))
         elif kind == protocol.STOP:
             self._stop(loads(payload))
         elif kind == protocol.BYE:
             self._released = True
+        elif self._keyboard is not None:
+            self._keyboard.handle(kind, payload)
+            self._output.add_terminal(self._keyboard.terminal)
 
     # --- the program ----------------------------------------------------------------------
+
+    def _prepare_keyboard(self, setup: "dict[str, Any]") -> None:
+        from poprun_py.instance.keyboard import Keyboard  # only jobs at a terminal pay for it
+
+        self._keyboard = Keyboard(setup, self._vitals, self._send)
+        if self._keyboard.terminal is not None:
+            # The terminal says how large it is now.
+            for name in ("COLUMNS", "LINES"):
+                os.environ.pop(name, None)
 
     def _start(self) -> None:
         out_read, out_write = os.pipe()
@@ -206,13 +232,18 @@ class Wrapper:
             os.close(descriptor)
         self._exec_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
-        self._pipes = {out_read: protocol.STDOUT, err_read: protocol.STDERR}
-        for descriptor in self._pipes:
-            os.set_blocking(descriptor, False)
+        self._output.add_pipe(out_read, protocol.STDOUT)
+        self._output.add_pipe(err_read, protocol.STDERR)
+        if self._keyboard is not None:
+            self._keyboard.started()
+            self._output.add_terminal(self._keyboard.terminal)
 
     def _become_program(self, parent: int, out: int, err: int, report: int) -> "NoReturn":
         """In the child: own process group, die with the wrapper, output into the pipes, exec."""
-        os.setpgid(0, 0)
+        if self._keyboard is not None:
+            out, err = self._keyboard.become_stdio(out, err)
+        else:
+            os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         for number in (*_SIGNALS, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
@@ -229,7 +260,18 @@ class Wrapper:
 
     def _stop(self, grace: float) -> None:
         """Ask the program to end; kill what is left after ``grace`` seconds."""
+        self._pause(False)
         self._steps.begin(time.monotonic(), grace)
+
+    def _pause(self, paused: bool) -> None:
+        """Stop all processes of the program, or let those go on."""
+        if paused:
+            self._paused = processes.stop_descendants(os.getpid())
+            self._send(protocol.PAUSED, None)
+            return
+        for pid in self._paused:
+            processes.signal_process(pid, signal.SIGCONT)
+        self._paused.clear()
 
     def _kill_tree(self) -> None:
         """Kill what is left of the program and of all that it has started."""
@@ -278,28 +320,30 @@ class Wrapper:
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "memory_limit_bytes": now.get("limit_bytes"),
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
-            "step": self._vitals.step(),
+            "progress": self._vitals.progress(),
             "polls": self._vitals.polls(),
             "stopped": self._steps.asked_at is not None,
             "exec_error": self._exec_error,
         }
+        if self._keyboard is not None:
+            self._keyboard.ended()
         self._send(protocol.DIED, self._outcome)
         # A clean end may take its time with what it started.
         limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:
-        """Tell the launcher how many steps were done, if it asked for that and there are new."""
+        """Tell the launcher how far the program is, if it asked for that and it has changed."""
         if self._sample_seconds is None or self._outcome is not None:
             return
         now = time.monotonic()
         if now < self._sample_at:
             return
         self._sample_at = now + self._sample_seconds
-        step = self._vitals.step()
-        if step != self._told_step:
-            self._told_step = step
-            self._send(protocol.BEAT, step)
+        progress = self._vitals.progress()
+        if progress != self._told_progress:
+            self._told_progress = progress
+            self._send(protocol.BEAT, progress)
 
     # --- the loop -------------------------------------------------------------------------
 
@@ -315,6 +359,8 @@ class Wrapper:
         while True:
             self._reap()
             self._steps.on_time(time.monotonic())
+            if self._keyboard is not None:
+                self._keyboard.on_time(time.monotonic())
             self._sample()
             if self._tree_is_empty() and not reported:
                 self._send(protocol.EXIT, self._outcome)
@@ -326,8 +372,10 @@ class Wrapper:
             for descriptor, event in self._events(wake, channel, reported):
                 if descriptor == wake:
                     self._on_signals(os.read(wake, 512))
-                elif descriptor in self._pipes:
-                    self._pump(descriptor)
+                elif self._keyboard is not None and descriptor == self._keyboard.requests:
+                    self._keyboard.read_requests()
+                elif descriptor in self._output.descriptors:
+                    self._output.pump(descriptor)
                 elif not self._converse(event):
                     channel = None
                     self._launcher_gone()
@@ -338,8 +386,10 @@ class Wrapper:
         poll.register(wake, select.POLLIN)
         if channel is not None:
             poll.register(channel, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        if self._keyboard is not None and self._keyboard.requests >= 0:
+            poll.register(self._keyboard.requests, select.POLLIN)
         if len(self._unsent) < _MAX_UNSENT:
-            for descriptor in self._pipes:
+            for descriptor in self._output.descriptors:
                 poll.register(descriptor, select.POLLIN)
         return poll.poll(self._patience(reported))
 
@@ -347,7 +397,7 @@ class Wrapper:
         """Tell whether the program, its output and everything that it left behind have ended."""
         return (
             self._outcome is not None
-            and not self._pipes
+            and not self._output.descriptors
             and not processes.has_children(os.getpid())
         )
 
@@ -356,23 +406,13 @@ class Wrapper:
         if self._outcome is not None and not reported:
             return 20
         deadline = self._steps.next_deadline()
+        if self._keyboard is not None:
+            deadline = min(deadline, self._keyboard.next_deadline())
         if self._sample_seconds is not None and self._outcome is None:
             deadline = min(deadline, self._sample_at)
         if deadline == float("inf"):
             return None
         return max(1, int(1000 * (deadline - time.monotonic())))
-
-    def _pump(self, descriptor: int) -> None:
-        """Move what the program wrote into the channel's buffer."""
-        try:
-            data = os.read(descriptor, _CHUNK)
-        except BlockingIOError:
-            return
-        if data:
-            self._queue(self._pipes[descriptor], data)
-        else:
-            del self._pipes[descriptor]
-            os.close(descriptor)
 
     def _converse(self, event: int) -> bool:
         """Send and receive on the channel; False when the launcher is gone."""

@@ -1,87 +1,146 @@
-"""The folder of --output-dir: every instance's output as it was written, and the report.
+"""The folder of --output-dir: one folder for every run, in it one for every attempt.
 
-Bytes are written through at once: the files are complete even if the launcher is killed later.
+    DIR/latest -> 20260131-120000-1a2b3c    the run that began last
+    DIR/20260131-120000-1a2b3c/report.json
+    DIR/20260131-120000-1a2b3c/attempt-1/
+
+Nothing that is there is ever erased. What the report says is the caller's matter; what the
+instances write: instance_files.py.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
+from popdist_py.environment import RUN_ID, is_popdist_environment
 from poprun_py.atomic_file import write_whole
 from poprun_py.errors import UsageError
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "run_id"]
+
+_LATEST, _REPORT = "latest", "report.json"
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+def run_id(environ: Mapping[str, str]) -> str:
+    """Return the name of a new run: the user's ``POPRUN_RUN_ID``, else one of its own.
+
+    Its own names the time in UTC, so that runs of all hosts sort by it. Inside an instance of
+    another job the variable names that job.
+
+    Raises:
+        UsageError: the user's cannot be the name of a folder.
+    """
+    given = environ.get(RUN_ID, "")
+    if not given or is_popdist_environment(environ):
+        return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+    if not _FOLDER_NAME.fullmatch(given) or given == _LATEST:
+        raise UsageError(
+            f"{RUN_ID}={given[:80]!r}: expected the name of a folder: a letter or digit, then "
+            f"letters, digits, '.', '_' and '-', at most 128 in all, and not {_LATEST!r}"
+        )
+    return given
 
 
 class RunFolder:
-    """Files ``instance-INDEX.stdout`` and ``.stderr`` in one folder; without a folder, nothing.
+    """The folder of one run, which its owner alone can read; other launchers are kept out of it.
 
-    A job that is started again goes on at the end of the same files.
+    A run that the user names may be there already: it goes on with its next attempt.
+
+    Args:
+        parent: where the folders of all runs are; made if missing.
+        name: the name of the run.
+        option: how messages name ``parent``.
 
     Raises:
-        UsageError: the folder cannot be made or written to.
+        UsageError: the folder cannot be made or written to, or the run of that name runs now.
     """
 
-    def __init__(self, path: str | None, num_instances: int) -> None:
-        self.path = Path(path) if path is not None else None
-        self._width = len(str(num_instances - 1))
+    def __init__(self, parent: str, name: str, option: str = "--output-dir") -> None:
+        self.path = Path(parent, name)
         self.trouble = ""
-        self._files: dict[tuple[int, str], BinaryIO] = {}
-        if self.path is not None:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(f"--output-dir {path}: {error.strerror}") from None
-            if not os.access(self.path, os.W_OK | os.X_OK):
-                raise UsageError(f"--output-dir {path}: files cannot be made in it")
-
-    def clear(self) -> None:
-        """Remove the files of an earlier job.
-
-        Raises:
-            UsageError: one cannot be removed.
-        """
-        if self.path is not None:
-            try:
-                for old in self.path.glob("instance-*.std*"):
-                    old.unlink()
-                (self.path / "report.json").unlink(missing_ok=True)
-            except OSError as error:
-                raise UsageError(f"--output-dir: {error.filename}: {error.strerror}") from None
-
-    def open(self, instance: int) -> None:
-        """Make the files of an instance, also of one that will never write."""
-        self.write(instance, "stdout", b"")
-        self.write(instance, "stderr", b"")
-
-    def write(self, instance: int, stream: str, data: bytes) -> None:
-        """Add what an instance wrote to its file; after ``trouble`` nothing is written."""
-        if self.path is None or self.trouble:
-            return
+        self._parent = Path(parent)
         try:
-            file = self._files.get((instance, stream))
-            if file is None:
-                name = f"instance-{instance:0{self._width}}.{stream}"
-                file = self._files[instance, stream] = (self.path / name).open("ab", buffering=0)
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) or 0 :]
+            self._parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            # A full disk must not end a job that runs well.
-            self.trouble = f"--output-dir {self.path} is incomplete: {error.strerror}"
+            raise UsageError(f"{option} {parent}: {error.strerror}") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            self.close()
+            raise UsageError(f"{option} {parent}: files cannot be made in it")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UsageError(
+                f"{RUN_ID}={name}: the run of this name in {parent} has not ended; wait for it, or "
+                "give this one another name"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
 
     def close(self) -> None:
-        """Close every file."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        """Let other launchers in."""
+        os.close(self._lock)
+
+    def link_latest(self) -> None:
+        """Let ``latest`` name this run, in one step; what the user calls so stays."""
+        link = self._parent / _LATEST
+        partial = self._parent / f".{_LATEST}.{self.path.name}"
+        try:
+            if link.exists() and not link.is_symlink():
+                raise FileExistsError(None, "there is another file of that name")
+            partial.symlink_to(self.path.name)
+            partial.replace(link)
+        except OSError as error:
+            self.trouble = f"{self._parent} has no link {_LATEST}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+    def earlier_report(self) -> str | None:
+        """Return the report that an earlier launch of this run left, if there is one.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
+        try:
+            return (self.path / _REPORT).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeError) as error:
+            raise self.not_a_report(str(getattr(error, "strerror", None) or error)) from None
+
+    def not_a_report(self, why: str) -> UsageError:
+        """Return the refusal of a run whose report would be lost."""
+        return UsageError(
+            f"{self.path / _REPORT} is no report of a run ({why}): move it away, or give this run "
+            f"another {RUN_ID}"
+        )
+
+    def make_attempt(self) -> tuple[int, Path]:
+        """Make the folder of the next attempt; returns its number, from 1, and its path.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+        numbers = [int(m[1]) for name in os.listdir(self.path) if (m := _ATTEMPT.fullmatch(name))]  # noqa: PTH208 (names)
+        number = max(numbers, default=0) + 1
+        path = self.path / f"attempt-{number}"
+        path.mkdir(mode=0o700)
+        return number, path
 
     def save_report(self, text: str) -> None:
         """Write ``report.json`` in one step, also if somebody removed the folder."""
-        if self.path is not None:
-            try:
-                write_whole(self.path / "report.json", text)
-            except OSError as error:
-                self.trouble = f"--output-dir {self.path} has no report: {error.strerror}"
+        try:
+            write_whole(self.path / _REPORT, text)
+        except OSError as error:
+            self.trouble = f"{self.path} has no report: {error.strerror}"

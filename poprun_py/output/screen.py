@@ -17,7 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_stream"]
+from poprun_py.command_name import command_name
+from poprun_py.output.progress_lines import ProgressLines
+
+__all__ = ["MAX_HELD", "OutputStream", "Screen", "Sink", "keep_end", "make_stream", "tag_width"]
 
 MAX_HELD = 1 << 22
 _MAX_PENDING = 1 << 22
@@ -37,8 +40,11 @@ class OutputStream:
     tag: bytes
     shown: bool = True
     timed: bool = False
+    live: bool = False  # shown at once: somebody types there
     held: bytearray = field(default_factory=bytearray)
     fed_at: float = 0.0
+    # None: what it redraws is shown as it is, on a file too.
+    progress: ProgressLines | None = None
 
     def prefix(self) -> bytes:
         """Return what stands in front of each line now."""
@@ -50,21 +56,29 @@ class OutputStream:
 
 
 def make_stream(
-    index: int, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
+    index: int | str, name: str, *, form: str = "tag", shown: bool = True, colour: bool = False
 ) -> OutputStream:
     """Return the stream ``name`` of instance ``index``.
 
     Args:
-        index: the instance.
+        index: the instance; or several as a list, which have no colour.
         name: ``stdout`` or ``stderr``.
-        form: ``tag`` for PopRun's tag, ``time`` for the time of day before it, ``plain`` for none.
+        form: ``tag`` for PopRun's tag, ``time`` for the time of day before it, ``plain`` for the
+            bytes of the program and nothing else.
         shown: whether anything of it appears.
         colour: whether the tag has the instance's colour.
     """
     tag = b"" if form == "plain" else f"[1,{index}]<{name}>:".encode()
-    if colour and tag:
+    if colour and tag and isinstance(index, int):
         tag = b"\x1b[%dm%s\x1b[0m" % (_COLOURS[index % len(_COLOURS)], tag)
-    return OutputStream(tag=tag, shown=shown, timed=form == "time")
+    progress = None if form == "plain" else ProgressLines()
+    return OutputStream(tag=tag, shown=shown, timed=form == "time", progress=progress)
+
+
+def tag_width(index: int, form: str) -> int:
+    """Return the columns in front of each line of instance ``index``'s stdout."""
+    stream = make_stream(index, "stdout", form=form)
+    return len(stream.prefix())
 
 
 def keep_end(kept: bytearray, data: bytes) -> bytearray:
@@ -147,7 +161,8 @@ class Sink:
 
 def _tell_of_loss(descriptor: int, error: OSError) -> None:
     """Write on stderr that output is lost, unless stderr itself is lost."""
-    text = f"poprun-py: warning: output to descriptor {descriptor} is lost: {error.strerror}\n"
+    lost = f"output to descriptor {descriptor} is lost: {error.strerror}"
+    text = f"{command_name()}: warning: {lost}\n"
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
@@ -159,49 +174,114 @@ class Screen:
     carriage return, or when ``flush_idle`` finds it waiting. One line at a time is open in this way
     and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
     When another stream has a whole line, the open one is ended first, on a terminal erased and
-    drawn again below.
+    drawn again below. Where there is no terminal, a progress bar is whole lines from time to time.
     """
 
     def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False) -> None:
         self._write = write
-        self._is_terminal = is_terminal
+        self.is_terminal = is_terminal
+        self.maps_newlines = True  # whether the terminal also returns to the first column
         self._open: OutputStream | None = None
+        self._redrawn: dict[int, OutputStream] = {}  # whose lines are progress bars now, by id
+        self._unfinished: dict[int, OutputStream] = {}  # that hold the begin of a line, by id
         self._drawn = b""  # what the open line shows since its last carriage return
+        self._is_bar = False  # whether the open line was begun anew
 
     def feed(self, stream: OutputStream, data: bytes) -> None:
         """Take ``data`` of ``stream`` and write what can be written."""
         if not stream.shown:
             return
-        stream.held += data
         stream.fed_at = time.monotonic()
+        stream.held += self._with_bars_as_lines(stream, data)
         end = stream.held.rfind(b"\n") + 1
         if end:
             self._write_lines(stream, bytes(stream.held[:end]))
             del stream.held[:end]
-        if b"\r" in stream.held and self._open in (None, stream):
+        if (stream.live and stream.held) or (b"\r" in stream.held and self._open in (None, stream)):
             self._write_partial(stream)
         elif len(stream.held) > MAX_HELD:
             self._relieve(stream)
+        if stream.held:
+            self._unfinished[id(stream)] = stream
+        else:
+            self._unfinished.pop(id(stream), None)
 
-    def flush_idle(self, streams: list[OutputStream], before: float) -> None:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a stream holds the begin of a line whose end has not been written yet."""
+        return bool(self._unfinished)
+
+    def flush_idle(self, before: float) -> None:
         """Show what has waited without a newline since ``before``, such as a prompt."""
-        for stream in streams:
-            if stream.held and stream.fed_at < before and self._open in (None, stream):
+        for bar in list(self._redrawn.values()):
+            if bar.progress is not None and (lines := bar.progress.overdue(before)):
+                self._write_lines(bar, lines)
+        for stream in list(self._unfinished.values()):
+            if stream.fed_at < before and self._open in (None, stream):
                 self._write_partial(stream)
+                if not stream.held:
+                    del self._unfinished[id(stream)]
 
     def finish(self, stream: OutputStream) -> None:
         """The stream has ended: write what is left, with the newline that it lacked."""
-        if stream.held:
+        self._unfinished.pop(id(stream), None)
+        if self._redrawn.pop(id(stream), None) and stream.progress is not None:
+            stream.held += stream.progress.finish(time.monotonic())
+        if stream.held.endswith(b"\n"):
+            self._write_lines(stream, bytes(stream.held))
+            stream.held.clear()
+        elif stream.held:
             self._write_lines(stream, bytes(stream.held) + b"\n")
             stream.held.clear()
         elif self._open is stream:
             self.interrupt()
 
+    def end_bar(self, stream: OutputStream) -> None:
+        """End a line that is being redrawn: what follows is not to stand behind it."""
+        is_open_bar = self._open is stream and self._is_bar
+        if is_open_bar or b"\r" in stream.held or id(stream) in self._redrawn:
+            self.finish(stream)
+
     def interrupt(self) -> None:
         """End an open line, so that somebody else can write to the descriptor."""
         if self._open is not None:
-            self._write(b"\n")
+            self._write(b"\n" if self.maps_newlines else b"\r\n")
             self._open = None
+
+    def next_bar_at(self) -> float:
+        """Return when a bar that stands still is due to be shown; inf for never."""
+        bars = (s.progress for s in self._redrawn.values() if s.progress is not None)
+        return min((bar.due_at() for bar in bars), default=float("inf"))
+
+    def _with_bars_as_lines(self, stream: OutputStream, data: bytes) -> bytes:
+        """Return what to show of ``data``; without a terminal, bars are whole lines."""
+        if self.is_terminal or stream.progress is None:
+            return data
+        data = stream.progress.feed(data, stream.fed_at)
+        if stream.progress.is_open:
+            self._redrawn[id(stream)] = stream
+        else:
+            self._redrawn.pop(id(stream), None)
+        return data
+
+    def insert(self, line: bytes) -> None:
+        """Write somebody else's line; on a terminal an open line, such as a prompt, stays below."""
+        redraw = b""
+        if self._open is not None and self.is_terminal:
+            redraw = self._open.prefix() + self._drawn
+            self._write(b"\r\x1b[K")
+        else:
+            self.interrupt()
+        self._write(line + (b"\n" if self.maps_newlines else b"\r\n") + redraw)
+
+    def end_by_terminal(self) -> None:
+        """The terminal has ended the open line itself: it echoed the Enter key."""
+        self._open = None
+
+    def redraw(self) -> None:
+        """Show an open line again."""
+        if self._open is not None:
+            self._write(self._open.prefix() + self._drawn)
 
     def _write_lines(self, stream: OutputStream, lines: bytes) -> None:
         """Write whole lines of one stream."""
@@ -212,18 +292,22 @@ class Screen:
             first_tag = b""
             self._open = None
         elif self._open is not None:
-            if self._is_terminal:
+            if self.is_terminal:
                 redraw = self._open.prefix() + self._drawn
                 self._write(b"\r\x1b[K")
             else:
                 self.interrupt()
-        body = _retag(lines, tag)[:-1].replace(b"\n", b"\n" + tag)
-        self._write(first_tag + body + b"\n" + redraw)
+        end = b"\n"
+        if not self.maps_newlines and not stream.live:
+            end = b"\r\n"
+        body = _retag(lines, tag)[:-1].replace(b"\n", end + tag)
+        self._write(first_tag + body + end + redraw)
 
     def _write_partial(self, stream: OutputStream) -> None:
         """Write the unfinished line of one stream and leave it open."""
-        # A carriage return at the end may be the first half of a line's end.
-        data = bytes(stream.held[:-1] if stream.held.endswith(b"\r") else stream.held)
+        # A carriage return at the end may be the first half of a line's end, or moves the cursor.
+        is_half = stream.held.endswith(b"\r") and not stream.live
+        data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
             return
         del stream.held[: len(data)]
@@ -233,14 +317,16 @@ class Screen:
             self.interrupt()
             start = tag
             self._drawn = b""
+            self._is_bar = False
         self._open = stream
+        self._is_bar |= b"\r" in data
         self._drawn = (self._drawn + data).rpartition(b"\r")[2][-4096:]
         self._write(start + _retag(data, tag))
 
     def _relieve(self, stream: OutputStream) -> None:
         """Make room in a very long line: what a carriage return overwrote, else the line so far."""
         last = stream.held.rfind(b"\r")
-        if self._is_terminal and last > 0:
+        if self.is_terminal and last > 0:
             del stream.held[:last]
         else:
             self._write_partial(stream)

@@ -7,7 +7,7 @@ Pure: a machine, a number of instances and a policy in, placements out. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from poprun_py.errors import UsageError, nearest
@@ -32,6 +32,8 @@ class PlacementPolicy:
         reserve_cores: cores of each instance that it may run on but starts no compute thread for.
         smt: a compute thread on every hardware thread instead of one per core.
         oversubscribe: allow more instances than CPUs.
+        cores_option: how messages name ``cores_per_instance``.
+        reserve_option: how messages name ``reserve_cores``.
     """
 
     mode: str = "spreadnuma"
@@ -39,6 +41,8 @@ class PlacementPolicy:
     reserve_cores: int = 0
     smt: bool = False
     oversubscribe: bool = False
+    cores_option: str = field(default="--cores-per-instance", repr=False)
+    reserve_option: str = field(default="--reserve-cores", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,8 @@ def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
     wanted = (policy.cores_per_instance or 0) * num_instances
     if wanted > len(cores):
         raise UsageError(
-            f"--cores-per-instance {policy.cores_per_instance} for {num_instances} instances needs "
-            f"{wanted} cores: the host has {len(cores)}; ask for at most "
+            f"{policy.cores_option} {policy.cores_per_instance} for {num_instances} instances "
+            f"needs {wanted} cores: the host has {len(cores)}; ask for at most "
             f"{len(cores) // num_instances}, or allow it with --oversubscribe"
         )
 
@@ -178,7 +182,7 @@ def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
         if len(share) < wanted and not policy.oversubscribe:
             nodes = format_cpu_list([core.numa_node for core in share])
             raise UsageError(
-                f"--cores-per-instance {wanted}: {policy.mode} gives local instance {index} only "
+                f"{policy.cores_option} {wanted}: {policy.mode} gives local instance {index} only "
                 f"{len(share)} cores (of NUMA node {nodes}); ask for at most "
                 f"{min(map(len, shares))}, or use --process-placement packnuma"
             )
@@ -342,8 +346,9 @@ def _threads(
     for index, (share, quota) in enumerate(zip(shares, quotas, strict=True)):
         if reserved >= len(share) and reserved > 0 and not policy.oversubscribe:
             raise UsageError(
-                f"--reserve-cores {reserved}: local instance {index} has {len(share)} cores, at "
-                f"most {len(share) - 1} can be reserved; start fewer instances or reserve fewer"
+                f"{policy.reserve_option} {reserved}: local instance {index} has {len(share)} "
+                f"cores, at most {len(share) - 1} can be reserved; start fewer instances or "
+                "reserve fewer"
             )
         compute = share[: max(1, len(share) - reserved)]
         count = sum(len(core.cpus) for core in compute) if policy.smt else len(compute)

@@ -24,7 +24,15 @@ from poprun_py.planning.mpi_install import find_mpi
 if TYPE_CHECKING:
     from poprun_py.hosts.survey import Survey
 
-__all__ = ["Inputs", "Purpose", "gather_inputs", "hosts_of", "is_described", "read_text_file"]
+__all__ = [
+    "Inputs",
+    "Purpose",
+    "gather_inputs",
+    "hosts_of",
+    "is_described",
+    "read_text_file",
+    "with_instances",
+]
 
 
 class Purpose(Enum):
@@ -87,12 +95,20 @@ def gather_inputs(
         StartError: no MPI is installed, or a host cannot take part.
     """
     hosts = hosts_of(config, environ) if hosts is None else hosts
+    if config.host_subnet is not None:
+        from poprun_py.hosts.network_choice import parse_subnet
+
+        parse_subnet(config.host_subnet, config.named("host_subnet"))
     needs_survey = not all(host.is_local for host in hosts)
     if purpose is Purpose.CHECK:
-        return Inputs(environ=environ, hosts=hosts, mpi=mpi or find_mpi(config.mpi, environ))
+        return Inputs(
+            environ=environ,
+            hosts=hosts,
+            mpi=mpi or find_mpi(config.mpi, environ, config.named("mpi")),
+        )
     if purpose is Purpose.HARDWARE and (is_described(config) or not needs_survey):
         return Inputs(environ=environ, hosts=hosts, machines=_machines_of(config, hosts, {}))
-    mpi = mpi or find_mpi(config.mpi, environ)
+    mpi = mpi or find_mpi(config.mpi, environ, config.named("mpi"))
     reached = None
     if needs_survey:
         from poprun_py.hosts.survey import survey
@@ -106,7 +122,7 @@ def gather_inputs(
         mpi=mpi,
         reached=reached,
         env_file_text=(
-            read_text_file(config.env_file, "--env-file")
+            read_text_file(config.env_file, config.named("env_file"))
             if config.env_file is not None and purpose is not Purpose.HARDWARE
             else None
         ),
@@ -124,11 +140,36 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         host_file=config.host_file,
         environ=environ,
         read_text=lambda path: read_text_file(
-            path, "--host-file" if config.host_file is not None else "host file"
+            path, config.named("host_file") if config.host_file is not None else "host file"
         ),
+        host_source=config.named("host"),
+        host_file_source=config.named("host_file"),
         local_names=_own_names(config.host is not None or config.host_file is not None),
         num_instances=config.num_instances,
     )
+
+
+def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:
+    """Return ``config`` with the number of instances that --nproc-per-node means on ``hosts``.
+
+    Raises:
+        UsageError: the numbers contradict one another, or the CPUs of a host are not known.
+    """
+    if isinstance(config.nproc_per_node, int):
+        return config.on_hosts(len(hosts))
+    machines = _machines_of(config, hosts, {})
+    unknown = [host.name for host, machine in zip(hosts, machines, strict=True) if machine is None]
+    if unknown:
+        raise UsageError(
+            f"{config.shown('nproc_per_node')}: the CPUs of host {unknown[0]} are not known before "
+            "it is asked; expected a number"
+        )
+    return config.on_hosts(len(hosts), min(_usable_cpus(m) for m in machines if m is not None))
+
+
+def _usable_cpus(machine: Machine) -> int:
+    cpus = sum(len(core.cpus) for core in machine.usable_cores)
+    return min(cpus, machine.quota_cpus or cpus)
 
 
 def _own_names(with_addresses: bool) -> frozenset[str]:
@@ -158,7 +199,7 @@ def _machines_of(
         reported: what other hosts report of themselves, by name.
     """
     if config.hardware is not None:
-        text = read_text_file(config.hardware, "--hardware")
+        text = read_text_file(config.hardware, config.named("hardware"))
         return load_machines(text, config.hardware, [host.name for host in hosts])
     if config.hardware_root is not None:
         return (read_machine(Path(config.hardware_root)),) * len(hosts)

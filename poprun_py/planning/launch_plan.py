@@ -17,7 +17,7 @@ from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
-from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by
+from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by, split_mpi_arguments
 from poprun_py.planning.mpi_commands import (
     Context,
     MpiRequest,
@@ -28,6 +28,8 @@ from poprun_py.planning.mpi_commands import (
 )
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
+    FORWARDED_VARIABLES,
+    TARGET_OPTIONS,
     THREAD_VARIABLES,
     Pairs,
     common_variables,
@@ -35,6 +37,7 @@ from poprun_py.planning.variables import (
     placement_variables,
     target_options,
     torchrun_variables,
+    travelling_variables,
     user_threads,
     user_variables,
     wire_variables,
@@ -48,8 +51,6 @@ __all__ = [
 ]
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
-# What PopRun copies from its own environment, by name.
-_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
 # The supervisor's own, forwarded by name: everyone on a host can read a value on a command line.
 _TO_REMOTE = ("POPRUN_CONTROL", "POPRUN_TOKEN")
 
@@ -76,7 +77,8 @@ class LaunchPlan:
 
     A command for thousands of instances is too long for the kernel. It is then ``compact``: one
     part for all instances, and the launcher sends each its variables. ``environ`` is the
-    launcher's environment when the plan was made; no other one is looked at when it runs.
+    launcher's environment when the plan was made; no other one is looked at when it runs. It runs
+    in ``folder``, where it was made; empty for wherever it is launched.
     ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
     says why the machines cannot take the job, which may be looked at but not run; empty if they
     can.
@@ -94,6 +96,7 @@ class LaunchPlan:
     network: str = ""
     refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""
 
     @property
     def spans_hosts(self) -> bool:
@@ -110,6 +113,20 @@ class LaunchPlan:
             else {}
         )
         return {**mpi_environment(self.environ), **slurm}
+
+    @property
+    def travelling_variables(self) -> dict[str, str]:
+        """The launcher's settings of our libraries, sent to all instances of a job on other hosts.
+
+        On this machine instances inherit them.
+        """
+        if not self.spans_hosts:
+            return {}
+        arguments = split_mpi_arguments(self.config)[1]
+        by_user = names_set_by(arguments.of_every_instance, self.environ).union(
+            *(names_set_by(words, self.environ) for words in arguments.of_instance.values())
+        )
+        return travelling_variables(self.config, self.environ, by_user)
 
     def channel_variables(self, index: int) -> dict[str, str | None]:
         """Return the variables that the launcher sends an instance; None unsets one.
@@ -169,7 +186,13 @@ def make_plan(
     placements, refusal = place_instances(config, topology, inputs.machines)
     if refusal and enforce:
         raise UsageError(refusal)
-    user_env = user_variables(config.env, inputs.env_file_text, environ)
+    user_env = user_variables(
+        config.env,
+        inputs.env_file_text,
+        environ,
+        env_option=config.named("env"),
+        file_option=config.named("env_file"),
+    )
     instances, contexts = _instances(
         config,
         topology,
@@ -187,7 +210,11 @@ def make_plan(
         topology=topology,
         machines=inputs.machines,
         instances=instances,
-        command=make_command(mpi, collapsed(request)) if compact else command,
+        command=(
+            make_command(mpi, collapsed(request, config.named("instance_mpi_local_args")))
+            if compact
+            else command
+        ),
         environ=dict(environ),
         compact=compact,
         user_threads=user_threads(dict(user_env), environ),
@@ -245,11 +272,15 @@ def _instances(
     by_any_user = by_everyone.union(*by_user.values())
     threads_by_user = {name for name in THREAD_VARIABLES if name in environ}
     bound = placement_variables(placements, {name for name, _ in user_env} | threads_by_user)
-    target = ("POPLAR_TARGET_OPTIONS", target_options(topology, environ))
+    target = (TARGET_OPTIONS, target_options(topology, environ))
     spans_hosts = _spans_hosts(topology)
     by_name = [
         name
-        for name in (*_FORWARDED, *sorted(threads_by_user), *(_TO_REMOTE if spans_hosts else ()))
+        for name in (
+            *FORWARDED_VARIABLES,
+            *sorted(threads_by_user),
+            *(_TO_REMOTE if spans_hosts else ()),
+        )
         if name in environ or name in _TO_REMOTE
     ]
     program = (sys.executable, "-I", "-S", _WRAPPER, "--", *map(shield, config.program))
@@ -306,6 +337,8 @@ def place_instances(
         reserve_cores=config.reserve_cores,
         smt=config.smt,
         oversubscribe=config.oversubscribe,
+        cores_option=config.named("cores_per_instance"),
+        reserve_option=config.named("reserve_cores"),
     )
     share = topology.instances_per_host
     unknown = (Placement(numa_nodes=(), memory_nodes=(), cpus=(), threads=0),) * share

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.origins import Origin
 from poprun_py.errors import UsageError
 
 __all__ = ["MpiArguments", "names_set_by", "split_args", "split_mpi_arguments"]
@@ -48,22 +49,26 @@ def split_mpi_arguments(config: LaunchConfig) -> tuple[LaunchConfig, MpiArgument
     """
     folder, by_option = None, []
     for text in config.mpi_global_args:
-        words, named = _without_output_filename(split_args(text, "--mpi-global-args"))
+        words, named = _without_output_filename(split_args(text, config.named("mpi_global_args")))
         by_option.append(words)
         folder = named if named is not None else folder
     arguments = MpiArguments(
         for_mpirun=tuple(word for words in by_option for word in words),
         of_every_instance=tuple(
-            word for text in config.mpi_local_args for word in split_args(text, "--mpi-local-args")
+            word
+            for text in config.mpi_local_args
+            for word in split_args(text, config.named("mpi_local_args"))
         ),
         of_instance=_by_instance(config),
     )
     if folder is None:
         return config, arguments
+    origin = Origin(config.origin("mpi_global_args").place, "--output-filename")
     config = replace(
         config,
         mpi_global_args=tuple(map(shlex.join, by_option)),
         output_dir=config.output_dir or folder,
+        origins=config.origins if config.output_dir else {**config.origins, "output_dir": origin},
     )
     return config, arguments
 
@@ -97,17 +102,17 @@ def _without_output_filename(words: Sequence[str]) -> tuple[list[str], str | Non
 
 def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
     """Return the words of --instance-mpi-local-args by instance index."""
+    option = config.named("instance_mpi_local_args")
     by_instance: dict[int, tuple[str, ...]] = {}
     for entry in config.instance_mpi_local_args:
         index, colon, text = entry.partition(":")
         if not colon or not index.isascii() or not index.isdigit() or len(index) > 9:
-            raise UsageError(f'--instance-mpi-local-args {entry!r}: expected INDEX:"ARGS"')
+            raise UsageError(f'{option} {entry!r}: expected INDEX:"ARGS"')
         if int(index) >= config.num_instances:
             raise UsageError(
-                f"--instance-mpi-local-args {entry!r}: expected an index from 0 to "
-                f"{config.num_instances - 1}"
+                f"{option} {entry!r}: expected an index from 0 to {config.num_instances - 1}"
             )
-        words = split_args(text, "--instance-mpi-local-args")
+        words = split_args(text, option)
         by_instance[int(index)] = (*by_instance.get(int(index), ()), *words)
     return by_instance
 

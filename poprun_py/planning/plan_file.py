@@ -1,6 +1,6 @@
 """A launch plan as JSON, and back: what --export-plan writes and --from-plan reads.
 
-Pure: no file is opened here. A saved plan may have been edited, so everything in it is checked.
+No file is opened here. A saved plan may have been edited, so everything in it is checked.
 """
 
 from __future__ import annotations
@@ -18,13 +18,42 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, place_instances
 from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
+from poprun_py.planning.user_program import absolute_program
 from poprun_py.planning.variables import check_variable, user_threads
 
-__all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json"]
+__all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json", "portable"]
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
+# A plan of version 1 names no folder: it runs wherever it is launched.
+_READABLE = (1, PLAN_VERSION)
 _MAX_NUMBER = 1 << 31
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+
+
+def portable(plan: LaunchPlan) -> LaunchPlan:
+    """Return ``plan`` with its program as an absolute path, so that it runs from any folder."""
+    program = absolute_program(
+        plan.config.program, plan.folder, plan.environ, is_local=not plan.spans_hosts
+    )
+    ours, theirs = (tuple(map(shield, words)) for words in (program, plan.config.program))
+    words: list[str] = []
+    for part in _parts(plan.command) if theirs else ():
+        assert part[-len(theirs) :] == theirs
+        words += [*([":"] if words else []), *part[: -len(theirs)], *ours]
+    return replace(
+        plan, config=replace(plan.config, program=program), command=tuple(words) or plan.command
+    )
+
+
+def _parts(command: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Split a command into the parts of its instances."""
+    parts: list[list[str]] = [[]]
+    for word in command:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return [tuple(part) for part in parts]
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
@@ -71,6 +100,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "local": not plan.spans_hosts,
         "network": plan.network,
         "compact": plan.compact,
+        "folder": plan.folder,
         "program": list(plan.config.program),
         "options": {
             k: v
@@ -97,7 +127,7 @@ def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
     """
     if not isinstance(data, dict) or "version" not in data:
         raise UsageError("not a launch plan: expected the JSON written by --export-plan")
-    if data["version"] != PLAN_VERSION:
+    if data["version"] not in _READABLE:
         raise UsageError(
             f"launch plan of version {data['version']!r}: expected version {PLAN_VERSION}; export "
             "it again with this poprun-py"
@@ -167,6 +197,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         },
         user_threads=user_threads(dict(instances[0].user_env), environ),
         network=_text(data["network"], "network"),
+        folder=_folder(data),
         refusal=refusal,
     )
     _check_command(plan)
@@ -179,13 +210,8 @@ def _check_command(plan: LaunchPlan) -> None:
     Raises:
         UsageError: program, variables or CPUs of an instance are not those of its command.
     """
-    parts: list[list[str]] = [[]]
-    for word in plan.command:
-        if word == ":":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    program = [shield(word) for word in plan.config.program]
+    parts = _parts(plan.command)
+    program = tuple(shield(word) for word in plan.config.program)
     if len(parts) != (1 if plan.compact else len(plan.instances)):
         raise _contradiction("instances")
     for part in parts:
@@ -202,6 +228,15 @@ def _check_command(plan: LaunchPlan) -> None:
             # Open MPI's NAME=VALUE, or MPICH's two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
+
+
+def _folder(data: dict[str, Any]) -> str:
+    if data["version"] == 1:
+        return ""
+    folder = _text(data["folder"], "folder")
+    if folder and not folder.startswith("/"):
+        raise _unexpected("folder", folder, "an absolute path")
+    return folder
 
 
 def _contradiction(what: str) -> UsageError:

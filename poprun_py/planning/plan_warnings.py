@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from poprun_py.hosts.host_list import compress
 from poprun_py.planning.cpu_placement import placement_warnings
+from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.launch_plan import LaunchPlan
 
 __all__ = ["plan_warnings"]
@@ -20,15 +22,22 @@ def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
         idle = ", ".join(host.name for host in topology.idle_hosts[:_MOST_NAMED])
         more = ", ..." if len(topology.idle_hosts) > _MOST_NAMED else ""
         warnings[
-            f"--num-instances {topology.num_instances} leaves {len(topology.idle_hosts)} of "
+            f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
         ] = None
-    share = topology.instances_per_host
+    return (*warnings, *_placement_warnings(planned), *idle_option_warnings(planned))
+
+
+def _placement_warnings(planned: LaunchPlan) -> list[str]:
+    """Return what is questionable about placements, with the hosts of which it is said."""
+    hosts, share = planned.topology.hosts, planned.topology.instances_per_host
+    said_of: dict[str, list[str]] = {}
     for index, machine in enumerate(planned.machines):
         if machine is None:
             continue
         placements = [p.placement for p in planned.instances[index * share : (index + 1) * share]]
-        where = f"{topology.hosts[index].name}: " if len(planned.machines) > 1 else ""
         for sentence in placement_warnings(machine, placements, user_threads=planned.user_threads):
-            warnings[where + sentence] = None
-    return tuple(warnings)
+            said_of.setdefault(sentence, []).append(hosts[index].name)
+    if len(hosts) == 1:
+        return list(said_of)
+    return [f"{compress(names)}: {sentence}" for sentence, names in said_of.items()]

@@ -71,7 +71,7 @@ def make_topology(config: LaunchConfig, hosts: tuple[Host, ...]) -> Topology:
     num_hosts = len(hosts)
     if num_instances % num_hosts:
         raise UsageError(
-            f"--num-instances {num_instances} cannot be split evenly over {num_hosts} hosts: "
+            f"{config.shown('num_instances')} cannot be split evenly over {num_hosts} hosts: "
             f"expected a multiple of {num_hosts} instances, or fewer hosts"
         )
     share = num_instances // num_hosts
@@ -79,8 +79,8 @@ def make_topology(config: LaunchConfig, hosts: tuple[Host, ...]) -> Topology:
         if host.slots is not None and host.slots < share:
             raise UsageError(
                 f"host {host.name} has {host.slots} slots, {share} instances are planned on it "
-                f"({num_instances} instances / {num_hosts} hosts): raise its slots, or change "
-                "--num-instances or the hosts"
+                f"({config.shown('num_instances')} / {num_hosts} hosts): raise its slots, or "
+                "change the number of instances or the hosts"
             )
     num_ilds = config.num_ilds or 1
     local = config.num_replicas // num_instances

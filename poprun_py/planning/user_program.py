@@ -10,21 +10,68 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from poprun_py.command_name import command_name
 from poprun_py.errors import StartError, UsageError
 
-__all__ = ["require_program", "resolve_program", "standard_input"]
+__all__ = ["absolute_program", "require_program", "resolve_program", "standard_input"]
+
+# Before a Python module, for us as for Python.
+_MODULE = "-m"
+# Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 def resolve_program(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that are run: a program that ends in ``.py`` runs under this Python."""
+    """Return the words that are run: a script or ``-m MODULE`` runs under this Python.
+
+    Raises:
+        UsageError: the program is an option that went wrong when it was copied from a document.
+    """
+    if program and not Path(program[0]).exists():
+        _refuse_copied_option(program[0])
+    if program and program[0] == _MODULE:
+        return (sys.executable, *program)
     if program and program[0].endswith(".py"):
         # Python would take a name such as -train.py for an option of its own.
         script = f"./{program[0]}" if program[0].startswith("-") else program[0]
         return (sys.executable, script, *program[1:])
     return program
+
+
+def _refuse_copied_option(word: str) -> None:
+    if word[:1].isspace() and word.lstrip().startswith("-"):
+        raise UsageError(
+            f"program {word!r} is an option behind a blank: expected {word.strip()}; a backslash "
+            "continues a line only as the last character of it"
+        )
+    if word[:1] in _DASHES:
+        raise UsageError(
+            f"program {word!r} begins with a dash that documents print: expected two hyphens, "
+            f"--{word.lstrip(_DASHES)}"
+        )
+
+
+def absolute_program(
+    program: tuple[str, ...], folder: str, environ: Mapping[str, str], *, is_local: bool
+) -> tuple[str, ...]:
+    """Return the words with the program, or its Python script, as an absolute path.
+
+    The other words are the user's. A bare name of a job on other hosts stays one: each host looks
+    for it on its own.
+    """
+    if not program or not program[0]:
+        return program
+    name = program[0]
+    if "/" not in name and is_local:
+        name = shutil.which(name, path=environ.get("PATH")) or name
+    first = str(Path(folder, name)) if "/" in name else name
+    is_script = first == sys.executable and len(program) > 1 and program[1].endswith(".py")
+    script = (str(Path(folder, program[1])),) if is_script else program[1:2]
+    return (first, *script, *program[2:])
 
 
 def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
@@ -35,16 +82,21 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
         StartError: it does not exist, or cannot be run.
     """
     if not program or not program[0]:
-        raise UsageError("no program given: expected poprun-py [options] program [arguments]")
+        raise UsageError(
+            f"no program given: expected {command_name()} [options] program [arguments]"
+        )
     try:
         folder = Path.cwd()
     except OSError:
         raise StartError("the working folder was deleted; change to one that exists") from None
     script = program[1] if program[0] == sys.executable and len(program) > 1 else ""
+    module = program[2] if script == _MODULE and len(program) > 2 else ""
     try:
         problem = _problem_of_script(script, folder) if script.endswith(".py") else ""
         if problem:
             raise StartError(f"program {script} {problem}")
+        if module and (problem := _problem_of_module(module, folder, environ)):
+            raise StartError(f"module {module} {problem}")
         path = shutil.which(program[0], path=environ.get("PATH"))
         problem = _problem_of_interpreter(path) if path else _problem(program[0])
         if problem:
@@ -53,6 +105,48 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
         name = script or program[0]
         shown = name if len(name) <= 80 else f"{name[:77]}..."
         raise StartError(f"program {shown!r} cannot be run: {error.strerror}") from None
+
+
+def _problem_of_module(module: str, folder: Path, environ: Mapping[str, str]) -> str:
+    """Return why ``python -m`` cannot run a module; nothing if it is there.
+
+    Nothing of it is imported: its packages are found one inside the other, in the folders in which
+    Python would look.
+    """
+    # An empty entry is the working folder.
+    named = environ["PYTHONPATH"].split(os.pathsep) if environ.get("PYTHONPATH") else []
+    search = [*(str(folder / place) for place in named), *sys.path]
+    if not environ.get("PYTHONSAFEPATH"):
+        search.insert(0, str(folder))
+    outer, inside = "", None
+    for name in module.split("."):
+        if outer and inside is None:
+            return f"was not found: {outer} is no package"
+        spec = _spec(name, search, is_outermost=not outer)
+        if spec is None:
+            return f"was not found in {folder} or on the module path of {sys.executable}"
+        outer = f"{outer}.{name}" if outer else name
+        inside = spec.submodule_search_locations
+        if outer != module and _changes_its_path(spec):
+            return ""
+        search = list(inside or ())
+    if inside is not None and _spec("__main__", search) is None:
+        return "is a package without __main__.py: name a module in it"
+    return ""
+
+
+def _spec(name: str, search: Sequence[str], *, is_outermost: bool = False) -> ModuleSpec | None:
+    """Find one module in folders, or as Python's own finders (of editable installs, say) do."""
+    spec = PathFinder.find_spec(name, search)
+    for finder in sys.meta_path if is_outermost else ():
+        spec = spec or finder.find_spec(name, None)
+    return spec
+
+
+def _changes_its_path(spec: ModuleSpec) -> bool:
+    """Tell whether a package may look for its modules elsewhere once it is imported."""
+    origin = spec.origin or ""
+    return origin.endswith(".py") and b"__path__" in Path(origin).read_bytes()
 
 
 def _problem_of_script(script: str, folder: Path) -> str:
@@ -89,11 +183,11 @@ def _problem(name: str) -> str:
     return "is not executable" if Path(name).exists() else "was not found"
 
 
-def standard_input() -> dict[str, str]:
+def standard_input(instance: int) -> dict[str, str]:
     """Return where an instance of this machine finds the launcher's standard input.
 
-    A terminal stays mpirun's, and so does what cannot be opened a second time: sockets, files of
-    which a part was read, another user's pipe.
+    Not for a terminal, which the launcher itself reads, nor for what cannot be opened a second
+    time: sockets, files of which a part was read, another user's pipe.
     """
     path = f"/proc/{os.getpid()}/fd/0"
     try:
@@ -104,4 +198,4 @@ def standard_input() -> dict[str, str]:
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     except OSError:
         return {}
-    return {"POPRUN_STDIN": path}
+    return {"POPRUN_STDIN": path, "POPRUN_STDIN_READER": str(instance)}

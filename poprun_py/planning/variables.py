@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import (
+    DEBUGGER,
+    EXECUTABLE_CACHE_PATH,
     HEARTBEAT,
+    INSTANCE_VARIABLES,
     NETWORK,
     NODE_DEVICE_ID,
     RESTART_COUNT,
+    RUN_ID,
+    SDK_NAMES,
     STACKS,
     InstanceEnvironment,
 )
+from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
@@ -30,14 +36,18 @@ if TYPE_CHECKING:
     from poprun_py.hosts.survey import Survey
 
 __all__ = [
+    "FORWARDED_VARIABLES",
+    "TARGET_OPTIONS",
     "THREAD_VARIABLES",
     "Pairs",
+    "attempt_variables",
     "check_variable",
     "common_variables",
     "mpi_environment",
     "placement_variables",
     "target_options",
     "torchrun_variables",
+    "travelling_variables",
     "user_threads",
     "user_variables",
     "wire_variables",
@@ -46,16 +56,23 @@ __all__ = [
 Pairs = tuple[tuple[str, str], ...]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# The launcher sets these for the wrapper in front of each program.
-_OWN = {"POPRUN_CONTROL", "POPRUN_CPUS", "POPRUN_MEMORY_NODES", "POPRUN_STDIN", "POPRUN_TOKEN"}
+# What PopRun copies from its own environment, by name.
+FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
+# Settings of our libraries. Thread counts (OMP_NUM_THREADS) are planned for each host's own CPUs,
+# or forwarded as the user's; paths and limits of this machine's system stay here.
+_TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_")
+TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Variables that a launcher inside an instance of another job inherits from it. They describe that
 # instance, and this job does not always set them anew.
 _OF_OUTER_JOB = {
-    *("POPRUN_CPUS", "POPRUN_MEMORY_NODES"),
-    *(HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
+    *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
+    *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
+    *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
 }
 
 
@@ -101,6 +118,7 @@ def common_variables(
         variables["MPI4PY_LIBMPI"] = mpi_library
     if reached is not None and reached.network:
         variables[NETWORK] = reached.network
+    variables[SDK_NAMES] = config.sdk_names
     variables["MASTER_ADDR"] = _master_address(topology, reached)
     return tuple(variables.items())
 
@@ -114,7 +132,11 @@ def _master_address(topology: Topology, reached: Survey | None) -> str:
 
 
 def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[str, str], ...]:
-    """Return what torchrun would set; MASTER_PORT is chosen when the job starts."""
+    """Return what torchrun would set; MASTER_PORT is chosen when the job starts.
+
+    The wrapper adds what follows from these, such as ROLE_RANK; ``attempt_variables`` what differs
+    between the attempts at a job.
+    """
     return (
         ("RANK", str(instance.index)),
         ("WORLD_SIZE", str(topology.num_instances)),
@@ -122,6 +144,37 @@ def torchrun_variables(topology: Topology, instance: Instance) -> tuple[tuple[st
         ("LOCAL_WORLD_SIZE", str(topology.instances_per_host)),
         ("GROUP_RANK", str(instance.host_index)),
     )
+
+
+def attempt_variables(run_id: str, restart_count: int, max_restarts: int) -> dict[str, str]:
+    """Return what instances are told of the run and of this attempt at it, as torchrun does."""
+    return {
+        RUN_ID: run_id,
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        **({RESTART_COUNT: str(restart_count)} if max_restarts else {}),
+    }
+
+
+def travelling_variables(
+    config: LaunchConfig, environ: Mapping[str, str], by_user: Collection[str]
+) -> dict[str, str]:
+    """Return the launcher's settings of our libraries that instances on other hosts get too.
+
+    Args:
+        config: what is asked for.
+        environ: the launcher's environment, perhaps that of an instance of another job.
+        by_user: names that the user's MPI arguments set.
+    """
+    decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
+    if config.executable_cache_path is not None:
+        decided.add(EXECUTABLE_CACHE_PATH)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_TRAVELLING) and name not in decided
+    }
 
 
 def placement_variables(
@@ -158,7 +211,7 @@ def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
     """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings."""
     theirs: Any = {}
-    text = environ.get("POPLAR_TARGET_OPTIONS")
+    text = environ.get(TARGET_OPTIONS)
     if text:
         try:
             theirs = json.loads(text)
@@ -166,7 +219,7 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
             theirs = None
         if not isinstance(theirs, dict):
             shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
-            raise UsageError(f"POPLAR_TARGET_OPTIONS={shown}: expected a JSON object")
+            raise UsageError(f"{TARGET_OPTIONS}={shown}: expected a JSON object")
     ours = {
         "ipuLinkDomainSize": str(topology.num_ipus // topology.num_ilds),
         "ipuLinkConfiguration": "default",
@@ -178,20 +231,27 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
 
 
 def user_variables(
-    env: tuple[str, ...], env_file_text: str | None, environ: Mapping[str, str]
+    env: tuple[str, ...],
+    env_file_text: str | None,
+    environ: Mapping[str, str],
+    *,
+    env_option: str = "--env",
+    file_option: str = "--env-file",
 ) -> Pairs:
     """Merge --env-file and --env; a bare NAME takes the launcher's value.
+
+    ``env_option`` and ``file_option`` are how messages name the two.
 
     Raises:
         UsageError: no valid name or value, or a bare NAME that is not set.
     """
     variables: dict[str, str] = {}
     lines = [
-        (f"--env-file, line {number}", _unquoted(line.strip()))
+        (f"{file_option}, line {number}", _unquoted(line.strip()))
         for number, line in enumerate((env_file_text or "").split("\n"), start=1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
-    for where, entry in [*lines, *(("--env", entry) for entry in env)]:
+    for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
         if not equals and _NAME.fullmatch(name) and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
@@ -209,7 +269,7 @@ def check_variable(where: str, name: str, value: Any) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"{where} {name!r}: expected NAME=VALUE or NAME")
-    if name in _OWN:
+    if name in INTERNAL_VARIABLES:
         raise UsageError(f"{where} {name}: poprun-py sets it for itself; choose another name")
     if not is_word(value):
         raise UsageError(f"{where} {name}: expected a value without NUL characters")
@@ -225,9 +285,16 @@ def _unquoted(line: str) -> str:
 def mpi_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of mpirun, without the variables of one instance of an outer job.
 
+    Options of this launch stay out too: a launcher that an instance starts would take them for its
+    own.
+
     Open MPI does not start without a home, which services and cron do not always set.
     """
-    left = {name: value for name, value in environ.items() if name not in _OF_OUTER_JOB}
+    left = {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_OUTER_JOB and not is_option_variable(name)
+    }
     if not left.get("HOME"):
         try:
             left["HOME"] = str(Path("~").expanduser())

@@ -29,7 +29,12 @@ class CaughtSignals:
                 signal.SIGUSR1,
                 signal.SIGUSR2,
                 signal.SIGCHLD,
+                signal.SIGQUIT,
+                signal.SIGWINCH,
+                signal.SIGCONT,  # wakes the loop: the job may have come to the foreground
             ]
+            if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
+                numbers.append(signal.SIGTSTP)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
             self._parent = processes.tell_when_parent_ends(_PARENT_ENDED)

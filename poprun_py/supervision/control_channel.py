@@ -124,6 +124,16 @@ class ControlChannel:
         peer.unsent += protocol.pack(kind, json.dumps(value).encode())
         self._flush(peer)
 
+    def send_to(self, instance: int, kind: bytes, value: Any) -> None:
+        """Send one frame to an instance by its index."""
+        self.send(self.peers[instance], kind, value)
+
+    def send_bytes_to(self, instance: int, kind: bytes, payload: bytes) -> None:
+        """Send one frame whose payload is no value."""
+        peer = self.peers[instance]
+        peer.unsent += protocol.pack(kind, payload)
+        self._flush(peer)
+
     def broadcast(self, kind: bytes, value: Any) -> None:
         """Send one frame to every instance."""
         for peer in self.peers.values():

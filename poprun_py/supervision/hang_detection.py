@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from poprun_py.supervision.job import Progress
+
 __all__ = ["HangWatch"]
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 _KEPT_SAMPLES = 101
-# Before its first step an instance joins the others, loads data and compiles.
+# Before its first step an instance joins the others, loads data and compiles; other models are
+# compiled later.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
 # A launcher that has not looked for so long was stopped itself: what it missed is no silence.
 _LATE_SECONDS = 1.0
@@ -22,15 +26,21 @@ _LATE_SECONDS = 1.0
 class HangWatch:
     """Follows the steps of all instances.
 
+    Like is compared with like: training steps with training steps, other calls with other calls.
+    Compiling is neither.
+
     Args:
         limit: seconds without a step, or "auto": 20 times the median step, at least 10 s. For the
-            first step there is ten times as much, at least 30 s.
+            first step, and to compile, there is ten times as much, at least 30 s.
     """
 
     def __init__(self, limit: float | str) -> None:
         self._fixed = None if isinstance(limit, str) else limit
-        self._last: dict[int, tuple[int, float]] = {}
-        self._durations: deque[float] = deque(maxlen=_KEPT_SAMPLES)
+        # By instance: how far it is, and since when it is there.
+        self._last: dict[int, tuple[Progress, float]] = {}
+        self._durations: dict[int, deque[float]] = {
+            kind: deque(maxlen=_KEPT_SAMPLES) for kind in (TRAINING, INFERENCE)
+        }
         self._looked_at = float("-inf")
 
     @property
@@ -38,26 +48,29 @@ class HangWatch:
         """How often the steps have to be looked at."""
         return 0.2 if self._fixed is None else min(0.5, max(0.02, self._fixed / 5))
 
-    @property
-    def limit(self) -> float | None:
-        """The limit in seconds; None while "auto" has seen too few steps."""
+    def limit(self, kind: int = TRAINING) -> float | None:
+        """Return the limit of a kind of call in seconds; None while "auto" has seen too few."""
         if self._fixed is not None:
             return self._fixed
-        if len(self._durations) < _AUTO_SAMPLES:
+        durations = self._durations[kind]
+        if len(durations) < _AUTO_SAMPLES:
             return None
-        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _median(self._durations))
+        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _median(durations))
 
-    def beat(self, instance: int, step: int, now: float) -> None:
-        """Take the number of steps that an instance has done."""
-        if instance in self._last:
-            before, when = self._last[instance]
-            if before and step > before:
-                self._durations.append((now - when) / (step - before))
-        self._last[instance] = (step, now)
+    def beat(self, instance: int, progress: Progress, now: float) -> None:
+        """Take how far an instance is."""
+        before, when = self._last.get(instance, (progress, now))
+        done = progress.calls_since(before)
+        if done == 0:
+            # It may have begun the call that is waited for: that is no progress.
+            now = when
+        elif done is not None and before.has_begun and progress.kind in self._durations:
+            self._durations[progress.kind].append((now - when) / done)
+        self._last[instance] = (progress, now)
 
     def excuse(self, now: float) -> None:
         """Begin all silences anew: the launcher, or the reader of the output, made all wait."""
-        self._last = {instance: (step, now) for instance, (step, _) in self._last.items()}
+        self._last = {instance: (progress, now) for instance, (progress, _) in self._last.items()}
 
     def ended(self, instance: int) -> None:
         """Judge this instance no more."""
@@ -81,19 +94,25 @@ class HangWatch:
 
     def hung(self, now: float) -> tuple[int, ...]:
         """Return the instances that have made no step for too long."""
-        limit = self.limit
-        if limit is None:
-            return ()
-        at_start = max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
         return tuple(
             instance
-            for instance, (step, when) in sorted(self._last.items())
-            if now - when > (limit if step else at_start)
+            for instance, (progress, when) in sorted(self._last.items())
+            if now - when > self._patience(progress)
         )
 
-    def steps(self) -> dict[int, int]:
-        """Return the number of steps of every instance that is judged."""
-        return {instance: step for instance, (step, _) in self._last.items()}
+    def _patience(self, progress: Progress) -> float:
+        """Return how long an instance may be silent there; inf while nothing can be compared."""
+        is_compiling = progress.kind == COMPILING
+        limit = self.limit(TRAINING if is_compiling else progress.kind)
+        if limit is None:
+            return float("inf")
+        if is_compiling or not progress.has_begun:
+            return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
+        return limit
+
+    def done(self) -> dict[int, tuple[int, int]]:
+        """Return the training steps, and other calls since, of every instance that is judged."""
+        return {i: (progress.step, progress.calls) for i, (progress, _) in self._last.items()}
 
     def silence(self, instance: int, now: float) -> float:
         """Return the seconds since an instance's last step."""

@@ -5,21 +5,29 @@ The supervisor hands it the output and asks it when there is room again; it neve
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
-from poprun_py.output.run_folder import RunFolder
+from poprun_py.command_name import command_name
+from poprun_py.instance.binding import format_list
+from poprun_py.output.instance_files import InstanceFiles
+from poprun_py.output.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
 
 __all__ = ["InstanceOutput"]
 
-_IDLE_SECONDS = 0.2
+# How long a line waits for its end. An unbuffered print() writes its newline by itself, and where
+# many programs share a CPU each may be held up before it by a turn of all the others.
+_IDLE_SECONDS, _TURN_SECONDS, _MOST_IDLE_SECONDS = 0.2, 0.005, 2.0
 # A reader that takes nothing for so long after everything else has ended is not waited for.
 _READER_SECONDS = 2.0
 # Between two tries to write to a reader that does not keep up.
 _READER_PAUSE_SECONDS = 0.002
+# Words that so few lines follow can be seen together with the report.
+_NEAR_LINES = 8
 _STDOUT, _STDERR = 0, 1
 _NAMES = ("stdout", "stderr")
 
@@ -36,20 +44,33 @@ class InstanceOutput:
     def __init__(
         self, job: Job, descriptors: tuple[int, int], write_log: Callable[[str], None]
     ) -> None:
-        self.last_word: int | None = None  # the instance that wrote to stderr last
+        # Lines on stderr, and how many there were after the last words of each instance.
+        self._num_lines = 0
+        self._spoke_at: dict[int, int] = {}
         self._has_warned = False  # that the files are incomplete
+        turns = _TURN_SECONDS * len(job.variables)
+        self._idle_seconds = min(_IDLE_SECONDS + turns, _MOST_IDLE_SECONDS)
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
         self._screens = tuple(Screen(s.write, is_terminal=s.is_terminal) for s in self._sinks)
-        self._files = RunFolder(job.output_dir, len(job.variables))
-        self._streams: list[tuple[OutputStream, OutputStream]] = []
+        if _is_same_terminal(*descriptors):
+            # One cursor: a line that one stream has left open is in the way of the other.
+            self._sinks, self._screens = self._sinks[:1] * 2, self._screens[:1] * 2
+        self._typed_into: int | None = None
+        self._files = InstanceFiles(job.output_dir, len(job.variables))
+        self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
+        self._ended: set[int] = set()
+        self._repeats = RepeatedTracebacks(
+            self._show_stderr, self._begin_traceback, self._tell_repeated
+        )
         self._written_at = time.monotonic()
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
         """Return stdout and stderr of a new instance."""
         self._files.open(index)
-        shown = self._job.only_output_from in (None, index)
+        only = self._job.only_output_from
+        shown = only is None or index in only
         colour = not self._job.environ.get("NO_COLOR")
         stdout, stderr = (
             make_stream(
@@ -61,7 +82,8 @@ class InstanceOutput:
             )
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )
-        self._streams.append((stdout, stderr))
+        self._streams[index] = stdout, stderr
+        self._repeats.joined(index)
         return stdout, stderr
 
     def feed_stdout(self, peer: Peer, data: bytes) -> None:
@@ -72,20 +94,91 @@ class InstanceOutput:
     def feed_stderr(self, peer: Peer, data: bytes) -> None:
         """Take what an instance wrote to its stderr."""
         self._files.write(peer.index, _NAMES[_STDERR], data)
-        self._screens[_STDERR].feed(peer.stderr, data)
-        if peer.stderr.shown:
-            self.last_word = peer.index
+        if not peer.stderr.shown:
+            return
+        if self._job.output == "plain":
+            # Without tags nobody could be named: the programs' own bytes, all of them.
+            self._show_stderr(peer.index, data)
+            return
+        pid = peer.started.get("pid", 0)
+        self._repeats.feed(peer.index, data, time.monotonic(), host=peer.host, pid=pid)
 
     def finish(self, peer: Peer) -> None:
         """An instance has ended: end its unfinished lines."""
+        self._ended.add(peer.index)
+        self._repeats.ended(peer.index)
         self._screens[_STDOUT].finish(peer.stdout)
         self._screens[_STDERR].finish(peer.stderr)
+
+    def _show_stderr(self, index: int, data: bytes) -> None:
+        stream = self._streams[index][_STDERR]
+        self._screens[_STDERR].feed(stream, data)
+        if index in self._ended:
+            self._screens[_STDERR].finish(stream)
+        self._num_lines += data.count(b"\n")
+        self._spoke_at[index] = self._num_lines
+
+    def _begin_traceback(self, index: int) -> None:
+        self._screens[_STDERR].end_bar(self._streams[index][_STDERR])
+
+    def _tell_repeated(self, members: tuple[int, ...], shown: int) -> None:
+        """Tell in a line that instances wrote a traceback that was shown."""
+        tag = make_stream(format_list(members), _NAMES[_STDERR], form=self._job.output)
+        self._screens[_STDERR].feed(tag, b"the same traceback as instance %d\n" % shown)
+        self._num_lines += 1
+        for index in members:
+            self._spoke_at[index] = self._spoke_at[shown]
+
+    @property
+    def last_words(self) -> frozenset[int]:
+        """The instances whose last words on stderr nobody has to look for: they are at its end.
+
+        One whose traceback was shown as that of another spoke when the other did.
+        """
+        end = self._num_lines
+        return frozenset(i for i, at in self._spoke_at.items() if end - at <= _NEAR_LINES)
+
+    def say(self, sentence: str) -> None:
+        """Write a line of the launcher's own that is shown at any verbosity."""
+        self._screens[_STDERR].insert(f"{command_name()}: {sentence}".encode())
 
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""
         self._screens[_STDERR].interrupt()
         self._sinks[_STDERR].flush(0.1)
         self._write_log(line)
+
+    @property
+    def is_terminal(self) -> tuple[bool, bool]:
+        """Whether stdout and stderr are shown on a terminal."""
+        return self._sinks[_STDOUT].is_terminal, self._sinks[_STDERR].is_terminal
+
+    def give_keyboard(self, instance: int | None, *, shows_hidden: bool) -> None:
+        """Show at once what this instance writes to a terminal, perhaps also if it is hidden."""
+        only = self._job.only_output_from
+        for is_live, index in ((False, self._typed_into), (True, instance)):
+            if index is None:
+                continue
+            is_shown = only is None or index in only
+            for stream, sink in zip(self._streams[index], self._sinks, strict=True):
+                stream.live = is_live and sink.is_terminal
+                stream.shown = is_shown or (stream.live and shows_hidden)
+        self._typed_into = instance
+
+    def map_newlines(self, mapped: bool) -> None:
+        """The terminal returns to the first column after a newline, or does not."""
+        for screen in self._screens:
+            screen.maps_newlines = mapped or not screen.is_terminal
+
+    def enter_typed(self) -> None:
+        """The terminal has moved the cursor to the next line itself."""
+        for screen in self._screens:
+            screen.end_by_terminal()
+
+    def redraw(self) -> None:
+        """Show open lines again: a shell wrote meanwhile."""
+        for screen in dict.fromkeys(self._screens):
+            screen.redraw()
 
     @property
     def is_full(self) -> bool:
@@ -107,9 +200,10 @@ class InstanceOutput:
             patience: seconds to wait for the reader.
         """
         self._tell_trouble()
+        self._repeats.on_time(now)
         self._written_at = now
-        for number, screen in enumerate(self._screens):
-            screen.flush_idle([pair[number] for pair in self._streams], now - _IDLE_SECONDS)
+        for screen in self._screens:
+            screen.flush_idle(now - self._idle_seconds)
         for sink in self._sinks:
             sink.flush(patience)
             last = max(stopped_at or now, sink.moved_at)
@@ -120,8 +214,10 @@ class InstanceOutput:
         """Return when there is something to write again; inf for never."""
         if not self.is_written:
             return self._written_at + _READER_PAUSE_SECONDS
-        is_line_open = any(stream.held for pair in self._streams for stream in pair)
-        return self._written_at + _IDLE_SECONDS if is_line_open else float("inf")
+        if any(screen.is_waiting for screen in self._screens):
+            return self._written_at + self._idle_seconds
+        next_bar_at = min(screen.next_bar_at() for screen in self._screens)
+        return min(self._repeats.next_deadline(), next_bar_at + self._idle_seconds)
 
     def close(self) -> None:
         """Close the files."""
@@ -134,4 +230,12 @@ class InstanceOutput:
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
             self._screens[_STDERR].interrupt()
-            self._sinks[_STDERR].write(f"poprun-py: warning: {self._files.trouble}\n".encode())
+            self._sinks[_STDERR].write(
+                f"{command_name()}: warning: {self._files.trouble}\n".encode()
+            )
+
+
+def _is_same_terminal(one: int, other: int) -> bool:
+    """Tell whether two descriptors are one terminal."""
+    is_terminal = os.isatty(one) and os.isatty(other)
+    return is_terminal and os.fstat(one).st_rdev == os.fstat(other).st_rdev

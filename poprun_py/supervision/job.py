@@ -7,7 +7,13 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from popdist_py.environment import RESUME_EXIT_CODE
+from popdist_py.environment import (
+    BETWEEN_CALLS,
+    COMPILING,
+    INFERENCE,
+    RESUME_EXIT_CODE,
+    TRAINING,
+)
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -16,6 +22,7 @@ __all__ = [
     "InstanceResult",
     "Job",
     "LaunchResult",
+    "Progress",
     "StackGroup",
     "Stop",
     "describe",
@@ -32,16 +39,21 @@ class Job:
     no command line; None unsets one. ``listen`` is None for a job of this machine, else the address
     that the other hosts reach; ``hosts`` then holds the name that each instance's host gives
     itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
-    ``spent_seconds``. ``hang_timeout`` is in seconds, "auto", or None to look for no hangs.
+    ``spent_seconds``. ``only_output_from`` names the instances that are shown; None for all.
+    ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
+    standard input.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
-    finds one; it is None if there is no other host to ask.
+    finds one; it is None if there is no other host to ask. ``output_dir`` is the folder, which is
+    there, for what the instances write. ``ipus`` are the emulated IPUs that each instance holds, in
+    the partition of this name: for who inspects the job.
     """
 
     command: tuple[str, ...]
     # Both hold secrets.
     variables: tuple[Mapping[str, str | None], ...] = field(repr=False)
     environ: Mapping[str, str] = field(repr=False)
-    only_output_from: int | None = None
+    stdin_instance: int = 0
+    only_output_from: frozenset[int] | None = None
     output: str = "tag"
     output_dir: str | None = None
     timeout_seconds: float | None = None
@@ -51,15 +63,54 @@ class Job:
     listen: str | None = None
     hosts: tuple[str, ...] = ()
     explain_failed_start: Callable[[], None] | None = None
+    ipus: tuple[range, ...] = ()
+    partition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a program is, in the user's own steps.
+
+    ``step`` training steps are done, those before the checkpoint of step ``resumed`` included, and
+    since the last of them ``calls`` others, such as of a validation. ``doing`` says what goes on
+    now.
+    """
+
+    step: int
+    calls: int = 0
+    resumed: int = 0
+    doing: int = BETWEEN_CALLS
+
+    @property
+    def kind(self) -> int:
+        """What has to end before there is progress again: between calls, one like the last."""
+        if self.doing in (TRAINING, INFERENCE, COMPILING):
+            return self.doing
+        return INFERENCE if self.calls else TRAINING
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any call has ended since the program began, or resumed."""
+        return self.step > self.resumed or self.calls > 0
+
+    def calls_since(self, before: Progress) -> int | None:
+        """Return how many calls of one kind ended since; None if there were several kinds."""
+        if (self.kind, self.resumed) != (before.kind, before.resumed) or self.step < before.step:
+            return None
+        if self.kind == TRAINING:
+            return self.step - before.step
+        is_same_step = self.step == before.step and self.calls >= before.calls
+        return self.calls - before.calls if is_same_step else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceResult:
     """How one instance ended. ``code`` is negative for a signal; None if it never reported.
 
-    ``ended_ns`` is on this machine's clock. ``was_stopped``: the supervisor had asked it to end.
-    ``was_lost``: it vanished together with its wrapper. ``had_last_word``: the last lines on the
-    screen's stderr are its own. ``oom_kills`` counts processes that the kernel killed in its
+    ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
+    steps. ``was_stopped``: the supervisor had asked it to end. ``was_lost``: it vanished together
+    with its wrapper. ``had_last_word``: its last lines, or a traceback that it wrote as well, are
+    at the end of the screen's stderr. ``oom_kills`` counts processes that the kernel killed in its
     control group for want of memory while it ran.
     """
 
@@ -68,7 +119,7 @@ class InstanceResult:
     pid: int = 0
     code: int | None = None
     ended_ns: int = 0
-    step: int | None = None
+    progress: Progress | None = None
     max_rss_bytes: int = 0
     memory_limit_bytes: int | None = None
     oom_kills: int = 0
@@ -76,6 +127,11 @@ class InstanceResult:
     was_lost: bool = False
     had_last_word: bool = False
     stderr_tail: str = ""
+
+    @property
+    def step(self) -> int | None:
+        """The number of training steps done; None for a program that counts none."""
+        return None if self.progress is None else self.progress.step
 
     @property
     def exit_code(self) -> int:
@@ -153,7 +209,11 @@ class Stop:
 class LaunchResult:
     """How the job ended: its exit code, every instance, and the one that failed first.
 
+    ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
+    ``reason`` says that in words. ``run_id`` names the run, as the instances' POPRUN_RUN_ID does.
     ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
+    ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
+    it counts towards no limit.
     """
 
     exit_code: int
@@ -164,8 +224,11 @@ class LaunchResult:
     hung: tuple[int, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
     seconds: float = 0.0
+    paused_seconds: float = 0.0
     restart_count: int = 0
     may_restart: bool = False
+    cause: Cause | None = None
+    run_id: str = ""
 
 
 def describe(code: int) -> str:

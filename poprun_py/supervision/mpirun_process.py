@@ -10,6 +10,7 @@ import math
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +20,43 @@ from typing import Any
 from poprun_py.errors import StartError
 from poprun_py.instance import processes
 from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
-from poprun_py.supervision.job import describe
+from poprun_py.supervision.job import Job, describe
 
-__all__ = ["Mpirun"]
+__all__ = ["Mpirun", "enough_files"]
 
 _CHUNK = 1 << 16
+# Open files of mpirun: its own, and those of an instance of this host, or of another host.
+_FILES, _FILES_OF_CHILD = 32, 4
 # What mpirun has started is killed for so long: each look may find another process.
 _KILL_SECONDS = 2.0
+
+
+def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
+    """Return the (soft, hard) limit of open files with which mpirun can start its instances.
+
+    Without it mpirun kills instances that it has begun to start, and gives no reason.
+
+    Args:
+        job: what is to run.
+        limits: the user's; the launcher itself takes the hard one.
+
+    Raises:
+        StartError: the hard limit is too low.
+    """
+    soft, hard = (math.inf if limit < 0 else limit for limit in limits)
+    total = len(job.variables)
+    children = total
+    if job.listen is not None:
+        children = job.hosts.count(socket.gethostname()) + len(set(job.hosts))
+    files_of_peer = 1 if job.output_dir is None else 3
+    wanted = _FILES + max(_FILES_OF_CHILD * children, files_of_peer * total)
+    if hard < wanted:
+        raise StartError(
+            f"{total} instance{'s need' if total > 1 else ' needs'} {wanted} open files, and the "
+            f"hard limit is {hard}: raise it (ulimit -n {wanted} as root, or "
+            "/etc/security/limits.conf), or start fewer instances"
+        )
+    return (wanted, limits[1]) if soft < wanted else limits
 
 
 class Mpirun:
@@ -37,7 +68,8 @@ class Mpirun:
         mark: text in the environment by which every process of the job is recognised.
         selector: reads what mpirun says.
         log: takes a line of the launcher's own log.
-        open_files: its (soft, hard) limit of open files, which the instances inherit.
+        open_files: its (soft, hard) limit of open files, which this host's instances inherit.
+        has_stdin: whether it passes on our standard input.
 
     Raises:
         StartError: it cannot be run.
@@ -51,6 +83,8 @@ class Mpirun:
         selector: selectors.BaseSelector,
         log: Callable[[str], None],
         open_files: tuple[int, int],
+        *,
+        has_stdin: bool,
     ) -> None:
         self.ended_at: float | None = None
         self._mark = mark.encode()
@@ -70,7 +104,7 @@ class Mpirun:
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL if "POPRUN_STDIN" in environ else None,
+                stdin=None if has_stdin else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),

@@ -5,6 +5,7 @@ It decides which instance failed first, and which exit code the job has.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,20 +19,25 @@ from poprun_py.supervision.job import (
     InstanceResult,
     Job,
     LaunchResult,
+    Progress,
     Stop,
     describe,
 )
 
 __all__ = ["Ending", "judge"]
 
+# What Open MPI writes when it cannot make the folder of its own files.
+_NO_FOLDER = "unable to create the desired directory"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What was seen of a run when everything had ended."""
+    """What was seen of a run when everything had ended; ``files`` is where MPI's files lay."""
 
     job: Job
+    files: Path
     peers: Mapping[int, Peer]
-    last_word: int | None
+    last_words: frozenset[int]
     seconds: float
     mpirun_code: int
     mpirun_text: str
@@ -57,16 +63,17 @@ def judge(end: Ending) -> LaunchResult:
         seconds=end.seconds,
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
-    return result if stop is None else _with_stop(result, stop)
+    return result if stop is None else _with_stop(result, stop, _advice(end))
 
 
-def _with_stop(result: LaunchResult, stop: Stop) -> LaunchResult:
+def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
     """Add why the job was stopped. One that can go on from a checkpoint has not hung."""
     is_saved = result.exit_code == RESUME_EXIT_CODE
     is_over = stop.cause is Cause.TIME_LIMIT
     return replace(
         result,
-        reason=stop.reason,
+        cause=stop.cause,
+        reason=stop.reason + (advice if stop.cause is Cause.MPIRUN_ENDED else ""),
         timed_out=is_over and not is_saved,
         hung=() if is_saved else stop.hung,
         stacks=stop.stacks,
@@ -121,13 +128,13 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
         pid=peer.started.get("pid", 0),
         code=report["code"],
         ended_ns=report["time_ns"] + peer.clock_offset_ns,
-        step=report.get("step"),
+        progress=Progress(*progress) if (progress := report.get("progress")) else None,
         max_rss_bytes=report.get("max_rss_bytes", 0),
         memory_limit_bytes=report.get("memory_limit_bytes"),
         oom_kills=report.get("oom_kills", 0),
         was_stopped=report.get("stopped", False),
         was_lost=report.get("lost", False),
-        had_last_word=index == end.last_word,
+        had_last_word=index in end.last_words,
         stderr_tail=peer.tail.decode(errors="replace"),
     )
 
@@ -135,9 +142,20 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
 def _start_failure(end: Ending) -> str:
     """Return one line for a job whose instances did not all appear."""
     said = [line.strip() for line in end.mpirun_text.splitlines() if line.strip(" -")]
-    explanation = " ".join(said)[:500] if said else "it said nothing"
+    explanation = " ".join(said)[:500].rstrip(".") if said else "it said nothing"
     name = Path(end.job.command[0]).name
     return (
         f"{len(end.peers)} of {len(end.job.variables)} instances started, then {name} "
-        f"ended with {describe(end.mpirun_code)}: {explanation}"
+        f"ended with {describe(end.mpirun_code)}: {explanation}{_advice(end)}"
+    )
+
+
+def _advice(end: Ending) -> str:
+    """Return what to do where the way in which mpirun ended tells it; empty if it does not."""
+    # Writing to mapped memory of a file system that is full ends with SIGBUS.
+    if end.mpirun_code != -signal.SIGBUS and _NO_FOLDER not in end.mpirun_text:
+        return ""
+    return (
+        f". MPI keeps files of its own in {end.files}, which has to be writable and have some "
+        "room: set TMPDIR to another folder, or make room there"
     )

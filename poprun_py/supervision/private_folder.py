@@ -1,4 +1,4 @@
-"""The folder that holds a launcher's socket: where it is, and who may enter it.
+"""The folder that holds a launcher's socket and mpirun's files: where it is, and who may enter it.
 
 Its name holds the launcher's process id, by which ``--stacks`` finds it.
 """
@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from poprun_py.errors import StartError
 
-__all__ = ["SOCKET_NAME", "folder_prefix", "make_private_folder"]
+__all__ = [
+    "ANY_FOLDER",
+    "SOCKET_NAME",
+    "folder_prefix",
+    "make_private_folder",
+    "mpirun_files_in",
+]
 
 SOCKET_NAME = "control"
+ANY_FOLDER = "poprun-*"
 # The longest path of a Unix socket is 107 bytes.
 _LONGEST_BASE = 60
 
@@ -38,3 +46,18 @@ def make_private_folder() -> Path:
             folder.mkdir(mode=0o700)
             return folder
     raise StartError(f"no folder for temporary files can be made in {bases[0] or '/tmp'}")
+
+
+def mpirun_files_in(
+    folder: Path, command: tuple[str, ...], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that make mpirun of Open MPI 5 keep its files here in ``folder``.
+
+    By default they lie in ``$TMPDIR/ompi.<its process id>``. A killed mpirun leaves that folder,
+    and a later one that happens to get the same process id refuses to start ("The PMIx server's
+    listener thread failed to start"). Here they go with the launcher's folder. A place that the
+    user chose, on the command line or in a variable, stays.
+    """
+    if any("tmpdir_base" in word for word in (*command, *environ)):
+        return {}
+    return {"PRTE_MCA_prte_local_tmpdir_base": str(folder)}

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from poprun_py.supervision.job import RESUME_EXIT_CODE, LaunchResult
 
-__all__ = ["backoff_seconds", "lost_hosts", "pause", "pause_within", "run_with_restarts"]
+__all__ = ["backoff_seconds", "lost_hosts", "pause", "run_with_restarts"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -40,14 +40,6 @@ def pause(seconds: float) -> int:
         return 0
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def pause_within(limit: float | None) -> Callable[[float], int]:
-    """Return ``pause`` for a job that may take ``limit`` seconds from now: it waits no longer."""
-    if limit is None:
-        return pause
-    end = time.monotonic() + limit
-    return lambda seconds: pause(min(seconds, end - time.monotonic()))
 
 
 def run_with_restarts(

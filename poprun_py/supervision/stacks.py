@@ -104,19 +104,19 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
 
 
 def missing_instances(
-    hung: tuple[int, ...], steps: Mapping[int, int], groups: tuple[StackGroup, ...]
+    hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
 ) -> tuple[int, ...]:
     """Return those whom the ``hung`` instances wait for.
 
     One that does not wait in a collective is to blame: one of the hung, else another, which made
-    its last step a moment later. Among those, and where all wait, the ones that made the fewest
-    steps.
+    its last step a moment later. Among those, and where all wait, the ones that have ``done`` the
+    fewest training steps, and other calls since.
     """
     waiting = {index for group in groups if group.waits for index in group.instances}
     others = [index for group in groups if not group.waits for index in group.instances]
     suspects = [index for index in hung if index not in waiting] or others or list(hung)
-    fewest = min(steps.get(index, 0) for index in suspects)
-    return tuple(index for index in suspects if steps.get(index, 0) == fewest)
+    fewest = min(done.get(index, (0, 0)) for index in suspects)
+    return tuple(index for index in suspects if done.get(index, (0, 0)) == fewest)
 
 
 def render_groups(groups: tuple[StackGroup, ...]) -> str:

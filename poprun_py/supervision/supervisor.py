@@ -11,8 +11,10 @@ import json
 import selectors
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +24,9 @@ from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
 )
-from poprun_py.output.screen import OutputStream, keep_end
+from poprun_py.keyboard.keyboard import Keyboard, open_terminal
+from poprun_py.keyboard.suspension import Suspension, take_signal
+from poprun_py.output.screen import OutputStream, keep_end, tag_width
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
 from poprun_py.supervision.control_channel import ControlChannel, Peer
@@ -34,10 +38,11 @@ from poprun_py.supervision.job import (
     InstanceResult,
     Job,
     LaunchResult,
+    Progress,
     describe,
 )
-from poprun_py.supervision.mpirun_process import Mpirun
-from poprun_py.supervision.private_folder import make_private_folder
+from poprun_py.supervision.mpirun_process import Mpirun, enough_files
+from poprun_py.supervision.private_folder import make_private_folder, mpirun_files_in
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits
@@ -120,6 +125,7 @@ class _Supervisor:
         self._folder = folder
         self._output = InstanceOutput(job, descriptors, log)
         self._log = self._output.log
+        self._paused_seconds = 0.0
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -128,6 +134,17 @@ class _Supervisor:
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
+        self._suspension = Suspension(self._stop_here)
+        self._keyboard = Keyboard(
+            job.stdin_instance,
+            self._control,
+            self._output,
+            self._on_debugger,
+            terminal=open_terminal(),
+            is_passed_on=job.stdin_instance != 0 and "POPRUN_STDIN" not in job.environ,
+            is_shown=self._output.is_terminal,
+            tag_width=lambda index: tag_width(index, job.output),
+        )
 
     @property
     def may_be_explained(self) -> bool:
@@ -141,10 +158,12 @@ class _Supervisor:
         with _start_errors(), contextlib.ExitStack() as resources:
             self._open_files = processes.raise_open_files()
             resources.callback(processes.set_open_files, self._open_files)
+            self._mpirun_files = enough_files(self._job, self._open_files)
             self._signals = resources.enter_context(CaughtSignals())
             self._selector = resources.enter_context(selectors.DefaultSelector())
             self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
             resources.callback(self._output.close)
+            resources.callback(self._keyboard.close)
             resources.callback(self._control.close)
             self._control.open(self._selector, self._folder, self._job.listen)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
@@ -164,10 +183,21 @@ class _Supervisor:
         """Start the command and serve it until everything has ended."""
         job, began = self._job, time.monotonic()
         address, token = self._control.address, self._control.token
-        environ = {**job.environ, "POPRUN_CONTROL": address, "POPRUN_TOKEN": token}
+        environ = {
+            **mpirun_files_in(self._folder, job.command, job.environ),
+            **job.environ,
+            "POPRUN_CONTROL": address,
+            "POPRUN_TOKEN": token,
+        }
         with _start_errors():
             self._mpirun = mpirun = Mpirun(
-                job.command, environ, address, self._selector, self._log, self._open_files
+                job.command,
+                environ,
+                address,
+                self._selector,
+                self._log,
+                self._mpirun_files,
+                has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
             )
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
@@ -204,8 +234,13 @@ class _Supervisor:
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
-            start = {"variables": variables, "sample_seconds": sample}
+            start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
+            if self._mpirun_files != self._open_files and each.host == socket.gethostname():
+                # Programs get the user's own limit: mpirun's was raised for itself.
+                start["open_files"] = self._open_files
+            start.update(self._keyboard.start_of(index))
             self._control.send(each, protocol.GO, start)
+        self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
     def received(self, peer: Peer, kind: bytes, payload: bytes) -> None:
@@ -225,9 +260,13 @@ class _Supervisor:
             if self._on_started is not None and all(p.started for p in self._peers.values()):
                 self._on_started({p.index: p.started for p in self._peers.values()})
         elif kind == protocol.BEAT and self._watch is not None:
-            self._watch.beat(peer.index, value, now)
+            self._watch.beat(peer.index, Progress(*value), now)
         elif kind == protocol.POLLED:
             self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
+        elif kind in (protocol.TAKEN, protocol.MODES, protocol.DEBUG):
+            self._keyboard.received(peer.index, kind, value)
+        elif kind == protocol.PAUSED:
+            self._suspension.stopped(peer.index)
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
         elif kind == protocol.DIED:
@@ -261,11 +300,31 @@ class _Supervisor:
             self._stopping.end(Cause.REFUSED, problem)
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
-        """A process of this host asks for the stacks of the running job."""
+        """A process of this host asks what the instances do, or what they hold."""
         if want == "stacks":
             self._ask_for_stacks(answer)
+        elif want == "holdings":
+            answer(json.dumps(self._holdings()))
         else:
             answer("")
+
+    def _holdings(self) -> dict[str, Any]:
+        """Return the emulated IPUs of the job, and the programs that hold them."""
+        running = [p for p in self._peers.values() if p.started and p.died is None]
+        ipus = self._job.ipus
+        return {
+            "partition": self._job.partition,
+            "num_ipus": sum(map(len, ipus)),
+            "instances": [
+                {
+                    "index": peer.index,
+                    "host": peer.host,
+                    "pid": peer.started["pid"],
+                    "ipus": list(ipus[peer.index]) if ipus else [],
+                }
+                for peer in sorted(running, key=lambda peer: peer.index)
+            ],
+        }
 
     def _on_death(self, peer: Peer, end: dict[str, Any]) -> None:
         """A program ended; the first failure ends all the others."""
@@ -276,6 +335,8 @@ class _Supervisor:
         if self._watch is not None:
             self._watch.ended(peer.index)
         self._stopping.on_death(peer.index)
+        self._suspension.stopped(peer.index)
+        self._keyboard.ended(peer.index)
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
@@ -289,7 +350,57 @@ class _Supervisor:
 
     def _on_signals(self, _: Any, __: int) -> None:
         for number in self._signals.take():
-            self._stopping.on_signal(number)
+            if number == signal.SIGTSTP:
+                self._suspend()
+            elif number == signal.SIGQUIT:
+                self._keyboard.let_go()
+                take_signal(number)
+            elif number == signal.SIGWINCH:
+                self._keyboard.resized()
+            else:
+                self._stopping.on_signal(number)
+
+    # --- the keyboard, and Ctrl-Z ---------------------------------------------------------
+
+    def _on_debugger(self, instance: int | None) -> None:
+        """An instance is in the debugger: nothing is late meanwhile; None: no more."""
+        if instance is None:
+            self._go_on()
+        else:
+            self._limits.pause(time.monotonic())
+            self._output.say(
+                f"instance {instance} is in the debugger; hang timeout and time limit pause"
+            )
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: stop the programs, then this process; a job that ends is not kept from it."""
+        if self._suspension.is_asked:
+            return
+        running = [peer.index for peer in self._peers.values() if peer.died is None]
+        if not self._control.is_complete or self._stopping.asked_at is not None:
+            running = []
+        for index in running:
+            self._control.send_to(index, protocol.PAUSE, True)
+        self._suspension.begin(running, time.monotonic())
+
+    def _stop_here(self) -> None:
+        """Stop this process until the shell lets the job go on."""
+        self._limits.pause(time.monotonic())
+        self._output.on_time(time.monotonic(), None, patience=0.1)
+        self._keyboard.let_go()
+        take_signal(signal.SIGTSTP)
+        self._go_on()
+        self._keyboard.on_time(time.monotonic())
+        self._output.redraw()
+        self._control.broadcast(protocol.PAUSE, False)
+
+    def _go_on(self) -> None:
+        """Time counts again, unless an instance is in the debugger."""
+        now = time.monotonic()
+        if self._watch is not None:
+            self._watch.excuse(now)
+        if not self._keyboard.is_debugging:
+            self._paused_seconds += self._limits.resume(now)
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -308,7 +419,7 @@ class _Supervisor:
         elif self._stopping.stop is not None:
             hung = self._stopping.stop.hung
             if hung and self._watch is not None:
-                hung = stacks.missing_instances(hung, self._watch.steps(), groups)
+                hung = stacks.missing_instances(hung, self._watch.done(), groups)
             self._stopping.end_with_stacks(hung, groups)
 
     def _is_over(self, mpirun: Mpirun) -> bool:
@@ -337,10 +448,13 @@ class _Supervisor:
         if problem := self._startup.on_time(now):
             self._stopping.end(Cause.REFUSED, problem)
         self._check_limits(now)
+        self._suspension.on_time(now)
+        self._keyboard.on_time(now)
         for request in self._stack_requests.on_time(now):
             self._on_stacks(request)
         if self._watch is not None:
-            hung = self._watch.on_time(now, is_held_up=self._output.is_full)
+            is_held_up = self._output.is_full or self._keyboard.is_debugging
+            hung = self._watch.on_time(now, is_held_up=is_held_up)
             if hung and self._stopping.may_hang:
                 silence = max(self._watch.silence(index, now) for index in hung)
                 self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
@@ -367,6 +481,8 @@ class _Supervisor:
         timed: list[_Timed] = [
             self._startup,
             self._limits,
+            self._suspension,
+            self._keyboard,
             self._stack_requests,
             self._stopping,
             mpirun,
@@ -398,14 +514,16 @@ class _Supervisor:
     def _result(self, mpirun: Mpirun, seconds: float) -> LaunchResult:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
-        return outcome.judge(
+        result = outcome.judge(
             outcome.Ending(
                 job=self._job,
+                files=self._folder.parent,
                 peers=self._peers,
-                last_word=self._output.last_word,
+                last_words=self._output.last_words,
                 seconds=seconds,
                 mpirun_code=mpirun.code,
                 mpirun_text=mpirun.words,
                 stop=self._stopping.stop,
             )
         )
+        return replace(result, paused_seconds=self._paused_seconds)

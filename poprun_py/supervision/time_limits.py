@@ -17,6 +17,7 @@ class Limits:
     def __init__(self, grace_seconds: float) -> None:
         self._grace_seconds = grace_seconds
         self._limits: dict[Cause, tuple[float, str]] = {}
+        self._paused_at: float | None = None
 
     def begin(self, now: float, timeout_seconds: float, spent_seconds: float) -> None:
         """Limit the job to ``timeout_seconds``, of which earlier runs have used some."""
@@ -28,12 +29,30 @@ class Limits:
         reason = f"instance {index} ended at a checkpoint, others did not"
         self._limits.setdefault(Cause.STRAGGLER, (now + self._grace_seconds, reason))
 
+    def pause(self, now: float) -> None:
+        """Reach no limit until ``resume``."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def resume(self, now: float) -> float:
+        """Let time count again; returns the seconds that did not."""
+        if self._paused_at is None:
+            return 0.0
+        paused, self._paused_at = now - self._paused_at, None
+        for cause, (at, reason) in self._limits.items():
+            self._limits[cause] = (at + paused, reason)
+        return paused
+
     def next_deadline(self) -> float:
         """Return when the next limit is reached; inf for never."""
+        if self._paused_at is not None:
+            return float("inf")
         return min((at for at, _ in self._limits.values()), default=float("inf"))
 
     def on_time(self, now: float) -> tuple[Cause, str] | None:
         """Return the limit that is reached, once, with the reason in words."""
+        if self._paused_at is not None:
+            return None
         for cause, (at, reason) in self._limits.items():
             if now >= at:
                 del self._limits[cause]

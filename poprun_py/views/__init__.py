@@ -1,5 +1,6 @@
 """Plans, machines and results as text for people, and as JSON for programs.
 
 Here live tables, trees, pictures and the report; all are values in, text out.
-Nothing here prints or decides. May call: planning, supervision, hosts, hardware, errors.
+Nothing here prints or decides. May call: planning, supervision, hosts, output, hardware,
+instance, environment, errors, command_name.
 """

@@ -6,29 +6,70 @@ import io
 
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.views.drawing import PALETTE, Branch, Look, draw_tree, wrapped
 
 __all__ = ["hardware_table", "memory_size"]
 
-_WIDTH = 100
+_NAME = "NUMA node"
+_COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
+# Wide enough for any host: a cell is never broken.
+_ANY_WIDTH = 1 << 20
 
 
-def hardware_table(machine: Machine) -> str:
-    """Return the NUMA nodes of ``machine`` as a table below a summary, without a final newline."""
+def hardware_table(machine: Machine, look: Look | None = None) -> str:
+    """Return the NUMA nodes of ``machine`` below a summary, without a final newline.
+
+    They are a table in the lines and colours of the topology's tree; on a terminal that is too
+    narrow for it, a tree.
+
+    Args:
+        machine: what to show.
+        look: how to draw it; as for a file, if it is left out.
+    """
+    look = look or Look()
+    summary = [line for text in _summary(machine) for line in wrapped(text, look.width)]
+    nodes = [dict(zip(_COLUMNS, _row(machine, node), strict=True)) for node in machine.numa_nodes]
+    return "\n".join([*summary, _table(nodes, look) or _tree(nodes, look)])
+
+
+def _table(nodes: list[dict[str, str]], look: Look) -> str:
+    """Return the table; nothing if the reader has no room for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.ASCII2, pad_edge=False)
-    for name in ("NUMA node", "package", "cores", "CPUs", "L3 groups", "memory", "distances"):
-        table.add_column(name, overflow="fold")
-    for node in machine.numa_nodes:
-        table.add_row(*_row(machine, node))
+    table = Table(box=box.SQUARE if look.box_lines else box.ASCII2)
+    for name in _COLUMNS:
+        table.add_column(name, no_wrap=True, style=PALETTE["node"] if name == _NAME else None)
+    for node in nodes:
+        table.add_row(*node.values())
     out = io.StringIO()
-    # Wide enough for any host: a file or a pipe gets whole lines.
-    width = max(_WIDTH, 60 + 6 * len(machine.numa_nodes))
-    Console(file=out, width=width, color_system=None, legacy_windows=False).print(table)
-    lines = [*_summary(machine), *out.getvalue().splitlines()]
-    return "\n".join(line.rstrip() for line in lines)
+    console = Console(
+        file=out,
+        width=_ANY_WIDTH,
+        color_system="standard" if look.colour else None,
+        force_terminal=look.colour,
+        legacy_windows=False,
+    )
+    if look.width is not None and console.measure(table).maximum > look.width:
+        return ""
+    console.print(table)
+    return out.getvalue().rstrip("\n")
+
+
+def _tree(nodes: list[dict[str, str]], look: Look) -> str:
+    """Return the rows of the table as branches of a tree, which takes less room."""
+    branches = tuple(
+        Branch(
+            kind="node",
+            name=f"{_NAME} {node[_NAME]}",
+            details=", ".join(
+                f"{name} {text}" for name, text in node.items() if name != _NAME and text != "-"
+            ),
+        )
+        for node in nodes
+    )
+    return draw_tree(Branch(kind="host", name=f"{_NAME}s", children=branches), look)
 
 
 def memory_size(count: int) -> str:

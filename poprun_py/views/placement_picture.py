@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from poprun_py.hardware.reader import Core, Machine
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.planning.cpu_placement import Placement
+from poprun_py.views.drawing import Branch, Look, draw_tree, wrapped
 
 __all__ = ["placement_line", "placement_picture"]
 
@@ -22,36 +23,61 @@ _LEGEND = {
 _MOST_NAMED = 2
 
 
-def placement_picture(machine: Machine, placements: Sequence[Placement]) -> str:
+def placement_picture(
+    machine: Machine,
+    placements: Sequence[Placement],
+    *,
+    first: int = 0,
+    look: Look | None = None,
+) -> str:
     """Return one row for each NUMA node with a cell for each core, then a line for each instance.
 
     A cell holds the index of the instance that may run on the core; ``|`` separates L3 groups.
     Without a final newline.
+
+    Args:
+        machine: the host.
+        placements: those of the host's instances.
+        first: the index of the first of them in the job.
+        look: how to draw it; as for a file, if it is left out.
     """
-    owners: dict[int, list[int]] = {}
-    for index, placement in enumerate(placements):
-        for cpu in placement.cpus or machine.allowed_cpus:
-            owners.setdefault(cpu, []).append(index)
-    slowest_of_several = len({core.efficiency for core in machine.cores}) > 1
-    fastest = max(core.efficiency for core in machine.cores)
-    cells: dict[Core, str] = {}
-    for core in machine.cores:
-        slow = _SLOW if slowest_of_several and core.efficiency < fastest else ""
-        cells[core] = _cell(machine, core, owners) + slow
+    look = look or Look()
+    indexed = dict(enumerate(placements, first))
+    cells = _cells(machine, indexed)
     width = max(map(len, cells.values()))
     lines = []
     for node in machine.numa_nodes:
         own = [core for core in machine.cores if core.numa_node == node.index]
         groups = [
-            " ".join(cells[core].rjust(width) for core in group)
+            [cells[core].rjust(width) for core in group]
             for _, group in groupby(own, key=lambda core: (core.package, core.l3))
         ]
-        lines += _wrapped(f"node {node.index:<3}", groups or ["memory only"])
+        label = f"node {node.index:<3}"
+        row, *more = _rows(groups, min(look.width or _WIDTH, _WIDTH) - len(f"{label} | "))
+        lines.append(f"{look.paint(label, 'node')} | {row}")
+        lines += [f"{' ' * len(label)} | {row}" for row in more]
     used = {mark: text for mark, text in _LEGEND.items() if any(mark in c for c in cells.values())}
     if used:
-        lines.append("(" + ", ".join(f"{mark} {text}" for mark, text in used.items()) + ")")
-    lines += [f"instance {i}: {placement_line(p)}" for i, p in enumerate(placements)]
-    return "\n".join(lines)
+        legend = ", ".join(f"{mark} {text}" for mark, text in used.items())
+        lines += wrapped(f"({legend})", look.width)
+    instances = (
+        Branch(kind="instance", name=f"instance {index}", details=placement_line(placement))
+        for index, placement in indexed.items()
+    )
+    return "\n".join([*lines, *(draw_tree(instance, look) for instance in instances)])
+
+
+def _cells(machine: Machine, placements: Mapping[int, Placement]) -> dict[Core, str]:
+    """Return what stands in the cell of each core."""
+    owners: dict[int, list[int]] = {}
+    for index, placement in placements.items():
+        for cpu in placement.cpus or machine.allowed_cpus:
+            owners.setdefault(cpu, []).append(index)
+    fastest = max(core.efficiency for core in machine.cores)
+    return {
+        core: _cell(machine, core, owners) + (_SLOW if core.efficiency < fastest else "")
+        for core in machine.cores
+    }
 
 
 def placement_line(placement: Placement) -> str:
@@ -74,11 +100,14 @@ def _cell(machine: Machine, core: Core, owners: dict[int, list[int]]) -> str:
     return "/".join(map(str, indices)) or _IDLE
 
 
-def _wrapped(label: str, groups: list[str]) -> list[str]:
-    """Return the groups in rows of limited width, the label before the first."""
+def _rows(groups: list[list[str]], width: int) -> list[str]:
+    """Return the groups in rows of limited width; only one that fits into no row is broken."""
     rows = [""]
-    for group in groups:
-        if len(rows[-1]) + len(group) + len(label) > _WIDTH and rows[-1]:
-            rows.append("")
-        rows[-1] += f" {group} |"
-    return [f"{label if i == 0 else ' ' * len(label)} |{row}" for i, row in enumerate(rows)]
+    for group in groups or [["memory only"]]:
+        whole = " ".join([*group, "|"])
+        pieces = [whole] if len(whole) <= width else [*group, "|"]
+        for piece in pieces:
+            if rows[-1] and len(rows[-1]) + 1 + len(piece) > width:
+                rows.append("")
+            rows[-1] += f" {piece}" if rows[-1] else piece
+    return rows

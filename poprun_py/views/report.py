@@ -1,6 +1,7 @@
-"""What the user is told about a job that did not end well: as text, and as JSON for the run folder.
+"""What the user is told about a job that did not end well.
 
 Pure: results in, text out. The instance that failed first comes first; what it caused comes after.
+The same for programs: run_report.py.
 """
 
 from __future__ import annotations
@@ -8,14 +9,22 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any
 
-from poprun_py.supervision.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
+from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from poprun_py.command_name import command_name
+from poprun_py.instance.binding import format_list
+from poprun_py.output.tracebacks import normal_line
+from poprun_py.supervision.job import (
+    RESUME_EXIT_CODE,
+    InstanceResult,
+    LaunchResult,
+    Progress,
+    describe,
+)
 from poprun_py.supervision.stacks import render_groups
 
-__all__ = ["diagnosis", "report_json", "report_text", "stderr_excerpt", "traceback_of"]
+__all__ = ["collateral_of", "diagnosis", "report_text", "stderr_excerpt", "traceback_of"]
 
-REPORT_VERSION = 1
 _TAIL_LINES = 20
 _MOST_LINES = 60
 # SIGTERM, SIGKILL and SIGINT, with which the supervisor stops instances.
@@ -55,26 +64,6 @@ def report_text(result: LaunchResult, label: Label) -> str:
     if any(group.has_stack for group in result.stacks):
         text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
     return text + _collateral(result)
-
-
-def report_json(result: LaunchResult, label: Label) -> dict[str, Any]:
-    """Return the report of a run as JSON values: all instances, also of a run that ended well."""
-    first = result.first_failure
-    return {
-        "version": REPORT_VERSION,
-        "exit_code": result.exit_code,
-        "reason": result.reason,
-        "seconds": round(result.seconds, 3),
-        "restart_count": result.restart_count,
-        "first_failure": None if first is None else _instance_json(first, label),
-        "collateral": [r.index for r in _collateral_of(result)],
-        "hung": list(result.hung),
-        "stacks": [
-            {"instances": list(g.instances), "waits": g.waits, "text": g.text}
-            for g in result.stacks
-        ],
-        "instances": [_instance_json(r, label) for r in result.instances],
-    }
 
 
 def traceback_of(stderr: str) -> str:
@@ -144,8 +133,8 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
         f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
     )
     facts = [_clock(first.ended_ns), f"PID {first.pid}"]
-    if first.step is not None:
-        facts.append(f"after step {first.step}" if first.step else "before its first step")
+    if first.progress is not None:
+        facts.append(_place(first.progress))
     text += _indent(", ".join(facts))
     text += _indent(diagnosis(first))
     excerpt = stderr_excerpt(first.stderr_tail)
@@ -157,59 +146,80 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
 def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
     instance = result.instances[index]
     host = instance.host or "its host"
-    step = f", the last was {instance.step}" if instance.step is not None else ""
-    return f"{label(index)} on {host} hangs: {result.reason}{step}"
+    place = f", {_place(instance.progress)}" if instance.progress is not None else ""
+    return f"{label(index)} on {host} hangs: {result.reason}{place}"
 
 
-def _collateral_of(result: LaunchResult) -> list[InstanceResult]:
+def _place(progress: Progress) -> str:
+    """Return where a program was: ``in training step 25``, or ``after training step 24``."""
+    step, calls = progress.step, progress.calls
+    if progress.doing == TRAINING:
+        return f"in training step {step + 1}"
+    if progress.doing == INFERENCE:
+        return f"in {_call(calls + 1, step)}"
+    doing = "while compiling, " if progress.doing == COMPILING else ""
+    if calls:
+        return f"{doing}after {_call(calls, step)}"
+    if progress.has_begun:
+        return f"{doing}after training step {step}"
+    resumed = f" (resumed from training step {step})" if step else ""
+    return f"{doing}before its first step{resumed}"
+
+
+def _call(number: int, step: int) -> str:
+    return f"inference call {number}" + (f" after training step {step}" if step else "")
+
+
+def collateral_of(result: LaunchResult) -> list[InstanceResult]:
     """Return the other instances that did not end well: stopped, or failed because of the first."""
     first = result.first_failure
     return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
 
 
 def _collateral(result: LaunchResult) -> str:
-    if result.first_failure is None:
+    first = result.first_failure
+    if first is None:
         return ""
-    by_end: dict[str, list[int]] = {}
-    for other in _collateral_of(result):
+    by_end: dict[str, list[InstanceResult]] = {}
+    for other in collateral_of(result):
         assert other.code is not None
         obeyed = other.was_stopped and other.exit_code in _STOPPED_CODES
-        how = "stopped" if obeyed else "failed after it"
-        by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other.index)
+        how = "stopped" if obeyed else f"failed {_compared(other, first)}"
+        by_end.setdefault(f"{how}, {describe(other.code)}", []).append(other)
+    several_hosts = len({r.host for r in result.instances if r.host}) > 1
     return "".join(
-        _line(f"instance{'s' if len(members) > 1 else ''} {_short(members)}: {how}")
+        _line(f"{_named(members, with_hosts=several_hosts)}: {how}")
         for how, members in by_end.items()
     )
 
 
-def _short(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown if len(numbers) <= 8 else f"{shown} and {len(numbers) - 8} more"
+def _compared(other: InstanceResult, first: InstanceResult) -> str:
+    """Return ``with the same traceback``, or ``after it`` for a failure of another kind."""
+    mine, theirs = _normal_traceback(other), _normal_traceback(first)
+    return "with the same traceback" if mine and mine == theirs else "after it"
 
 
-def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
-    return {
-        "index": instance.index,
-        "name": label(instance.index),
-        "host": instance.host,
-        "pid": instance.pid,
-        "code": instance.code,
-        "exit_code": instance.exit_code,
-        "ended_by": None if instance.code is None else describe(instance.code),
-        "ended_at": _clock(instance.ended_ns) if instance.ended_ns else None,
-        "step": instance.step,
-        "was_stopped": instance.was_stopped,
-        "max_rss_bytes": instance.max_rss_bytes,
-        "memory_limit_bytes": instance.memory_limit_bytes,
-        "oom_kills": instance.oom_kills,
-        "diagnosis": diagnosis(instance) if instance.failed else "",
-        "traceback": traceback_of(instance.stderr_tail) if instance.failed else "",
-        "stderr": stderr_excerpt(instance.stderr_tail) if instance.failed else [],
-    }
+def _normal_traceback(instance: InstanceResult) -> list[str]:
+    lines = traceback_of(instance.stderr_tail).splitlines()
+    return [normal_line(line, instance.index, instance.host, instance.pid) for line in lines]
+
+
+def _named(members: list[InstanceResult], *, with_hosts: bool) -> str:
+    """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
+    spans = format_list([r.index for r in members]).split(",")
+    plural = "s" if len(members) > 1 else ""
+    hosts = list(dict.fromkeys(r.host for r in members if r.host)) if with_hosts else []
+    where = f" ({_short(hosts)})" if hosts else ""
+    return f"instance{plural} {_short(spans)}{where}"
+
+
+def _short(words: list[str]) -> str:
+    shown = ", ".join(words[:8])
+    return shown if len(words) <= 8 else f"{shown} and {len(words) - 8} more"
 
 
 def _line(sentence: str) -> str:
-    return f"poprun-py: {sentence}\n"
+    return f"{command_name()}: {sentence}\n"
 
 
 def _indent(text: str, lead: str = "  ") -> str:

@@ -1,4 +1,4 @@
-"""Topologies as text: PopRun's table, an elided table for narrow terminals, a tree, JSON.
+"""Topologies as text: PopRun's table, an elided table for narrow terminals, cores, JSON.
 
 Rules of the table: those of PopRun, reproduced character for character. Only text is made here;
 nothing is printed.
@@ -7,23 +7,26 @@ nothing is printed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
-import click
-
-from poprun_py.hardware.reader import Machine
-from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.hosts.host_list import compress
+from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_to_json
 from poprun_py.planning.topology import Topology
+from poprun_py.views.drawing import Look, draw_tree
+from poprun_py.views.equal_hosts import instances_of, others, runs_of_equal_hosts
 from poprun_py.views.placement_picture import placement_picture
 
-__all__ = ["core_pictures", "topology_json", "topology_table", "topology_tree"]
+__all__ = [
+    "UNASKED_REPLICAS",
+    "UNASKED_WIDTH",
+    "core_pictures",
+    "topology_json",
+    "topology_table",
+]
 
-# An instance with more replicas than this shows them as one range.
-_MAX_REPLICA_LINES = 16
-
+# A table that nobody asked for by name, and that no terminal limits.
+UNASKED_WIDTH, UNASKED_REPLICAS = 120, 256
 _LABEL_WIDTH = 11
 _TITLE = "poprun topology"
 
@@ -115,11 +118,26 @@ def _elided(topology: Topology, max_width: int) -> str:
     instances, hosts = topology.num_instances, len(topology.hosts)
     note = (
         f"{total} replicas, {instances} instances, {hosts} host{'s' if hosts > 1 else ''}; "
-        f"replicas {first} to {total - last - 1} not shown (write to a file or use "
-        "--print-topology json for all)"
+        f"replicas {first} to {total - last - 1} not shown (--print-topology yes to a file, or "
+        "json, shows all)"
     )
-    legend = _legend(topology, table)
-    return "\n".join((table, note, *legend))
+    return "\n".join((table, note, *_ranges(topology), *_legend(topology, table)))
+
+
+def _ranges(topology: Topology) -> list[str]:
+    """Say in one line which instances every host has; nothing for a single host."""
+    hosts, share = topology.hosts, topology.instances_per_host
+    if len(hosts) == 1:
+        return []
+    total = topology.num_instances
+    first, last = (
+        (f"0-{share - 1}", f"{total - share}-{total - 1}") if share > 1 else ("0", f"{total - 1}")
+    )
+    each = f"{share} instances" if share > 1 else "one instance"
+    return [
+        f"{compress([host.name for host in hosts])}: {each} each, from {first} on {hosts[0].name} "
+        f"to {last} on {hosts[-1].name}"
+    ]
 
 
 def _legend(topology: Topology, table: str) -> list[str]:
@@ -132,92 +150,23 @@ def _legend(topology: Topology, table: str) -> list[str]:
     ]
 
 
-# --- the tree -----------------------------------------------------------------------------------
+def core_pictures(plan: LaunchPlan, look: Look) -> str:
+    """Return a picture of every host: a cell for each core, with the instance that runs there.
 
-_Paint = Callable[..., str]
-_Tree = tuple[str, "list[_Tree]"]
-
-
-def topology_tree(plan: LaunchPlan, *, colour: bool = False) -> str:
-    """Return hosts > NUMA nodes > instances > replicas > IPUs, with CPUs and threads.
-
-    Args:
-        plan: what to draw.
-        colour: whether to style it for a terminal.
+    Hosts of a large job that look as the one before them are a line.
     """
-    paint = click.style if colour else _plain
-    lines: list[str] = []
-    for index, host in enumerate(plan.topology.hosts):
-        mine = [p for p in plan.instances if p.instance.host_index == index]
-        branches = [
-            (_nodes_line(nodes, plan.machines[index], paint), [_instance(p, paint) for p in group])
-            for nodes, group in groupby(mine, key=lambda p: p.placement.numa_nodes)
-        ]
-        lines.append(paint(host.name, bold=True))
-        lines += _draw(branches)
-    return "\n".join(lines)
-
-
-def _plain(text: str, **_: object) -> str:
-    return text
-
-
-def _draw(branches: Sequence[_Tree], indent: str = "") -> Iterable[str]:
-    for number, (line, children) in enumerate(branches):
-        is_last = number == len(branches) - 1
-        yield f"{indent}{'└─' if is_last else '├─'} {line}"
-        yield from _draw(children, indent + ("   " if is_last else "│  "))
-
-
-def _nodes_line(nodes: tuple[int, ...], machine: Machine | None, paint: _Paint) -> str:
-    """Describe the NUMA nodes that a group of instances runs on."""
-    if not nodes:
-        return paint("any CPU", fg="yellow")
-    name = f"NUMA node {nodes[0]}" if len(nodes) == 1 else f"NUMA nodes {format_cpu_list(nodes)}"
-    own = [n for n in machine.numa_nodes if n.index in nodes] if machine is not None else []
-    cpus = sorted(cpu for node in own for cpu in node.cpus)
-    memory = sum(node.memory_bytes for node in own)
-    details = [_cpus(cpus)] if cpus else []
-    details += [f"{memory / 2**30:.1f} GiB"] if memory else []
-    return paint(name, fg="yellow") + (f": {', '.join(details)}" if details else "")
-
-
-def _instance(p: InstancePlan, paint: _Paint) -> _Tree:
-    details = [_cpus(p.placement.cpus)] if p.placement.cpus else ["any CPU"]
-    if p.placement.threads:
-        details.append(f"{p.placement.threads} thread{'s' if p.placement.threads > 1 else ''}")
-    details.append(f"ILD {p.instance.ild}")
-    line = paint(f"instance {p.instance.index}", fg="green") + f": {', '.join(details)}"
-    replicas, width = p.instance.replicas, len(p.instance.ipus) // len(p.instance.replicas)
-    if len(replicas) > _MAX_REPLICA_LINES:
-        return line, [(f"{_span('replica', replicas)}: {_span('IPU', p.instance.ipus)}", [])]
-    return line, [
-        (
-            paint(f"replica {r}", fg="cyan")
-            + f": {_span('IPU', range(r * width, (r + 1) * width))}",
-            [],
-        )
-        for r in replicas
-    ]
-
-
-def _cpus(cpus: Sequence[int]) -> str:
-    return f"CPU{'s' if len(cpus) > 1 else ''} {format_cpu_list(cpus)}"
-
-
-def _span(noun: str, numbers: range) -> str:
-    """Return ``IPU 3`` or ``IPUs 3-5``."""
-    first, last = numbers.start, numbers.stop - 1
-    return f"{noun} {first}" if first == last else f"{noun}s {first}-{last}"
-
-
-def core_pictures(plan: LaunchPlan) -> str:
-    """Return a picture of every host: a cell for each core, with the instance that runs there."""
     pictures = []
-    for index, (host, machine) in enumerate(zip(plan.topology.hosts, plan.machines, strict=True)):
-        placements = [p.placement for p in plan.instances if p.instance.host_index == index]
-        body = placement_picture(machine, placements) if machine is not None else "unknown machine"
-        pictures.append(f"{host.name}:\n{body}")
+    for run in runs_of_equal_hosts(plan):
+        machine, mine = plan.machines[run[0]], instances_of(plan, run[0])
+        body = "unknown machine"
+        if machine is not None:
+            # The instances of a host follow one another.
+            first = mine[0].instance.index if mine else 0
+            placements = [p.placement for p in mine]
+            body = placement_picture(machine, placements, first=first, look=look)
+        name = plan.topology.hosts[run[0]].name
+        pictures.append(f"{look.paint(f'{name}:', 'host')}\n{body}")
+        pictures += [draw_tree(others(plan, run), look)] if len(run) > 1 else []
     return "\n".join(pictures)
 
 

@@ -23,7 +23,14 @@ HEAVY = {"torch", "numpy", "mpi4py", "torchvision", "asyncio", "rich"}
 
 @pytest.mark.parametrize(
     "module",
-    ["cli", "launcher", "supervision.supervisor", "planning.launch_plan", "views.topology_text"],
+    [
+        "cli",
+        "devices.commands",
+        "launcher",
+        "supervision.supervisor",
+        "planning.launch_plan",
+        "views.topology_text",
+    ],
 )
 def test_launcher_imports_nothing_heavy(module):
     assert not imports_of(f"import poprun_py.{module}") & HEAVY
@@ -39,4 +46,6 @@ def test_planning_and_running_import_nothing_heavy():
 
 
 def test_library_imports_nothing_heavy():
-    assert not imports_of("import popdist_py") & {"torch", "numpy", "mpi4py", "poprun_py"}
+    heavy = {"torch", "numpy", "mpi4py", "poprun_py"}
+    assert not imports_of("import popdist_py") & heavy
+    assert not imports_of("from popdist_py import horovod, popart") & heavy

@@ -14,8 +14,11 @@ from support import imports
 from support.imports import circles, module_imports, modules, room_imports
 
 MOST_MODULES = 16
-# Packages that are more than a room: what programs import from, and a folder of one hook.
-FACES = ("popdist_py.poptorch", "popdist_py.collectives", "poprun_py.instance.python_hook")
+# Packages that are more than a room: what programs import from, and the folders of hooks.
+FACES = (
+    *("popdist_py.poptorch", "popdist_py.collectives"),
+    *("poprun_py.instance.python_hook", "popdist_py.start_hook"),
+)
 PACKAGES = [name for name, file in modules().items() if file.name == "__init__.py"]
 
 

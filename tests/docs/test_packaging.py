@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 
 import pytest
@@ -45,3 +46,14 @@ def test_the_wheel_holds_both_packages_and_their_types():
     assert {"poprun_py", "popdist_py", "popdist_py.poptorch", "popdist_py.collectives"} <= found
     for package in ("poprun_py", "popdist_py"):
         assert (ROOT / package / "py.typed").exists()
+
+
+def test_every_command_has_a_function():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["options.entry_points"]["console_scripts"].split("\n")
+    commands = dict(line.split(" = ") for line in lines if line)
+    assert {"poprun-py", "poprun", "gc-info", "gc-monitor"} <= commands.keys()
+    for target in commands.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))

@@ -197,7 +197,12 @@ class LabHost:
 
     def kill(self) -> None:
         """Switch the host off: all its processes die at once."""
+        if not self.is_alive:
+            return
         self.is_alive = False
+        # A host without power sends nothing. This kernel would: while the processes end one by one,
+        # their connections close and their ports refuse.
+        self.link("down")
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.init_pid, signal.SIGKILL)
         self.holder.wait(10)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import ROOT, wait_until
+from support.typist import LAUNCHER, Typist
 from system import parity_program
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
@@ -61,6 +62,28 @@ def test_a_job_on_one_other_host(lab, hello):
     assert [line.split()[1] for line in lines(done.stdout)] == ["node1", "node1"]
 
 
+def test_settings_of_our_libraries_reach_every_host(lab, tmp_path):
+    program = tmp_path / "settings.py"
+    program.write_text(
+        "import os, socket\n"
+        "names = ('POPDIST_DETERMINISTIC', 'POPTORCH_LOG_LEVEL', 'POPLAR_X', 'NODE_RANK',\n"
+        "         'GROUP_WORLD_SIZE', 'OTHER')\n"
+        "print(socket.gethostname(), *(os.environ.get(name) for name in names))\n"
+    )
+    settings = {
+        "POPDIST_DETERMINISTIC": "1",
+        "POPTORCH_LOG_LEVEL": "ERR",
+        "POPLAR_X": "a b",
+        "OTHER": "here",
+        "POPRUN_NUM_INSTANCES": "2",
+    }
+    done = lab[0].poprun(
+        "--host", "node[0-1]", "--env", "POPTORCH_LOG_LEVEL=OFF", program, env=settings
+    )
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["node0 1 OFF a b 0 2 here", "node1 1 OFF a b 1 2 None"]
+
+
 @pytest.fixture
 def confused_mpirun(tmp_path):
     """An mpirun that takes node0 for node1 and node1 for node0."""
@@ -83,7 +106,7 @@ def test_instances_on_other_hosts_than_planned_do_not_start(lab, hello, tmp_path
     base = ("--host", lab.names(), "--num-instances", "2", "--num-replicas", "2",
             "--mpi", confused_mpirun)  # fmt: skip
     plan = tmp_path / "plan.json"
-    for words in ((*base, "--export-plan", plan, hello), ("--from-plan", plan)):
+    for words in ((*base, "--export-plan", plan, "--run", hello), ("--from-plan", plan)):
         done = lab[0].poprun(*words)
         assert done.returncode == 3, done.stdout + done.stderr
         assert done.stderr.startswith(
@@ -312,3 +335,46 @@ def test_the_short_check_costs_little(make_lab, hello):
         assert lab[0].poprun(*base, option, "true").returncode == 0
         seconds[option] = min(seconds.get(option, 99.0), time.monotonic() - begun)
     assert seconds["-v"] - seconds["--no-check"] < 2.0, seconds
+
+
+def test_programs_of_the_sdk_find_its_names_on_every_host(lab, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import importlib.util, os, socket, popdist\n"
+        "names = ('poptorch', 'horovod', 'popart')\n"
+        "found = [importlib.util.find_spec(name) is not None for name in names]\n"
+        "print(popdist.getInstanceIndex(), socket.gethostname(), all(found))\n"
+    )
+    words = ("--host", "node[0-1]", "--num-instances", "2", "--num-replicas", "2")
+    done = lab[0].poprun(*words, program)
+    assert done.returncode == 0, done.stderr
+    assert lines(done.stdout) == ["0 node0 True", "1 node1 True"]
+    done = lab[0].poprun(*words, "--sdk-names", "no", program)
+    assert done.returncode == 1
+    assert "No module named 'popdist'" in done.stderr
+
+
+def test_the_keyboard_reaches_another_host(lab, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import socket, popdist_py\n"
+        "popdist_py.init()\n"
+        "me = popdist_py.getInstanceIndex()\n"
+        "popdist_py.breakpoint(1)\n"
+        "if me == 0: print('hello', input('name? '))\n"
+        "popdist_py.barrier()\n"
+    )
+    words = ("--host", "node0,node1", "--num-instances", "2", "--num-replicas", "2",
+             "--hang-timeout", "5", "--env", f"PYTHONPATH={ROOT}", program)  # fmt: skip
+    # A terminal for this host only: its programs see the processes of no other.
+    with Typist(lab[0].enter(*LAUNCHER, *words)) as user:
+        user.expect(r"instance 1 is in the debugger")
+        user.expect(r"\[1,1\]<stdout>:\(Pdb\) ")
+        user.type("p socket.gethostname()\r")
+        user.expect(r"'node1'\r\n.*\(Pdb\) ")
+        user.type("c\r")
+        user.expect(r"name\? ")
+        user.type("Anna\r")
+        user.expect("hello Anna")
+        assert user.ended() == 0
+        assert user.modes() == user.first_modes

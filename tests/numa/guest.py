@@ -114,7 +114,7 @@ def run(case: Case) -> dict[str, object]:
         command = [
             *(forbid if case.forbid else []),
             *(sys.executable, "-m", "poprun_py", f"--num-replicas={len(case.expected) or 2}", "-v"),
-            *(*case.options, "--export-plan", str(plan)),
+            *(*case.options, "--export-plan", str(plan), "--run"),
             *(sys.executable, str(HERE / "probe.py"), str(seen)),
         ]
         done = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import popdist_py as popdist
@@ -39,6 +40,13 @@ LAUNCHED = {
     "getDeviceId": 26,
     "isBackendInitialized": False,
 }
+
+
+@pytest.fixture(autouse=True)
+def not_yet_initialised():
+    """A test that ran before in this process may have used a collective."""
+    if popdist.isBackendInitialized():
+        popdist.finalizeBackend()
 
 
 @pytest.fixture
@@ -82,7 +90,30 @@ def test_a_lone_program_may_make_the_raw_steps_in_order():
     assert not popdist.isBackendInitialized()
 
 
-@pytest.mark.parametrize("arguments", [(0, print), ({1}, "print")])
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "2 processes without poprun"),
+        ({"PMI_SIZE": "3", "PMI_RANK": "0"}, "Start the program with poprun-py -n 3"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, ""),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, ""),
+        ({}, ""),
+    ],
+    ids=["Open MPI", "MPICH", "second process", "one process", "no MPI"],
+)
+def test_processes_that_do_not_know_of_each_other_are_told(variables, says, monkeypatch, caplog):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    popdist.finalizeBackend()
+    popdist.init()
+    try:
+        assert bool(caplog.text) == bool(says)
+        assert says in caplog.text
+    finally:
+        popdist.finalizeBackend()
+
+
+@pytest.mark.parametrize("arguments", [(0, print), (np.int64(0), print), ({1}, "print")])
 def test_instances_and_what_they_run_are_checked_everywhere(arguments):
     with pytest.raises(TypeError, match="expected the indices of instances"):
         popdist.execute_on_instances(*arguments)

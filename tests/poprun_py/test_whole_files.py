@@ -13,6 +13,7 @@ def test_a_file_is_replaced_and_its_folder_made(tmp_path):
         write_whole(path, text)
         assert path.read_text(encoding="utf-8") == text
         assert list(path.parent.iterdir()) == [path]
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):

@@ -47,10 +47,10 @@ class Measured:
 
     code: int | None  # None if the launcher did not return
     seconds: float
-    survivors: int
+    survivors: tuple[str, ...]  # their command lines
     stdout: str
     stderr: str
-    report: dict
+    report: dict  # of the last attempt
 
 
 def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> Measured:
@@ -62,7 +62,7 @@ def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> 
         "--output-dir", str(folder), *(["--mpi", mpi] if mpi else []), *fault.options,
         *fault.program,
     ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "POPRUN_TEST_MARK": mark, **fault.env}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK_OF_POPRUN": mark, **fault.env}
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
@@ -84,22 +84,32 @@ def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> 
         process.kill()
         process.wait()
     gone = signal.SIGKILL in fault.send or "launcher" in fault.env.get("FAIL_AT", "")
-    left = survivors(f"POPRUN_TEST_MARK={mark}")
+    left = survivors(f"TEST_MARK_OF_POPRUN={mark}")
     deadline = time.monotonic() + (STALE_SECONDS if gone else 0)
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = survivors(f"POPRUN_TEST_MARK={mark}")
+        left = survivors(f"TEST_MARK_OF_POPRUN={mark}")
+    lines = tuple(map(command_line, left))
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    path = folder / "report.json"
+    path = folder / "latest" / "report.json"
     return Measured(
         code=None if never else process.returncode,
         seconds=seconds,
-        survivors=len(left),
+        survivors=lines,
         stdout=stdout.decode(),
         stderr=stderr.decode(),
-        report=json.loads(path.read_text()) if path.exists() else {},
+        report=json.loads(path.read_text())["attempts"][-1] if path.exists() else {},
     )
+
+
+def command_line(pid: int) -> str:
+    """Return what a process was started with, and where it waits in the kernel."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return f"{words}({Path(f'/proc/{pid}/wchan').read_text()})"
+    except OSError:
+        return f"process {pid}, which ended then"
 
 
 def is_delivered(pid: int, number: int) -> bool:
@@ -117,10 +127,8 @@ def wait_for_programs(folder: Path, process: subprocess.Popen, limit: float) -> 
     """Wait until both programs have said that they are ready, or the job has ended."""
     deadline = time.monotonic() + limit
     while process.poll() is None and time.monotonic() < deadline:
-        files = list(folder.glob("instance-*.stdout"))
+        files = list(folder.glob("latest/attempt-1/instance-*.stdout"))
         if len(files) == 2 and all(b"ready" in file.read_bytes() for file in files):
-            return
-        if (folder / "report.json").exists():
             return
         time.sleep(0.01)
 
@@ -146,7 +154,7 @@ def problems(fault: Fault, seen: Measured, slack: float = 1.0) -> list[str]:
     if seen.code != fault.code:
         found.append(f"exit code {seen.code}")
     if seen.survivors:
-        found.append(f"{seen.survivors} processes left")
+        found.append(f"{len(seen.survivors)} processes left: {'; '.join(seen.survivors)}")
     if seen.seconds > slack * fault.seconds:
         found.append(f"took {seen.seconds:.1f} s")
     blamed = re.search(r"poprun-py: instance (\d+) .*(?:failed first|hangs)", seen.stderr)

@@ -14,6 +14,8 @@ __all__ = ["PACKAGES", "ROOT", "circles", "module_imports", "modules", "room_imp
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("poprun_py", "popdist_py")
+# No room but a folder of other packages: their only imports are the objects that they pass on.
+_SDK_NAMES = "sdk_names"
 
 
 @cache
@@ -23,6 +25,8 @@ def modules() -> dict[str, Path]:
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             parts = file.relative_to(ROOT).with_suffix("").parts
+            if parts[1] == _SDK_NAMES:
+                continue
             found[".".join(parts).removesuffix(".__init__")] = file
     return found
 

@@ -50,7 +50,6 @@ def main(folder, pause=0.0):
     options = poptorch.DistributedOptions()
     options.randomSeed(11)
     options.showCompilationProgressBar(False)
-    options.broadcastBuffers(False)
     if not popdist_py.isPopdistEnvSet():
         options.replicationFactor(4)
     generator_state = torch.get_rng_state()

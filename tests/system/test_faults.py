@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from support.faults import FAULTS, Fault, fail_at, measure, measure_calmly
 
@@ -19,11 +21,11 @@ def test_report_tells_what_happened(tmp_path):
     report = measure(fault, tmp_path / "out").report
     first = report["first_failure"]
     assert report["exit_code"] == 1
-    assert (first["index"], first["exit_code"], first["step"]) == (1, 1, 4)
+    assert (first["index"], first["exit_code"], first["training_step"]) == (1, 1, 4)
     assert first["name"] == "instance 1 (replica 1)"
     assert first["pid"] > 1
     assert first["host"]
-    assert first["ended_at"].count(":") == 2
+    assert datetime.fromisoformat(first["ended_at"]).tzinfo
     assert first["traceback"].startswith("Traceback (most recent call last):")
     assert first["traceback"].endswith("ValueError: the loss is not a number")
     assert first["stderr"][-1] == "ValueError: the loss is not a number"
@@ -56,3 +58,27 @@ def test_all_instances_stop_at_the_same_step(tmp_path):
     stops = {line.partition(">:")[2] for line in seen.stdout.splitlines() if "stopped" in line}
     assert seen.code == 75
     assert len(stops) == 1, seen.stdout
+
+
+COMPILES = """
+import time
+from popdist_py import heartbeat
+from popdist_py.environment import COMPILING, INFERENCE
+for _ in range(5):
+    heartbeat.step()
+    time.sleep(0.1)
+heartbeat.enter(COMPILING)
+time.sleep(3)
+heartbeat.enter(INFERENCE)
+{}
+heartbeat.call()
+"""
+
+
+def test_compiling_between_steps_is_no_hang_and_a_silent_call_is_one(poprun, script):
+    done = poprun("--hang-timeout", "1", script(COMPILES.format("")))
+    assert done.returncode == 0, done.stderr
+    done = poprun("--hang-timeout", "1", script(COMPILES.format("time.sleep(60)")))
+    assert done.returncode == 124
+    assert "hangs: no step for " in done.stderr
+    assert ", in inference call 1 after training step 5\n" in done.stderr

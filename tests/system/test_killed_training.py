@@ -45,7 +45,7 @@ def kill_at_random(poprun, folder, dice, out):
     """Start the training, and kill an instance or the launcher at a random moment."""
     pause = "0.02"
     job = poprun(*TWO, "--output-dir", out, TRAINING, folder, pause, start=True)
-    output = out / "instance-0.stdout"
+    output = out / "latest" / "attempt-1" / "instance-0.stdout"
     wait_until(
         lambda: job.poll() is not None or (output.exists() and "resumed" in output.read_text()), 40
     )

@@ -34,6 +34,12 @@ def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
     assert match, lines[-1]
     assert float(match[1]) >= 95
     assert re.search(r"\[1,0\]<stderr>:epoch 10/10: 100%.*accuracy=.*loss=", done.stderr)
+    # In a pipe, one tag a line, and units that mean something.
+    bars = [line for line in done.stderr.splitlines() if "%|" in line]
+    assert all(line.count("[1,0]<stderr>:") == 1 for line in bars)
+    assert re.search(r"\| 450/450 steps \[[0-9:<]+, [1-9]\d+ samples/s, accuracy=", bars[-2])
+    assert not re.search(r"it/s|%/s", done.stderr)
+    assert "\r" not in done.stderr
     assert "[1,1]<stderr>:epoch" not in done.stderr
     assert time.monotonic() - began < 90
 

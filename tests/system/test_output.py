@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, wait_until
 
-from poprun_py.errors import UsageError
-from poprun_py.output.run_folder import RunFolder
+from poprun_py.output.instance_files import InstanceFiles
 
 pytestmark = pytest.mark.mpi
 
 FOUR = ("--num-instances", "4", "--num-replicas", "4", "--oversubscribe")
 TWO = ("--num-instances", "2", "--num-replicas", "2")
+FIRST = Path("latest", "attempt-1")
 LINES = 50_000
 WRITER = f"""
 import os, sys
@@ -42,7 +42,7 @@ def test_every_line_of_four_fast_instances_arrives_in_order(poprun, script, tmp_
         got[int(tag[3])].append(text)
     assert got == wanted
     for index in range(4):
-        path = tmp_path / "out" / f"instance-{index}.stdout"
+        path = tmp_path / "out" / FIRST / f"instance-{index}.stdout"
         assert path.read_text().splitlines() == wanted[index]
     assert time.monotonic() - began < 20
 
@@ -102,7 +102,7 @@ def test_a_job_goes_on_without_its_reader(poprun, script, tmp_path):
     process.stdout.close()
     assert process.wait(40) == 0
     assert (tmp_path / "done").exists()
-    assert len((tmp_path / "out" / "instance-0.stdout").read_text().splitlines()) == 20_000
+    assert len((tmp_path / "out" / FIRST / "instance-0.stdout").read_text().splitlines()) == 20_000
 
 
 def test_megabyte_lines_stay_whole(poprun, script):
@@ -138,21 +138,23 @@ def test_hidden_instances_are_in_the_files(poprun, script, tmp_path):
     program = script("import os\nprint('from', os.environ['RANK'])\n")
     done = poprun(*TWO, "--only-output-from-instance", "1", "--output-dir", "out", program)
     assert done.stdout == "[1,1]<stdout>:from 1\n"
-    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "from 0\n"
-    assert (tmp_path / "out" / "instance-0.stderr").read_text() == ""
+    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "from 0\n"
+    assert (tmp_path / "out" / FIRST / "instance-0.stderr").read_text() == ""
 
 
 def test_open_mpis_output_filename_is_taken_for_output_dir(poprun, script, tmp_path):
     words = "--mpi-global-args= --tag-output --output-filename logs"
     done = poprun(words, script("print('kept')"))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "logs" / "instance-0.stdout").read_text() == "kept\n"
+    assert (tmp_path / "logs" / FIRST / "instance-0.stdout").read_text() == "kept\n"
 
 
-def test_folder_of_an_earlier_run_is_emptied(poprun, script, tmp_path):
+def test_an_earlier_run_is_kept(poprun, script, tmp_path):
     for text in ("first", "second"):
         poprun("--output-dir", "out", script(f"print({text!r})"))
-    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "second\n"
+    kept = (tmp_path / "out").glob("2*/attempt-1/instance-0.stdout")
+    assert sorted(path.read_text() for path in kept) == ["first\n", "second\n"]
+    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "second\n"
 
 
 def test_folder_that_cannot_be_made_is_a_usage_error(poprun, script, tmp_path):
@@ -180,6 +182,65 @@ def test_progress_bar_is_one_line_on_a_terminal(script):
     assert b"20/20" in output
 
 
+def test_progress_bar_in_a_pipe_is_its_first_and_last_state(poprun, script, tmp_path):
+    program = script(
+        "import time\n"
+        "from tqdm import tqdm\n"
+        "for _ in tqdm(range(20), mininterval=0): time.sleep(0.02)\n"
+    )
+    done = poprun(*TWO, "--output-dir", "out", program)
+    for index in range(2):
+        tag = f"[1,{index}]<stderr>:"
+        states = [line for line in done.stderr.splitlines() if line.startswith(tag)]
+        assert len(states) == 2, done.stderr
+        assert "| 0/20 [" in states[0]
+        assert "| 20/20 [" in states[1]
+        kept = (tmp_path / "out" / FIRST / f"instance-{index}.stderr").read_bytes()
+        assert kept.count(b"\r") >= 20
+    assert "\r" not in done.stderr
+
+
+SAME = """
+import glob, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each gets to its own traceback
+print("here is", os.environ["RANK"], file=sys.stderr)
+open("ready" + os.environ["RANK"], "w").close()
+while len(glob.glob("ready*")) < 4: time.sleep(0.01)
+def load(rank):
+    more = sys.argv[1][:int(rank)]
+    raise ValueError(f"rank {rank} of process {os.getpid()}: no such data" + more)
+load(os.environ["RANK"])
+"""
+
+
+def test_the_same_traceback_of_four_instances_is_shown_once(poprun, script, tmp_path):
+    done = poprun(*FOUR, "--output-dir", "out", script(SAME), "")
+    assert done.stderr.count("Traceback") == 1, done.stderr
+    assert done.stderr.count("no such data") == 2  # the line of the source, and the exception
+    lines = done.stderr.splitlines()
+    assert sum(line.split(":", 1)[1].startswith("here is") for line in lines) == 4
+    repeated = [line for line in lines if "the same traceback as instance" in line]
+    assert re.fullmatch(r"\[1,[0-9,-]+\]<stderr>:the same traceback as instance \d", repeated[-1])
+    assert len(repeated) == 1
+    said = [line for line in lines if "failed with the same traceback, exit code 1" in line]
+    assert len(said) == 1, done.stderr
+    for index in range(4):
+        kept = (tmp_path / "out" / FIRST / f"instance-{index}.stderr").read_text()
+        assert kept.startswith(f"here is {index}\nTraceback")
+        assert "no such data" in kept
+
+
+def test_tracebacks_that_differ_are_all_shown(poprun, script):
+    done = poprun(*FOUR, script(SAME), "xyz")
+    assert done.stderr.count(">:Traceback (most") == 4, done.stderr
+    assert "the same traceback" not in done.stderr
+
+
+def test_plain_output_keeps_every_traceback(poprun, script):
+    done = poprun(*FOUR, "--output", "plain", script(SAME), "")
+    assert done.stderr.count("Traceback (most") >= 4, done.stderr
+
+
 def on_terminal(program, variables):
     """Run a job whose stdout and stderr are a terminal, and return what appears there."""
     ours, theirs = pty.openpty()
@@ -205,25 +266,8 @@ def on_terminal(program, variables):
     return output
 
 
-def test_folder_that_cannot_be_used_is_refused_before_the_job(tmp_path, monkeypatch):
-    (tmp_path / "report.json").mkdir()
-    with pytest.raises(UsageError, match=r"report\.json: Is a directory"):
-        RunFolder(str(tmp_path), 1).clear()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(UsageError, match="files cannot be made in it"):
-        RunFolder(str(tmp_path), 1)
-
-
-def test_report_is_there_although_the_folder_was_removed(tmp_path):
-    folder = RunFolder(str(tmp_path / "out"), 1)
-    folder.path.rmdir()
-    folder.save_report("{}\n")
-    assert (tmp_path / "out" / "report.json").read_text() == "{}\n"
-    assert not folder.trouble
-
-
 def test_full_disk_is_told_and_ends_nothing(tmp_path):
-    folder = RunFolder(str(tmp_path), 1)
+    folder = InstanceFiles(str(tmp_path), 1)
     folder.open(0)
     folder.close()
     folder._files[0, "stdout"] = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
@@ -241,4 +285,4 @@ def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
         capture_output=True, text=True, check=False, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "instance-0.stdout").read_text() == "unheard\n"
+    assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "unheard\n"

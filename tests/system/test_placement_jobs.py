@@ -37,7 +37,7 @@ def seen(stdout: str) -> list[list]:
 def test_instances_run_on_disjoint_cpus_of_the_plan(poprun, script, tmp_path):
     done = poprun(
         "--num-instances", 2, "--num-replicas", 2, "--strict-binding",
-        "--export-plan", tmp_path / "plan.json", sys.executable, script(SHOW),
+        "--export-plan", tmp_path / "plan.json", "--run", sys.executable, script(SHOW),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     planned = json.loads((tmp_path / "plan.json").read_text())["instances"]

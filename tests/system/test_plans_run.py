@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -21,7 +22,9 @@ SHOW = ("sh", "-c", "echo $POPDIST_REPLICA_INDEX_OFFSET $GREETING")
 
 
 def test_printed_command_can_be_pasted_into_a_shell(poprun, tmp_path):
-    command = poprun(*JOB, "--dry-run", *SHOW).stdout.splitlines()[-1]
+    printed = poprun(*JOB, "--dry-run", *SHOW).stdout
+    command = printed[printed.index("/") :]
+    assert max(len(line.split(" -x ")) for line in command.splitlines()) <= 2
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -131,7 +134,7 @@ def test_only_output_from_instance(poprun):
 
 def test_verbose_log_names_command_and_binding(poprun):
     done = poprun("-v", *JOB, "true")
-    assert "POPRUN [I] running: " in done.stderr
+    assert re.search(r"POPRUN \[I\] running: \S+mpirun \\\n  --bind-to none \\\n", done.stderr)
     assert "instance 1 has PID" in done.stderr
 
 
@@ -198,6 +201,68 @@ def test_plan_on_standard_output_is_json_and_starts_nothing(poprun, tmp_path):
     refused = poprun("--from-plan", saved, "--num-instances", "4")
     assert refused.returncode == 2
     assert "--from-plan and --num-instances exclude one another" in refused.stderr
+
+
+def test_a_plan_is_only_written_unless_it_is_to_run_as_well(poprun, tmp_path):
+    saved, started = tmp_path / "plan.json", tmp_path / "started"
+    for name in (saved, "-"):
+        for words in ((*JOB, "touch", "started"), ("--from-plan", saved)):
+            done = poprun("--export-plan", name, *words)
+            assert (done.returncode, started.exists()) == (0, False), done.stderr
+            done = poprun("--export-plan", name, "--run", *words)
+            assert (done.returncode, started.exists()) == (0, True), done.stderr
+            started.unlink()
+            assert (done.stdout == "") == (name is saved)
+
+
+def test_a_saved_plan_runs_from_any_folder_in_the_one_where_it_was_made(poprun, script, tmp_path):
+    made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"
+    for folder in (made / "data", elsewhere):
+        folder.mkdir(parents=True)
+    (made / "data" / "words").write_text("found\n")
+    script("import os, sys; print(os.getcwd(), open(sys.argv[1]).read().strip())", "made/show.py")
+    saved = tmp_path / "plan.json"
+    for program in (("show.py",), ("python3", "show.py"), (sys.executable, "./show.py")):
+        words = ("--output-dir", "runs", *program, "data/words")
+        done = poprun("--export-plan", saved, *words, cwd=made)
+        assert done.returncode == 0, done.stderr
+        plan = json.loads(saved.read_text())
+        assert plan["folder"] == str(made)
+        assert plan["program"][0].startswith("/")
+        assert plan["program"][-1] == "data/words"
+        assert plan["command"][-len(plan["program"]) :] == plan["program"]
+        done = poprun("--from-plan", saved, cwd=elsewhere)
+        assert done.stdout == f"[1,0]<stdout>:{made} found\n", done.stderr
+    assert json.loads(saved.read_text())["program"][1] == str(made / "show.py")
+    assert (made / "runs").is_dir()
+    assert list(elsewhere.iterdir()) == []
+    made.rename(tmp_path / "moved")
+    done = poprun("--from-plan", saved, cwd=elsewhere)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"poprun-py: error: the plan runs in the folder {made} where it")
+    assert "No such file or directory; make the folder, or make a new plan" in done.stderr
+
+
+def test_a_plan_from_python_runs_where_it_was_made(capfd, tmp_path, monkeypatch):
+    made, elsewhere = tmp_path / "made", tmp_path / "elsewhere"
+    for folder in (made, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(made)
+    planned = plan(LaunchConfig(output="plain", program=("pwd",)))
+    assert planned.folder == str(made)
+    monkeypatch.chdir(elsewhere)
+    assert launch(planned).exit_code == 0
+    assert capfd.readouterr().out == f"{made}\n"
+    assert os.getcwd() == str(elsewhere)  # noqa: PTH109
+
+
+def test_a_plan_of_before_folders_were_kept_runs_where_it_is_launched(tmp_path, monkeypatch):
+    data = plan_to_json(plan(LaunchConfig(program=("touch", "started"))))
+    data = {**data, "version": 1}
+    del data["folder"]
+    monkeypatch.chdir(tmp_path)
+    assert launch(plan_from_json(data, os.environ)).exit_code == 0
+    assert (tmp_path / "started").exists()
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "--dry-run true", "--export-plan - true"])

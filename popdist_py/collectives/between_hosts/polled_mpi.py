@@ -5,7 +5,6 @@ Importing this module initialises MPI. Nothing here opens sockets or shares memo
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,9 @@ from mpi4py import MPI
 
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpAllReduce, TcpMesh
+from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.rounds import Round
+from popdist_py.collectives.signature import Signature
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.within_host.host_barrier import launcher_grace_seconds
 from popdist_py.errors import InstanceLostError
@@ -26,6 +28,8 @@ _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
 # Seconds of one wait for TCP; the time-out is checked after each.
 _POLL_SECONDS = 0.1
+# MPI counts the bytes of one message in 31 bits, those of all instances together.
+_MAX_BYTES = 2**30
 # Tag of the messages that say "this instance waits in call number n".
 _ANNOUNCEMENT_TAG = 7
 
@@ -65,10 +69,51 @@ class MpiGroup:
         """Reduce ``array`` in place."""
         self.wait(self.start_all_reduce(array, op), call)
 
-    def broadcast(self, array: Array, root: int, call: object) -> None:
-        """Overwrite ``array`` with that of rank ``root``."""
+    def start_round(self, one: Round, call: object) -> Any:
+        """Exchange what a round says; ``wait`` completes it. Here it is done at once."""
+        own = one.outgoing[self.rank].nbytes
+        received = np.empty((self.size, own), np.uint8)
         self._start_call()
-        self.wait(self._comm.Ibcast(array, root=root), call)
+        sent = [array.view(np.uint8) for array in one.outgoing]
+        self.wait(
+            self._comm.Ialltoallv(
+                [np.concatenate(sent), [array.nbytes for array in sent], MPI.BYTE],
+                [received, [own] * self.size, MPI.BYTE],
+            ),
+            call,
+        )
+        one.combine([row.view(one.outgoing[self.rank].dtype) for row in received])
+        if one.results:
+            sizes = [array.nbytes for array in one.results]
+            gathered = np.empty(sum(sizes), np.uint8)
+            self._start_call()
+            result = one.results[self.rank].view(np.uint8)
+            self.wait(self._comm.Iallgatherv(result, [gathered, sizes, MPI.BYTE]), call)
+            for array, end in zip(one.results, np.cumsum(sizes), strict=True):
+                array.view(np.uint8)[:] = gathered[end - array.nbytes : end]
+        return MPI.REQUEST_NULL
+
+    def broadcast(self, array: Array, root: int, call: object) -> None:
+        """Overwrite ``array``, flat, with that of rank ``root``."""
+        step = _MAX_BYTES // array.itemsize
+        for start in range(0, max(1, array.size), step):
+            self._start_call()
+            self.wait(self._comm.Ibcast(array[start : start + step], root=root), call)
+
+    def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
+        """Return the bytes ``data`` of rank ``root``; what the others pass does not matter."""
+        size = np.array([data.size])
+        self.broadcast(size, root, call)
+        received = data.copy() if self.rank == root else np.empty(size[0], np.uint8)
+        self.broadcast(received, root, call)
+        return received
+
+    def gather(self, array: Array, root: int, call: object) -> Array | None:
+        """Return the equally large ``array`` of every rank, stacked; None but at ``root``."""
+        rows = self.gather_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8), call, root)
+        if rows is None:
+            return None
+        return np.stack([row.view(array.dtype).reshape(array.shape) for row in rows])
 
     def all_gather(self, array: Array, call: object) -> Array:
         """Return the equally large ``array`` of every rank, stacked."""
@@ -78,18 +123,36 @@ class MpiGroup:
         self.wait(self._comm.Iallgather(own, gathered.view(np.uint8)), call)
         return gathered
 
-    def all_gather_object(self, value: object, call: object) -> list[Any]:
-        """Return the picklable ``value`` of every rank."""
-        data = np.frombuffer(pickle.dumps(value), np.uint8)
+    def gather_bytes(
+        self, data: Array, call: object, root: int | None = None
+    ) -> list[Array] | None:
+        """Return the bytes ``data`` of every rank, which may differ in length.
+
+        With a ``root``, only this rank gets them; the others get None.
+        """
         sizes = self.all_gather(np.array([data.size]), call)[:, 0].tolist()
-        self._start_call()
-        gathered = np.empty(sum(sizes), np.uint8)
-        self.wait(self._comm.Iallgatherv(data, [gathered, sizes, MPI.BYTE]), call)
-        ends = np.cumsum(sizes)
-        return [
-            pickle.loads(gathered[end - size : end].tobytes())
-            for size, end in zip(sizes, ends, strict=True)
-        ]
+        receives = root is None or root == self.rank
+        rows = [np.empty(size, np.uint8) for size in sizes] if receives else None
+        step = _MAX_BYTES // self.size
+        for start in range(0, max(1, *sizes), step):
+            counts = [min(max(size - start, 0), step) for size in sizes]
+            pieces = np.empty(sum(counts), np.uint8)
+            own = data[start : start + step]
+            self._start_call()
+            if root is None:
+                request = self._comm.Iallgatherv(own, [pieces, counts, MPI.BYTE])
+            else:
+                into = [pieces, counts, MPI.BYTE] if receives else None
+                request = self._comm.Igatherv(own, into, root)
+            self.wait(request, call)
+            for row, end, count in zip(rows or (), np.cumsum(counts), counts, strict=False):
+                row[start : start + count] = pieces[end - count : end]
+        return rows
+
+    def descriptions(self, signature: Signature) -> list[str]:
+        """Return the description of every rank's call, after all have seen that calls differ."""
+        rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
+        return [row.tobytes().decode() for row in rows or ()]
 
     def all_gather_nodes(
         self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
@@ -117,17 +180,6 @@ class MpiGroup:
         self.all_reduce(extremes, "max", call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
 
-    def broadcast_object(self, value: object, root: int, call: object) -> Any:
-        """Return the picklable ``value`` of rank ``root``."""
-        data = pickle.dumps(value) if self.rank == root else b""
-        size = np.array([len(data)])
-        self.broadcast(size, root, call)
-        buffer = np.empty(size[0], np.uint8)
-        if self.rank == root:
-            buffer[:] = np.frombuffer(data, np.uint8)
-        self.broadcast(buffer, root, call)
-        return pickle.loads(buffer.tobytes())
-
     def close(self) -> None:
         """Do nothing: mpi4py frees what belongs to MPI."""
 
@@ -145,11 +197,11 @@ class MpiGroup:
         for _ in range(_POLLS):
             if request.Test():
                 return
-        start = time.monotonic()
+        patience = Patience()
         pause = _SHORTEST_PAUSE
         announced = False
         while not request.Test():
-            waited = time.monotonic() - start
+            waited = patience.waited()
             if not announced and waited > self._timeout / 2:
                 self._announce()
                 announced = True
@@ -218,6 +270,14 @@ class TcpGroup(MpiGroup):
         except ConnectionLostError as error:
             return error
 
+    def start_round(self, one: Round, call: object) -> TcpAllReduce | ConnectionLostError:
+        """Start a round; ``wait`` completes it, and raises its errors."""
+        self._start_call()
+        try:
+            return self._mesh.start_round(one)
+        except ConnectionLostError as error:
+            return error
+
     def wait(self, request: Any, call: object) -> None:
         """Return once ``request`` is complete.
 
@@ -239,11 +299,11 @@ class TcpGroup(MpiGroup):
             raise self.lost_error from None
 
     def _wait_for_tcp(self, all_reduce: TcpAllReduce, call: object) -> None:
-        last_progress = time.monotonic()
+        patience = Patience()
         while not all_reduce.is_done:
             if self._mesh.progress(_POLL_SECONDS):
-                last_progress = time.monotonic()
-            elif time.monotonic() - last_progress > self._timeout:
+                patience = Patience()
+            elif patience.waited() > self._timeout:
                 # A rank that itself waits for a third one has sent its values, but no sum.
                 missing = all_reduce.missing_values or all_reduce.missing_sums
                 self.lost_error = self._error_naming(

@@ -15,18 +15,14 @@ import select
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.rounds import Round, exact_round
 
 __all__ = ["ConnectionLostError", "TcpAllReduce", "TcpMesh"]
-
-# Up to this size every rank sends its whole array to every other: the all-gather would cost more
-# time than the bytes that segments save.
-_MAX_UNSEGMENTED_BYTES = 32 * 1024
 
 
 class ConnectionLostError(Exception):
@@ -186,29 +182,32 @@ class TcpMesh:
         Raises:
             ConnectionLostError: another rank has closed its connection.
         """
-        if self.size == 2 or array.nbytes * (self.size - 2) <= _MAX_UNSEGMENTED_BYTES:
-            segments, sum_streams = [array] * self.size, []
-        else:
-            bounds = [array.size * rank // self.size for rank in range(self.size + 1)]
-            segments = [array[start:end] for start, end in pairwise(bounds)]
-            sum_streams = list(self._sum_streams.values())
-        own = segments[self.rank]
+        return self.start_round(exact_round(array, function, self.rank, self.size))
+
+    def start_round(self, one: Round) -> TcpAllReduce:
+        """Start to exchange what a round says.
+
+        Raises:
+            ConnectionLostError: another rank has closed its connection.
+        """
+        own, results = one.outgoing[self.rank], one.results
+        sum_streams = list(self._sum_streams.values()) if results else []
         values_by_rank = {rank: self._receive_buffer(own) for rank in self._value_streams}
         values_by_rank[self.rank] = own
 
         def combine(all_reduce: TcpAllReduce) -> None:
-            _reduce([values_by_rank[rank] for rank in range(self.size)], function, own)
+            one.combine([values_by_rank[rank] for rank in range(self.size)])
             self._free_buffers[own.nbytes] += [values_by_rank[rank] for rank in self._value_streams]
             for stream in sum_streams:
-                stream.send(own, all_reduce)
+                stream.send(results[self.rank], all_reduce)
 
         all_reduce = TcpAllReduce(combine, waits_for_sends=not sum_streams)
         for rank, stream in self._value_streams.items():
             stream.receive(values_by_rank[rank], all_reduce.missing_values)
         for stream in sum_streams:
-            stream.receive(segments[stream.rank], all_reduce.missing_sums)
+            stream.receive(results[stream.rank], all_reduce.missing_sums)
         for rank, stream in self._value_streams.items():
-            stream.send(segments[rank], all_reduce)
+            stream.send(one.outgoing[rank], all_reduce)
         self._running.append(all_reduce)
         self._advance()
         return all_reduce
@@ -255,14 +254,3 @@ def _close(reference: weakref.ref[TcpMesh]) -> None:
 
 def _bytes(array: Array) -> memoryview:
     return memoryview(array.view(np.uint8))  # type: ignore[arg-type]
-
-
-def _reduce(values: Sequence[Array], function: np.ufunc, out: Array) -> None:
-    """Reduce ``values``, one of which is ``out``, in order of rank into ``out``."""
-    # Only the first two may be overwritten by the running total: the others are read later.
-    total = out if out is values[0] or out is values[1] else values[0]
-    function(values[0], values[1], out=total)
-    for value in values[2:]:
-        function(total, value, out=total)
-    if total is not out:
-        np.copyto(out, total)

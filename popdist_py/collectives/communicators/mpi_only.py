@@ -7,13 +7,14 @@ starts, and never before. Nothing here shares memory or opens sockets.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
 from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup
+from popdist_py.collectives.object_calls import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
 from popdist_py.collectives.tree import Adder, combine, nodes_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MpiCommunicator"]
 
 
-class MpiCommunicator:
+class MpiCommunicator(ObjectCalls):
     """Instances that communicate through MPI; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
@@ -44,6 +45,7 @@ class MpiCommunicator:
         # It is not known which hosts the instances are on: several hosts is the safe assumption.
         self.spans_hosts = True
         self.host_memory = None
+        self.host_links = None
         self.instance_index: int = comm.Get_rank()
         self.num_instances: int = comm.Get_size()
 
@@ -80,9 +82,9 @@ class MpiCommunicator:
             all_sums = self._mpi.all_gather_nodes(own_sums, nodes, call)
             (leaves[0, part],) = combine(all_sums, num_replicas, add).values()
 
-    def broadcast(self, array: Array, root: int = 0) -> None:
+    def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
-        call = Signature("broadcast", f"root={root}", dtype_name(array.dtype), array.shape)
+        call = Signature("broadcast", f"root={root}", dtype_name(array.dtype), array.shape, name)
         self.agree(call)
         self._mpi.broadcast(array.reshape(-1).view(np.uint8), self.instances.index(root), call)
 
@@ -92,17 +94,22 @@ class MpiCommunicator:
         self.agree(call)
         return self._mpi.all_gather(array, call)
 
-    def all_gather_object(self, value: object) -> list[Any]:
-        """Return the value of every instance, in instance order."""
-        call = Signature("all_gather")
+    def gather(self, array: Array, root: int = 0, name: str = "") -> Array | None:
+        """Return the arrays of all instances, stacked; None but at instance ``root``."""
+        call = Signature("gather", f"root={root}", dtype_name(array.dtype), array.shape, name)
         self.agree(call)
-        return self._mpi.all_gather_object(value, call)
+        return self._mpi.gather(array, self.instances.index(root), call)
 
-    def broadcast_object(self, value: object, root: int = 0) -> Any:
-        """Return the value of instance ``root``."""
-        call = Signature("broadcast", f"root={root}")
-        self.agree(call)
-        return self._mpi.broadcast_object(value, self.instances.index(root), call)
+    def _gather_bytes(
+        self, data: Array, signature: Signature, root: int | None = None
+    ) -> list[Array] | None:
+        self.agree(signature)
+        rank = None if root is None else self.instances.index(root)
+        return self._mpi.gather_bytes(data, signature, rank)
+
+    def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
+        self.agree(signature)
+        return self._mpi.broadcast_bytes(data, self.instances.index(root), signature)
 
     def gradient_buffer(self, num_bytes: int) -> Array:
         """Return memory of this process: instances share none here."""
@@ -117,7 +124,7 @@ class MpiCommunicator:
         """Return once all instances make the call ``signature``."""
         self.background.drain()
         if not self._mpi.compare(signature.code, 0, signature)[0]:
-            raise mismatch(self._mpi.all_gather_object(str(signature), signature))
+            raise mismatch(self._mpi.descriptions(signature), self.instances)
 
     def close(self) -> None:
         """Wait for the background calls; MPI itself is finalised by mpi4py at exit."""

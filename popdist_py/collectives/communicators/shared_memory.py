@@ -9,7 +9,6 @@ Nothing here maps memory, polls, or reduces by itself.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,11 @@ from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
 from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup, TcpGroup
 from popdist_py.collectives.between_hosts.tcp_connect import connect
+from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
+from popdist_py.collectives.object_calls import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
-from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
+from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
 from popdist_py.collectives.within_host.shared_buffers import SharedBuffers
 from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import InstanceLostError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from popdist_py.collectives import ReduceOp
+    from popdist_py.collectives.rounds import Compression
     from popdist_py.environment import CollectiveSettings
 
 __all__ = ["SharedCommunicator"]
@@ -44,7 +46,7 @@ _TCP_WARNING = (
 )
 
 
-class SharedCommunicator:
+class SharedCommunicator(ObjectCalls):
     """All instances of the job; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
@@ -69,9 +71,11 @@ class SharedCommunicator:
     def _connect_hosts(self, world: MPI.Comm, settings: CollectiveSettings) -> None:
         """Connect the hosts: for each slice, its owners on all hosts form a group."""
         own_host = tuple(self._host.instances)
-        hosts = sorted(set(world.allgather(own_host)))
+        self.hosts: Sequence[Sequence[int]] = sorted(set(world.allgather(own_host)))
+        hosts = self.hosts
         self.spans_hosts = len(hosts) > 1
         self.host_memory = None if self.spans_hosts else self
+        self.host_links = self if self.spans_hosts else None
         self._slot_bytes = min(world.allgather(self._host.slot_bytes))
         self._world: MpiGroup | None = None
         self._slice_owners: MpiGroup | None = None
@@ -101,30 +105,49 @@ class SharedCommunicator:
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
         )
+        self._compressed = CompressedAllReduce(self._host, self._slice_owners, min(map(len, hosts)))
 
     # --- Collectives --------------------------------------------------------------------------
 
     def all_reduce(self, array: Array, op: ReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` in place."""
-        self.background.drain()
+        if self.background.last is not None:
+            self.background.drain()
         key = (op, array.dtype, array.shape, name)
         plan = self._plans.get(key) or self._plan_reduction(key, array, op, name)
         flat = array.reshape(-1)
-        if plan.is_one_shot:
-            host = self._host
-            turn = host.next_turn()
-            slots = plan.slots[turn]
-            np.copyto(slots[host.position], flat)
-            host.wait_for_same_call(plan, turn)
-            plan.reduction.reduce_chunk(slots, flat)  # type: ignore[union-attr]
+        if plan.one_shot is not None:
+            self._host.reduce_one_shot(plan, flat, flat)
             return
         shared = self._shared_buffers.find(flat)
+        if shared is None:
+            self._sliced.lend_first(plan, flat)
         location = shared.location if shared else 0
-        all_shared, addresses = self._agree(plan, location, flat.ctypes.data)
-        if all_shared and shared is not None:
+        agreement = self._agree(plan, location, flat.ctypes.data)
+        if agreement.all_in_window and shared is not None:
             self._sliced.all_reduce_shared(plan, shared.views)
         else:
-            self._sliced.all_reduce_private(plan, flat, addresses)
+            self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
+
+    def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
+        """Start to sum ``array`` over all instances, in place, compressed between hosts.
+
+        Raises:
+            ValueError: ``array`` is not in memory made by ``gradient_buffer``.
+        """
+        self.background.drain()
+        call = f"all_reduce[{compression.name}]"
+        key = (call, array.dtype, array.shape, name)
+        plan = self._plans.get(key) or self._plan_reduction(key, array, "sum", name, call)
+        shared = self._shared_buffers.find(array.reshape(-1))
+        if shared is None:
+            raise ValueError("start_compressed: expected memory made by gradient_buffer()")
+        self._agree(plan)
+        self._compressed.start(plan, shared.views, compression)
+
+    def finish_compressed(self) -> None:
+        """Return once the first array that was started and not finished holds its sum."""
+        self._compressed.finish()
 
     def add_replicas(self, leaves: Array) -> None:
         """Add up the rows of all instances in the order of the tree over replicas.
@@ -132,7 +155,7 @@ class SharedCommunicator:
         Raises:
             ValueError: ``leaves`` are not in memory made by ``gradient_buffer``.
         """
-        plan = self._plan("add_replicas", "", leaves)
+        plan = self._plan("add_replicas", None, leaves)
         shared = self._shared_buffers.find(leaves)
         if shared is None:
             raise ValueError("add_replicas: expected leaves in memory made by gradient_buffer()")
@@ -154,13 +177,27 @@ class SharedCommunicator:
         self._agree(plan)
         self._sliced.reduce_scatter_shared(plan, shared.views)
 
+    def reduce_scatter(self, array: Array, op: ReduceOp = "sum", name: str = "") -> Array:
+        """Return this instance's block of the first dimension of the reduced ``array``."""
+        self.background.drain()
+        key = ("reduce_scatter", op, array.dtype, array.shape, name)
+        plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, "reduce_scatter")
+        count = self.num_instances
+        block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
+        if plan.one_shot is not None:
+            self._host.reduce_one_shot(plan, array.reshape(-1), block.reshape(-1))
+        else:
+            blocks = array.reshape(count, block.size)
+            self._sliced.reduce_scatter_private(plan, blocks, block.reshape(-1))
+        return block
+
     def own_slice(self, size: int) -> slice:
         """Return which of ``size`` elements this instance reduces."""
         return self._sliced.own_slice(size)
 
-    def broadcast(self, array: Array, root: int = 0) -> None:
+    def broadcast(self, array: Array, root: int = 0, name: str = "") -> None:
         """Overwrite ``array`` with the one of instance ``root``."""
-        plan = self._plan("broadcast", f"root={root}", array)
+        plan = self._plan("broadcast", root, array, name)
         data = array.reshape(-1).view(np.uint8)
         if self._world is None:
             self._host.broadcast(data, root, plan)
@@ -170,41 +207,50 @@ class SharedCommunicator:
 
     def all_gather(self, array: Array, name: str = "") -> Array:
         """Return the arrays of all instances, stacked."""
-        plan = self._plan("all_gather", "", array, name)
+        plan = self._plan("all_gather", None, array, name)
         if self._world is not None:
             self._agree(plan)
             return self._world.all_gather(array, plan.signature)
+        return self._gather_on_host(array, plan)
+
+    def gather(self, array: Array, root: int = 0, name: str = "") -> Array | None:
+        """Return the arrays of all instances, stacked; None but at instance ``root``."""
+        plan = self._plan("gather", root, array, name)
+        if self._world is not None:
+            self._agree(plan)
+            return self._world.gather(array, root, plan.signature)
+        if root == self.instance_index:
+            return self._gather_on_host(array, plan)
+        self._host.gather(array.reshape(-1).view(np.uint8), (), array.nbytes, plan)
+        return None
+
+    def _gather_on_host(self, array: Array, plan: CallPlan) -> Array:
         gathered = np.empty((self.num_instances, *array.shape), array.dtype)
-        self._host.gather(array.reshape(-1).view(np.uint8), _rows_of_bytes(gathered), plan)
+        rows = gathered.reshape(self.num_instances, array.size)
+        if array.nbytes <= self._host.slot_bytes:
+            if not plan.slots[0]:
+                plan.slots = self._slots_as(array.dtype, array.size)
+            self._host.gather_one_shot(plan, array.reshape(-1), rows)
+        else:
+            data = array.reshape(-1).view(np.uint8)
+            self._host.gather(data, rows.view(np.uint8), array.nbytes, plan)
         return gathered
 
-    def all_gather_object(self, value: object) -> list[Any]:
-        """Return the value of every instance, in instance order."""
-        plan = self._plan("all_gather")
+    def _gather_bytes(
+        self, data: Array, signature: Signature, root: int | None = None
+    ) -> list[Array] | None:
+        plan = self._plan_of(signature)
         if self._world is not None:
             self._agree(plan)
-            return self._world.all_gather_object(value, plan.signature)
-        data = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = np.zeros((self.num_instances, 1), np.int64)
-        self._host.gather(np.array([data.size]).view(np.uint8), _rows_of_bytes(sizes), plan)
-        gathered = [np.empty(size, np.uint8) for size in sizes[:, 0].tolist()]
-        self._host.gather(data, gathered, plan)
-        return [pickle.loads(row.tobytes()) for row in gathered]
+            return self._world.gather_bytes(data, signature, root)
+        return self._host.gather_bytes(data, plan, root)
 
-    def broadcast_object(self, value: object, root: int = 0) -> Any:
-        """Return the value of instance ``root``."""
-        plan = self._plan("broadcast", f"root={root}")
+    def _broadcast_bytes(self, data: Array, signature: Signature, root: int) -> Array:
+        plan = self._plan_of(signature)
         if self._world is not None:
             self._agree(plan)
-            return self._world.broadcast_object(value, root, plan.signature)
-        data = pickle.dumps(value) if self.instance_index == root else b""
-        size = np.array([len(data)])
-        self._host.broadcast(size.view(np.uint8), root, plan)
-        received = np.empty(size[0], np.uint8)
-        if self.instance_index == root:
-            received[:] = np.frombuffer(data, np.uint8)
-        self._host.broadcast(received, root, plan)
-        return pickle.loads(received.tobytes())
+            return self._world.broadcast_bytes(data, root, signature)
+        return self._host.broadcast_bytes(data, root, plan)
 
     def barrier(self) -> None:
         """Return once every instance has called this."""
@@ -212,10 +258,7 @@ class SharedCommunicator:
 
     def agree(self, signature: Signature) -> None:
         """Return once all instances make the call ``signature``."""
-        self.background.drain()
-        plan = self._plans.get(signature) or self._remember(
-            signature, CallPlan(signature, signature.code)
-        )
+        plan = self._plan_of(signature)
         if self._world is None:
             self._host.wait_for_same_call(plan, self._host.next_turn())
         else:
@@ -241,14 +284,18 @@ class SharedCommunicator:
 
     # --- Plans --------------------------------------------------------------------------------
 
-    def _plan(
-        self, call: str, detail: str = "", array: Array | None = None, name: str = ""
-    ) -> CallPlan:
+    def _plan(self, call: str, root: int | None, array: Array, name: str = "") -> CallPlan:
         self.background.drain()
-        if array is None:
-            signature = Signature(call, detail)
-        else:
+        key = (call, root, array.dtype, array.shape, name)
+        plan = self._plans.get(key)
+        if plan is None:
+            detail = "" if root is None else f"root={root}"
             signature = Signature(call, detail, dtype_name(array.dtype), array.shape, name)
+            plan = self._remember(key, CallPlan(signature, signature.code))
+        return plan
+
+    def _plan_of(self, signature: Signature) -> CallPlan:
+        self.background.drain()
         return self._plans.get(signature) or self._remember(
             signature, CallPlan(signature, signature.code)
         )
@@ -258,18 +305,33 @@ class SharedCommunicator:
     ) -> CallPlan:
         signature = Signature(call, f"op={op}", dtype_name(array.dtype), array.shape, name)
         reduction = Reduction(op, array.dtype, self.num_instances)
-        is_one_shot = (
-            self._world is None
-            and array.nbytes <= self._host.one_shot_bytes
-            and array.size <= reduction.chunk_size
-        )
-        used_bytes = min(array.size, self._slot_bytes // array.itemsize) * array.itemsize
+        if (
+            self._world is not None
+            or call == "reduce_slice"
+            or array.nbytes > self._host.one_shot_bytes
+            or array.size > reduction.chunk_size
+        ):
+            num_bytes = self._slot_bytes // array.itemsize * array.itemsize
+            slots = self._slots_as(array.dtype, num_bytes // array.itemsize)
+            results = tuple(part[:num_bytes].view(array.dtype) for part in self._host.results)
+            plan = CallPlan(signature, signature.code, reduction, slots, results)
+            return self._remember(key, plan)
+        slots = self._slots_as(array.dtype, array.size)
+        one_shot = slots
+        if call == "reduce_scatter":
+            size = array.size // self.num_instances
+            own = slice(self._host.position * size, (self._host.position + 1) * size)
+            one_shot = ([slot[own] for slot in slots[0]], [slot[own] for slot in slots[1]])
+        plan = CallPlan(signature, signature.code, reduction, slots, one_shot=one_shot)
+        return self._remember(key, plan)
+
+    def _slots_as(self, dtype: np.dtype[Any], size: int) -> tuple[list[Array], list[Array]]:
+        """Return, for each turn, the first ``size`` elements of the slots of this host."""
+        num_bytes = size * dtype.itemsize
         first, second = (
-            [slot[:used_bytes].view(array.dtype) for slot in slots] for slots in self._host.slots
+            [slot[:num_bytes].view(dtype) for slot in slots] for slots in self._host.slots
         )
-        return self._remember(
-            key, CallPlan(signature, signature.code, reduction, (first, second), is_one_shot)
-        )
+        return first, second
 
     def _remember(self, key: object, plan: CallPlan) -> CallPlan:
         if len(self._plans) >= _MAX_PLANS:
@@ -279,17 +341,13 @@ class SharedCommunicator:
 
     # --- Agreeing -----------------------------------------------------------------------------
 
-    def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> tuple[bool, list[int]]:
+    def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement:
         """Wait for all instances of the job.
 
         Args:
             plan: of the call.
             location: of the array in the windows, 0 if it lies outside.
             address: of the array in this process.
-
-        Returns:
-            Whether the arrays lie at one location in the windows of each host; and the addresses of
-            the arrays in the processes of this host.
 
         Raises:
             CollectiveMismatchError: the instances make different calls.
@@ -303,10 +361,11 @@ class SharedCommunicator:
             raise
         locations, addresses = barrier.published(turn)
         all_shared = location != 0 and all(other == location for other in locations)
+        some_shared = address != 0 and any(locations)
         if self._world is None:
             if not same:
-                raise mismatch(host.descriptions(plan.signature))
-            return all_shared, addresses
+                raise mismatch(host.descriptions(plan.signature), host.instances)
+            return Agreement(all_shared, some_shared, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
         barrier.wait_for_all(plan.signature, 2 * self._grace)
         calls_are_equal, number = self._verdict.tolist()
@@ -316,8 +375,8 @@ class SharedCommunicator:
             )
             raise barrier.lost_error
         if not calls_are_equal:
-            raise mismatch(self._world.all_gather_object(str(plan.signature), plan.signature))
-        return number == _IN_WINDOW, addresses
+            raise mismatch(self._world.descriptions(plan.signature), self.instances)
+        return Agreement(number == _IN_WINDOW, some_shared, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
         """On the first instance of each host, compare the calls of all hosts.
@@ -333,8 +392,3 @@ class SharedCommunicator:
 
 
 _BARRIER = Signature("barrier")
-
-
-def _rows_of_bytes(array: Array) -> list[Array]:
-    flat = array.reshape(array.shape[0], -1)
-    return [row.view(np.uint8) for row in flat]

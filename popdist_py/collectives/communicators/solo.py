@@ -30,6 +30,7 @@ class SoloCommunicator:
     num_instances = 1
     spans_hosts = False
     host_memory = None
+    host_links = None
 
     def __init__(self, instances: Sequence[int] = (0,)) -> None:
         self.instances = instances
@@ -65,18 +66,28 @@ class SoloCommunicator:
 
         return np.zeros(num_bytes, np.uint8)
 
-    def broadcast(self, array: np.ndarray[Any, Any], root: int = 0) -> None:
+    def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
         """Leave ``array`` as it is."""
 
     def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
         """Return ``array`` with a leading dimension of 1."""
         return array[None].copy()
 
-    def all_gather_object(self, value: object) -> list[Any]:
+    def gather(
+        self, array: np.ndarray[Any, Any], root: int = 0, name: str = ""
+    ) -> np.ndarray[Any, Any] | None:
+        """Return ``array`` with a leading dimension of 1."""
+        return array[None].copy()
+
+    def all_gather_object(self, value: object, name: str = "") -> list[Any]:
         """Return ``[value]``."""
         return [value]
 
-    def broadcast_object(self, value: object, root: int = 0) -> Any:
+    def gather_object(self, value: object, root: int = 0, name: str = "") -> list[Any] | None:
+        """Return ``[value]``."""
+        return [value]
+
+    def broadcast_object(self, value: object, root: int = 0, name: str = "") -> Any:
         """Return ``value``."""
         return value
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from popdist_py.collectives.patience import Patience
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
@@ -32,10 +33,15 @@ _LINE = 64
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
-# A wait first reads the counter in a loop, 50 ns each time. It then yields the core to other
-# processes, which is cheaper than sleeping and waking if one of them is the peer waited for. If
-# they are unrelated, a yield takes long, and ends this phase.
-_SPINS, _SPINS_WHEN_CORES_ARE_SHORT, _YIELD_SECONDS = 400, 20, 300e-6
+# A wait first reads the counter in a loop, 50 ns each time: where cores are short not at all, since
+# the peer may need this core. It then yields the core to other processes, which is cheaper than
+# sleeping and waking if one of them is the peer waited for. If they are unrelated, a yield takes
+# long, and ends this phase.
+_SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
+# Where every instance has a core of its own, sleeping frees nothing that another instance needs,
+# and the one that arrives last pays 30 to 100 us for waking the others: the core left idle has
+# slept too. Instances that compute the same are apart by less than this. Longer waits sleep.
+_YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
 # How often a sleeping instance checks that the process it waits for is alive.
 _LIVENESS_CHECK_SECONDS = 0.1
 
@@ -99,7 +105,10 @@ class HostBarrier:
         self._own_line = position * _WORDS_PER_LINE
         self._other_lines = [peer * _WORDS_PER_LINE for peer in range(count) if peer != position]
         self._arrivals = 0
-        self._spins = _SPINS_WHEN_CORES_ARE_SHORT if cores_are_short else _SPINS
+        self._spins = 0 if cores_are_short else _SPINS
+        self._yield_seconds = (
+            _YIELD_SECONDS_WHEN_CORES_ARE_SHORT if cores_are_short else _YIELD_SECONDS
+        )
         self._hang_timeout = hang_timeout
         self._address = memory.ctypes.data
         self._fence = threading.Lock()
@@ -190,19 +199,24 @@ class HostBarrier:
             for _ in range(self._spins):
                 if words[line] >= arrived:
                     return
-            deadline = time.perf_counter() + _YIELD_SECONDS
-            while time.perf_counter() < deadline:
+            now = time.perf_counter()
+            deadline = now + self._yield_seconds
+            while now < deadline:
+                began = now
                 self._yield()
                 if words[line] >= arrived:
                     return
-        start = time.monotonic()
+                now = time.perf_counter()
+                if now - began > _LONG_YIELD_SECONDS:
+                    break
+        patience = Patience()
         timeout = _Timespec(0, int(_LIVENESS_CHECK_SECONDS * 1e9))
         self._asleep[self._position] = 1
         try:
             while (counter := words[line]) < arrived:
                 address = self._address + line * 8
                 self._futex(_SYS_FUTEX, address, _FUTEX_WAIT, counter & 0xFFFFFFFF, timeout)
-                waited = time.monotonic() - start
+                waited = patience.waited()
                 if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
                     self._check_peer(line, arrived, waited - grace, call)
         finally:

@@ -6,9 +6,9 @@ Nothing here knows other hosts, and nothing here reduces.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,20 @@ from popdist_py.collectives.within_host.shared_window import Window
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["CallPlan", "HostGroup", "make_window"]
+__all__ = ["Agreement", "CallPlan", "HostGroup", "make_window"]
 
 # Size of the slot through which an instance passes data to the others. The window has two for each
 # instance, used in alternation. Where instances share cores, barriers are slow, and larger slots
 # need fewer of them.
-_SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 4 * 1024 * 1024
+_SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
+# What is only moved takes two copies through the slots, of which one is in the cache. One copy from
+# process to process is faster above a size that grows with the number of instances that share the
+# memory's speed; with more instances never. For each call, the bytes of one instance by number of
+# instances.
+_DIRECT_BROADCAST = {2: 256 * 1024, 3: 8 * 1024 * 1024, 4: 8 * 1024 * 1024}
+_DIRECT_GATHER = {2: 1024 * 1024}
 # Up to this size a one-shot all-reduce is faster with two instances.
-_ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES // 2
+_ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 
 
 @dataclass(slots=True)
@@ -41,14 +47,33 @@ class CallPlan:
         code: of the signature.
         reduction: how elements are combined; None for calls that only move them.
         slots: for each turn, the slots of all instances of the host as arrays of the dtype.
-        is_one_shot: whether every instance reduces the whole arrays of all, after one barrier.
+        results: for each turn, the array of a slot's size that all instances write and read.
+        one_shot: for each turn, what this instance reduces of these slots after a single barrier;
+            None where an array takes more than that.
+
+    A plan holds nothing that calls have shown: instances may forget it at different times.
     """
 
     signature: Signature
     code: int
     reduction: Reduction | None = None
     slots: tuple[list[Array], list[Array]] = ((), ())  # type: ignore[assignment]
-    is_one_shot: bool = False
+    results: tuple[Array, ...] = ()
+    one_shot: tuple[list[Array], list[Array]] | None = None
+
+
+class Agreement(NamedTuple):
+    """What a meeting has told about the arrays of a call.
+
+    Attributes:
+        all_in_window: whether on every host of the job they lie at one location in a window.
+        some_in_window: whether one of this host lies in a window.
+        addresses: of the arrays in the processes of this host.
+    """
+
+    all_in_window: bool
+    some_in_window: bool
+    addresses: Sequence[int]
 
 
 def make_window(local: MPI.Comm) -> Window:
@@ -60,7 +85,7 @@ def make_window(local: MPI.Comm) -> Window:
     size = local.Get_size()
     cores_are_short = size > _count_cores(local)
     slot_bytes = _SLOT_BYTES_WHEN_CORES_ARE_SHORT if cores_are_short else _SLOT_BYTES
-    return Window(local, 2 * slot_bytes, HostBarrier.size(size))
+    return Window(local, 2 * slot_bytes, 2 * slot_bytes + HostBarrier.size(size))
 
 
 def _count_cores(local: MPI.Comm) -> int:
@@ -91,7 +116,7 @@ class HostGroup:
         self.can_read = all(local.allgather(readable))
         cores = _count_cores(local)
         self.barrier = HostBarrier(
-            window.common,
+            window.common[window.num_bytes :],
             peers,
             self.position,
             cores_are_short=self.size > cores,
@@ -101,7 +126,9 @@ class HostGroup:
         self.slots = [
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
-        self._turn = 0
+        self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
+        # Which slots and headers the last meeting used.
+        self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
 
     def _one_shot_limit(self, cores: int) -> int:
@@ -124,8 +151,13 @@ class HostGroup:
 
     def next_turn(self) -> int:
         """Return which slots and headers to use now: nobody reads those of the turn before last."""
-        self._turn = turn = 1 - self._turn
+        self.current_turn = turn = 1 - self.current_turn
         return turn
+
+    @property
+    def coming_turn(self) -> int:
+        """What ``next_turn`` will return."""
+        return 1 - self.current_turn
 
     def wait_for_same_call(self, plan: CallPlan, turn: int) -> None:
         """Wait for the others; afterwards this instance may read what they wrote before.
@@ -135,18 +167,39 @@ class HostGroup:
             InstanceLostError: another instance ended, or did not arrive in time.
         """
         if not self.barrier.compare(turn, plan.code, plan.signature):
-            raise mismatch(self.descriptions(plan.signature))
+            raise mismatch(self.descriptions(plan.signature), self.instances)
+
+    def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array) -> None:
+        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says."""
+        assert plan.one_shot is not None
+        assert plan.reduction is not None
+        turn = self.next_turn()
+        plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long, cold or hot
+        self.wait_for_same_call(plan, turn)
+        plan.reduction.reduce_chunk(plan.one_shot[turn], out)
+
+    def gather_one_shot(self, plan: CallPlan, data: Array, rows: Array) -> None:
+        """Copy ``data`` into the own slot, meet, and fill row i of ``rows`` from that of i."""
+        turn = self.next_turn()
+        slots = plan.slots[turn]
+        slots[self.position][...] = data
+        self.wait_for_same_call(plan, turn)
+        for position, slot in enumerate(slots):
+            rows[position] = slot
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the call of every instance in words, after all have seen that calls differ."""
+        """Return the description of every call, after all have seen that calls differ."""
         slots = self.slots[self.next_turn()]
-        data = str(signature).encode()[: self.slot_bytes - 1]
+        data = signature.description.encode()[: self.slot_bytes - 1]
         slots[self.position][: len(data) + 1] = np.frombuffer(data + b"\0", np.uint8)
         self.barrier.wait_for_all(signature)
         return [slot.tobytes().partition(b"\0")[0].decode(errors="replace") for slot in slots]
 
     def broadcast(self, data: Array, root: int, plan: CallPlan) -> None:
         """Overwrite the bytes ``data`` with those of the instance at position ``root``."""
+        if self._is_moved_directly(data.size, _DIRECT_BROADCAST):
+            self._broadcast_directly(data, root, plan)
+            return
         for start in range(0, max(data.size, 1), self.slot_bytes):
             turn = self.next_turn()
             chunk = data[start : start + self.slot_bytes]
@@ -157,16 +210,83 @@ class HostGroup:
             if root != self.position:
                 np.copyto(chunk, slot)
 
-    def gather(self, data: Array, rows: Sequence[Array], plan: CallPlan) -> None:
-        """Fill row i of ``rows`` with the bytes ``data`` of the instance at position i."""
-        for start in range(0, max(1, *(row.size for row in rows)), self.slot_bytes):
+    def _broadcast_directly(self, data: Array, root: int, plan: CallPlan) -> None:
+        """Let the root write a share of the bytes to every other instance, which reads the rest."""
+        addresses = self._meet_with_addresses(data, plan)
+        share = data.size // self.size
+        if self.position != root:
+            self.read(root, addresses[root] + share, data[share:], plan)
+        else:
+            for position in self._others():
+                self._copying(self._memory.write, position, addresses[position], data[:share], plan)
+        self.barrier.wait_for_all(plan.signature)
+
+    def broadcast_bytes(self, data: Array, root: int, plan: CallPlan) -> Array:
+        """Return the bytes ``data`` of position ``root``; what the others pass does not matter."""
+        size = np.array([data.size])
+        self.broadcast(size.view(np.uint8), root, plan)
+        received = data.copy() if root == self.position else np.empty(size[0], np.uint8)
+        self.broadcast(received, root, plan)
+        return received
+
+    def gather_bytes(
+        self, data: Array, plan: CallPlan, root: int | None = None
+    ) -> list[Array] | None:
+        """Return the bytes ``data`` of every instance, which may differ in length.
+
+        With a ``root``, only the instance at this position gets them; the others get None.
+        """
+        sizes = np.zeros((self.size, 1), np.int64)
+        self.gather(np.array([data.size]).view(np.uint8), sizes.view(np.uint8), 8, plan)
+        receives = root is None or root == self.position
+        rows = [np.empty(size, np.uint8) for size in sizes[:, 0].tolist()] if receives else []
+        self.gather(data, rows, int(sizes.max()), plan)
+        return rows if receives else None
+
+    def gather(
+        self, data: Array, rows: Sequence[Array] | Array, longest: int, plan: CallPlan
+    ) -> None:
+        """Fill row i of ``rows`` with the bytes ``data`` of the instance at position i.
+
+        Args:
+            data: of this instance.
+            rows: one for each instance, as long as its data; none where nobody needs them.
+            longest: size of the largest ``data`` of all instances.
+            plan: of the call.
+        """
+        if self._is_moved_directly(longest, _DIRECT_GATHER):
+            self._gather_directly(data, rows, plan)
+            return
+        for start in range(0, max(1, longest), self.slot_bytes):
             turn = self.next_turn()
             chunk = data[start : start + self.slot_bytes]
             np.copyto(self.slots[turn][self.position][: chunk.size], chunk)
             self.wait_for_same_call(plan, turn)
-            for row, slot in zip(rows, self.slots[turn], strict=True):
+            for row, slot in zip(rows, self.slots[turn], strict=False):
                 row_chunk = row[start : start + self.slot_bytes]
                 np.copyto(row_chunk, slot[: row_chunk.size])
+
+    def _gather_directly(self, data: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
+        addresses = self._meet_with_addresses(data, plan)
+        if len(rows):
+            np.copyto(rows[self.position], data)
+            for position in self._others():
+                self.read(position, addresses[position], rows[position], plan)
+        self.barrier.wait_for_all(plan.signature)
+
+    def _is_moved_directly(self, num_bytes: int, limits: dict[int, int]) -> bool:
+        return self.can_read and num_bytes > limits.get(self.size, num_bytes)
+
+    def _others(self) -> list[int]:
+        """Return the other positions, beginning with the next: not all read one at a time."""
+        return [(self.position + step) % self.size for step in range(1, self.size)]
+
+    def _meet_with_addresses(self, data: Array, plan: CallPlan) -> list[int]:
+        """Wait for the same call of all, and return the addresses of their data."""
+        turn = self.next_turn()
+        if not self.barrier.compare(turn, plan.code, plan.signature, address=data.ctypes.data):
+            raise mismatch(self.descriptions(plan.signature), self.instances)
+        return self.barrier.published(turn)[1]
 
     def read(self, position: int, address: int, out: Array, plan: CallPlan) -> None:
         """Fill ``out`` from the memory of another instance.
@@ -175,8 +295,18 @@ class HostGroup:
             InstanceLostError: the other instance has ended.
             OSError: the kernel forbids the read, although it permitted one at the start.
         """
+        self._copying(self._memory.read, position, address, out, plan)
+
+    def _copying(
+        self,
+        copy: Callable[[int, int, Array], None],
+        position: int,
+        address: int,
+        data: Array,
+        plan: CallPlan,
+    ) -> None:
         try:
-            self._memory.read(self._pids[position], address, out)
+            copy(self._pids[position], address, data)
         except ProcessLookupError:
             # The wait for a process that has ended raises the error that names it.
             self.barrier.wait_for_all(plan.signature)

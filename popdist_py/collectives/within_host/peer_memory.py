@@ -1,13 +1,15 @@
-"""Reading the memory of another process of the same user and host, without its help.
+"""Reading and writing the memory of another process of the same user and host.
 
-A read is one copy; passing through shared memory takes two. The kernel may forbid reads (other
-users, hardened systems): ``PeerMemory.works_with`` tells. Nothing here waits for a peer.
+It takes one copy and no help of that process; passing through shared memory takes two. The kernel
+may forbid it (other users, hardened systems): ``PeerMemory.works_with`` tells. Nothing here waits
+for a peer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,22 +26,23 @@ class _IoVec(ctypes.Structure):
 
 
 class PeerMemory:
-    """Reads the memory of peers, and permits peers to read this process's memory."""
+    """Reads and writes the memory of peers, and permits peers to do so with this process's."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         # Where only a parent may read a process (Yama), the process itself may permit others.
         libc.prctl(_PR_SET_PTRACER, _ANY_PROCESS, 0, 0, 0)
-        self._read = libc.process_vm_readv
-        self._read.restype = ctypes.c_ssize_t
-        self._read.argtypes = (
-            ctypes.c_int,
-            ctypes.POINTER(_IoVec),
-            ctypes.c_ulong,
-            ctypes.POINTER(_IoVec),
-            ctypes.c_ulong,
-            ctypes.c_ulong,
-        )
+        self._read, self._write = libc.process_vm_readv, libc.process_vm_writev
+        for function in (self._read, self._write):
+            function.restype = ctypes.c_ssize_t
+            function.argtypes = (
+                ctypes.c_int,
+                ctypes.POINTER(_IoVec),
+                ctypes.c_ulong,
+                ctypes.POINTER(_IoVec),
+                ctypes.c_ulong,
+                ctypes.c_ulong,
+            )
         self._probe = ctypes.c_uint64(_PROBE)
 
     @property
@@ -48,13 +51,17 @@ class PeerMemory:
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
-        """Tell whether the memory of a peer can be read."""
+        """Tell whether the memory of a peer can be read and written."""
         number = ctypes.c_uint64()
         try:
-            self._copy(pid, probe_address, ctypes.addressof(number), 8)
+            self._copy(self._read, pid, probe_address, ctypes.addressof(number), 8)
+            if number.value != _PROBE:
+                return False
+            # A seccomp profile may permit only one of the two; the number stays what it is.
+            self._copy(self._write, pid, probe_address, ctypes.addressof(number), 8)
         except OSError:
             return False
-        return number.value == _PROBE
+        return True
 
     def read(self, pid: int, address: int, out: Array) -> None:
         """Fill ``out`` with the bytes at ``address`` of a peer.
@@ -62,15 +69,22 @@ class PeerMemory:
         Raises:
             OSError: the peer ended, or the kernel forbids the read.
         """
-        self._copy(pid, address, out.ctypes.data, out.nbytes)
+        self._copy(self._read, pid, address, out.ctypes.data, out.nbytes)
 
-    def _copy(self, pid: int, source: int, target: int, size: int) -> None:
+    def write(self, pid: int, address: int, data: Array) -> None:
+        """Copy ``data`` to the bytes at ``address`` of a peer; errors as those of ``read``."""
+        self._copy(self._write, pid, address, data.ctypes.data, data.nbytes)
+
+    def _copy(
+        self, function: Callable[..., int], pid: int, peer_address: int, own_address: int, size: int
+    ) -> None:
         copied = 0
         while copied < size:
-            local = _IoVec(target + copied, size - copied)
-            remote = _IoVec(source + copied, size - copied)
-            count = self._read(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+            local = _IoVec(own_address + copied, size - copied)
+            remote = _IoVec(peer_address + copied, size - copied)
+            count = function(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
             if count <= 0:
                 code = ctypes.get_errno()
-                raise OSError(code, f"process {pid} cannot be read: {os.strerror(code)}")
+                way = "read" if function is self._read else "written"
+                raise OSError(code, f"process {pid} cannot be {way}: {os.strerror(code)}")
             copied += count

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from popdist_py.poptorch.calls.default_arguments import Defaults
 from popdist_py.poptorch.calls.nested_values import Call, Tree, _Constant, _Custom
 from popdist_py.poptorch.errors import Error
 
@@ -29,40 +30,58 @@ class CallSignature:
     Attributes:
         template: a call whose tensors have no data.
         names: the forward's names of the positional arguments.
+        defaults: what a call gives for parameters that it leaves out.
     """
 
     template: Call
     names: tuple[str, ...]
+    defaults: Defaults
 
     @classmethod
     def of(
-        cls, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        cls,
+        forward: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        num_slices: int,
     ) -> tuple[CallSignature, Call]:
         """Return the signature of a first call, and the call itself.
+
+        Args:
+            forward: what is called.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            num_slices: slices that every input is cut into.
 
         Raises:
             AssertionError: too many arguments, an unknown keyword, or a parameter given twice.
             Error: a parameter without default is missing.
         """
         names = _check_call(forward, args, kwargs)
+        defaults = Defaults.of(_signature(forward), args, kwargs, num_slices)
+        args, kwargs = defaults.completed(args, kwargs)
         call = Call.of(args, kwargs)
-        return cls(call.without_data(), tuple(names)), call
+        return cls(call.without_data(), tuple(names[: len(args)]), defaults), call
 
     def matched(
         self, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Call:
         """Return a later call, with dictionaries in the order of the first one's.
 
+        What a custom type holds besides tensors is a constant: the first call's stays, whether
+        the forward runs in Python or as a captured graph.
+
         Raises:
             AssertionError: the arguments do not fit ``forward``.
             Error: they differ from those the model was compiled for.
         """
-        call = Call.of(args, kwargs)
+        all_args, all_kwargs = self.defaults.completed(args, kwargs)
+        call = Call.of(all_args, all_kwargs)
         if not self.template.fits(call):
             _check_call(forward, args, kwargs)
-            call = self.template.like(args, kwargs)
+            call = self.template.like(all_args, all_kwargs)
             _check_same(self.template, call, self.names)
-        return call
+        return Call(self.template.positional, self.template.keywords, call.leaves)
 
 
 def _check_call(
@@ -127,15 +146,6 @@ def _check_same(compiled: Call, call: Call, names: Sequence[str]) -> None:
         _check_tree(name, before, now_keywords[name], leaves)
 
 
-def _count(tree: Tree) -> int:
-    if tree.kind is torch.Tensor:
-        return 1
-    if tree.kind is _Custom:
-        parser, original = tree.constant
-        return sum(1 for _ in parser.yieldTensors(original))
-    return sum(_count(child) for child in tree.children)
-
-
 def _check_keys(name: str, expected: tuple[Any, ...], got: tuple[Any, ...]) -> None:
     if set(expected) == set(got):
         return
@@ -167,7 +177,9 @@ def _check_tree(
     if before.kind is torch.Tensor:
         _check_tensor(name, *next(leaves))
     elif before.kind is _Custom:
-        for index in range(_count(before)):
+        (expected,), (got,) = before.keys, now.keys
+        _check_length(name, expected, got)
+        for index in range(expected):
             _check_tensor(f"{name}[{index}]", *next(leaves))
     elif before.kind is _Constant:
         _check_constant(name, before.constant, now.constant)
@@ -183,20 +195,22 @@ def _check_children(
         for key, old, new in zip(before.keys, before.children, now.children, strict=True):
             _check_tree(f"{name}[{key}]", old, new, leaves)
         return
-    if len(before.children) != len(now.children):
-        raise Error(
-            f"Length mismatch for {name}: expected {len(before.children)} but got "
-            f"{len(now.children)}." + _RECOMPILE
-        )
+    _check_length(name, len(before.children), len(now.children))
     for index, (old, new) in enumerate(zip(before.children, now.children, strict=True)):
         _check_tree(f"{name}[{index}]", old, new, leaves)
+
+
+def _check_length(name: str, expected: int, got: int) -> None:
+    if expected != got:
+        raise Error(f"Length mismatch for {name}: expected {expected} but got {got}." + _RECOMPILE)
 
 
 def _check_constant(name: str, before: Any, now: Any) -> None:
     if before is now:
         return
     try:
-        same = bool(before == now)
+        same = before == now
+        same = bool(same.all() if hasattr(same, "all") else same)  # arrays compare by element
     except (RuntimeError, ValueError, TypeError):
         same = False
     if not same:

@@ -12,7 +12,14 @@ import torch
 
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["ICustomArgParser", "parser_of", "registerCustomArgParser", "registered", "restore"]
+__all__ = [
+    "CarriesParsers",
+    "ICustomArgParser",
+    "parser_of",
+    "registerCustomArgParser",
+    "registered",
+    "restore",
+]
 
 
 class ICustomArgParser:
@@ -62,3 +69,18 @@ def registered() -> dict[type, ICustomArgParser]:
 def restore(parsers: dict[type, ICustomArgParser]) -> None:
     """Add the parsers of another process to this one's."""
     _parsers.update(parsers)
+
+
+class CarriesParsers:
+    """What works with custom types in a process that is started for it: brings the parsers along.
+
+    A worker process that is forked has them already; of any other, the program may have registered
+    them where the new process does not look.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_parsers": registered()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        restore(state.pop("_parsers"))
+        self.__dict__.update(state)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The shape of one nested value: kind, names of the children, the children, or a constant."""
+    """The shape of one nested value: kind, names of the children, the children, or a constant.
+
+    A custom type has the number of its tensors as its only key, and as its constant the parser and
+    the value.
+    """
 
     kind: type
     keys: tuple[Any, ...] = ()
@@ -45,7 +50,7 @@ class Tree:
             return self.constant
         if self.kind is _Custom:
             parser, original = self.constant
-            return parser.reconstruct(original, leaves)
+            return _reconstructed(parser, original, list(islice(leaves, *self.keys)))
         values = [child.rebuild(leaves) for child in self.children]
         if issubclass(self.kind, dict):
             return _mapping(self.kind, dict(zip(self.keys, values, strict=True)))
@@ -91,8 +96,9 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
     """Append the tensors of ``value`` to ``leaves`` and return its shape."""
     parser = _custom_parser(value)
     if parser is not None:
-        leaves.extend(parser.yieldTensors(value))
-        return Tree(_Custom, (), (), (parser, value))
+        tensors = _taken_apart(parser, value)
+        leaves.extend(tensors)
+        return Tree(_Custom, (len(tensors),), (), (parser, value))
     if isinstance(value, _SEQUENCES):
         return Tree(type(value), (), tuple([flatten(item, leaves) for item in value]))
     if isinstance(value, dict):
@@ -103,6 +109,28 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Tree:
         leaves.append(value)
         return _LEAF
     return Tree(_Constant, (), (), value)
+
+
+def _taken_apart(parser: Any, value: Any) -> list[torch.Tensor]:
+    tensors = list(parser.yieldTensors(value))
+    for item in tensors:
+        if not isinstance(item, torch.Tensor):
+            raise Error(
+                f"{type(parser).__name__}.yieldTensors() yields a {type(item).__name__} of a "
+                f"{type(value).__name__}: expected tensors only. reconstruct() finds everything "
+                "else in the original structure"
+            )
+    return tensors
+
+
+def _reconstructed(parser: Any, original: Any, tensors: list[torch.Tensor]) -> Any:
+    try:
+        return parser.reconstruct(original, iter(tensors))
+    except StopIteration as error:
+        raise Error(
+            f"{type(parser).__name__}.reconstruct() takes more tensors than yieldTensors() yields "
+            f"of a {type(original).__name__}, {len(tensors)}"
+        ) from error
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

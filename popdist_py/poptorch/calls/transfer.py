@@ -64,6 +64,12 @@ class Transfer:
         if tensor.numel() == 0:
             raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)})")
 
+    def inputs(
+        self, tensors: Sequence[torch.Tensor], *, widen_integers: bool
+    ) -> Sequence[torch.Tensor]:
+        """Return the inputs of a call as the device gets them."""
+        return [self.to_device(tensor, widen_integers=widen_integers) for tensor in tensors]
+
     def to_device(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.Tensor:
         """Return the input as the device gets it; the same tensor if nothing has to change.
 
@@ -85,10 +91,14 @@ class Transfer:
                 "At least one input tensor is not contiguous: it is copied on every call"
             )
             tensor = tensor.contiguous()
-        wanted = self.dtype(tensor.dtype)
-        if widen_integers and tensor.dtype in _NARROW:
-            wanted = torch.int64
+        wanted = self._device_dtype(tensor, widen_integers=widen_integers)
         return tensor if tensor.dtype is wanted else tensor.to(wanted)
+
+    def _device_dtype(self, tensor: torch.Tensor, *, widen_integers: bool) -> torch.dtype:
+        """Return the device's dtype for an input."""
+        if widen_integers and tensor.dtype in _NARROW:
+            return torch.int64
+        return self.dtype(tensor.dtype)
 
     def to_host(self, results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Return results as the host gets them: contiguous, each in memory of its own."""

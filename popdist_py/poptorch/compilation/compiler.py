@@ -7,9 +7,10 @@ Every check of a model against its options stands here or is called from here; r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,8 @@ from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
-from popdist_py.poptorch.compilation.backend_choice import choose_backend
+from popdist_py.poptorch.compilation.allocator import freed_memory_given_back
+from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.anchors import Anchors
@@ -32,17 +34,20 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
 from popdist_py.poptorch.placement.recorder import record_placement
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers
+from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
+from popdist_py.poptorch.weights.norm_statistics import norm_statistics
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 
 _MAX_IPUS: Final = 64
-# Capturing takes some 6 milliseconds for each operation of the forward.
-_MAX_CAPTURED_OPERATIONS: Final = 1000
+# The bar moves by so many per cent with each step of making and checking back ends, up to the last.
+_FIRST_PERCENT, _PERCENTS, _LAST_PERCENT = 30, 20, 95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +57,10 @@ class Executable:
     Attributes:
         trace: what the first forward showed.
         placement: which IPU holds what.
-        replica_execution: name of the replica back end.
+        replica_execution: the option: "auto", or what runs the replicas.
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
+        agreed: names of all back ends that agree with the loop; empty where not all were compared.
     """
 
     trace: Trace
@@ -62,6 +68,7 @@ class Executable:
     replica_execution: str
     widen_integers: bool
     mixed_precision: bool
+    agreed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +79,24 @@ class Compiled:
     state: DeviceState
     program: Program
     streams: RandomStreams
+
+    def download_changed(self) -> Callable[[], None]:
+        """Return what copies to the host the parameters and buffers that a call changes."""
+        trace, state, training = self.executable.trace, self.state, self.program.training
+        changed: list[torch.Tensor] = [state.buffers[name] for name in trace.modified_buffers]
+        changed += [state.parameters[name] for name in trace.modified_parameters]
+        if training is not None:
+            changed += training.optimizer.parameters
+        return partial(state.download, frozenset(map(id, changed)))
+
+    def check_weights(self) -> None:
+        """Check that the weights are those of one step.
+
+        Raises:
+            Error: an instance was lost during an update.
+        """
+        if self.program.training is not None:
+            self.program.training.optimizer.check_whole()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,33 +130,45 @@ class Compiler:
         return self.options.batching(training=self.training)
 
     def compile(
-        self, call: Call, earlier: Executable | None, advance: Callable[[int], None]
+        self, call: Call, earlier: Executable | None, advance: Callable[[int, str], None]
     ) -> Compiled:
         """Compile for arguments like those of ``call``.
 
         Args:
             call: example arguments of a whole call.
             earlier: the result of an earlier compilation, which is then not repeated.
-            advance: told the percentage done.
+            advance: told the percentage done, and what begins.
 
         Raises:
             Error, AssertionError: the model, its options and its arguments do not fit.
         """
+        with freed_memory_given_back() if self.training else nullcontext():
+            return self._compile(call, earlier, advance)
+
+    def _compile(
+        self, call: Call, earlier: Executable | None, advance: Callable[[int, str], None]
+    ) -> Compiled:
         self.options._Popart.check()
+        say_idle_options(self.options)
         batching = self.batching
         batching.check()
         for tensor in call.leaves:
             self.transfer.check(tensor)
         sizes = [batching.micro_batch(tensor.shape) for tensor in call.leaves]
-        advance(10)
+        advance(5, "copying weights")
         state = self._make_state()
-        advance(30)
+        advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
         self._check_placement(executable.placement, batching)
-        advance(60)
         self._give_buffers(executable.trace, state, batching)
-        compiled = self.build(executable, state, call)
-        advance(100)
+        steps = count()
+
+        def tell(what: str) -> None:
+            advance(min(_FIRST_PERCENT + _PERCENTS * next(steps), _LAST_PERCENT), what)
+
+        trusted = earlier.agreed if earlier else frozenset[str]()
+        compiled = self.build(executable, state, call, trusted=trusted, tell=tell)
+        advance(100, "")
         return compiled
 
     # -- tracing ------------------------------------------------------------------------------
@@ -220,14 +257,19 @@ class Compiler:
             )
 
     def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
-        """Give replicas their own copies of the buffers that the forward changes."""
+        """Give replicas their own copies of the buffers that the forward changes.
+
+        The statistics of norm layers are theirs whatever the options say: each replica normalises
+        its own micro-batches.
+        """
         if not trace.modified_buffers or batching.replicas == 1:
             return
-        if self.options.broadcast_buffers:
+        others = sorted(trace.modified_buffers - norm_statistics(self.model))
+        if others and self.options.broadcast_buffers:
             raise Error(
                 "Buffer broadcasting is unsupported for buffers that the model changes "
-                f"({', '.join(sorted(trace.modified_buffers))}) with a replication factor of "
-                f"{batching.replicas}: use Options.broadcastBuffers(False)"
+                f"({_some(others)}) with a replication factor of {batching.replicas}: use "
+                "Options.broadcastBuffers(False), which gives each replica its own"
             )
         state.give_replicas_buffers(trace.modified_buffers, batching.replicas)
 
@@ -237,8 +279,24 @@ class Compiler:
     def _first_replica(self) -> int:
         return self.communicator.instance_index * int(self.options.replication_factor)
 
-    def build(self, executable: Executable, state: DeviceState, call: Call) -> Compiled:
-        """Return a program for an executable, on device tensors that exist already."""
+    def build(
+        self,
+        executable: Executable,
+        state: DeviceState,
+        call: Call,
+        *,
+        trusted: frozenset[str] = frozenset(),
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> Compiled:
+        """Return a program for an executable, on device tensors that exist already.
+
+        Args:
+            executable: the result of compiling.
+            state: the device's tensors.
+            call: example arguments.
+            trusted: names of back ends that need not be compared with the loop again.
+            tell: told what happens, in a word or two.
+        """
         batching = self.batching
         setup = self._training_setup
         streams = RandomStreams(self._seed())
@@ -257,41 +315,28 @@ class Compiler:
             loss_output=executable.trace.loss_output,
             settings=training.optimizer.parameter_tensors if training else dict,
         )
-        context = DeviceContext(
-            state=state,
-            training=self.training,
-            is_random=executable.trace.is_random or bool(training and training.rounding),
-            modes=self._modes(executable),
-        )
-        model = DeviceModel(
-            forward=self._watched(anchors) if anchors.needs_operations else self._forward,
-            context=context,
-            trace=executable.trace,
-            batching=batching,
-            streams=streams,
-            first_replica=self._first_replica,
-            gradients=training.gradients if training else None,
-            trained=training.optimizer.parameters if training else (),
-            only_loop=self._why_loop(anchors, executable.trace, state, call),
-            # Inputs that the forward changes are the caller's own, so they cannot be copies.
-            aligned_inputs=bool(
-                self.options.Emulator.deterministic_reduction
-                and not executable.trace.changed_inputs
-            ),
-        )
-        backend = choose_backend(
-            executable.replica_execution,
+        model = self._device_model(executable, state, call, training, anchors, streams)
+        replicas, agreed = ReplicaSetup(
+            user_model=self.user_model,
+            options=self.options,
+            optimizer=self.optimizer,
+            communicator=self.communicator,
+        ).make(
             model,
             call,
             self._first_inputs(call, executable),
-            quick_capture=self._captures_quickly(executable.placement),
+            how=executable.replica_execution,
+            placement=executable.placement,
+            trusted=trusted,
+            tell=tell,
         )
         program = Program(
             batching=batching,
-            replicas=backend.replicas,
+            replicas=replicas,
             training=training,
-            context=context,
+            context=model.context,
             num_outputs=len(executable.trace.shared),
+            returns_results=not self.options.synthetic_data,
             anchors=anchors,
             counters=Counters(
                 batching,
@@ -300,8 +345,41 @@ class Compiler:
                 synthetic=self.options.synthetic_data,
             ),
         )
-        executable = replace(executable, replica_execution=backend.name)
+        executable = replace(executable, agreed=agreed)
         return Compiled(executable=executable, state=state, program=program, streams=streams)
+
+    def _device_model(
+        self,
+        executable: Executable,
+        state: DeviceState,
+        call: Call,
+        training: Training | None,
+        anchors: Anchors,
+        streams: RandomStreams,
+    ) -> DeviceModel:
+        """Return the model as the replica back ends know it."""
+        context = DeviceContext(
+            state=state,
+            training=self.training,
+            is_random=executable.trace.is_random or bool(training and training.rounding),
+            modes=self._modes(executable),
+        )
+        return DeviceModel(
+            forward=self._watched(anchors) if anchors.needs_operations else self._forward,
+            context=context,
+            trace=executable.trace,
+            batching=self.batching,
+            streams=streams,
+            first_replica=self._first_replica,
+            gradients=training.gradients if training else None,
+            trained=training.optimizer.parameters if training else (),
+            only_loop=self._why_loop(anchors, executable, state, call),
+            # Inputs that the forward changes are the caller's own, so they cannot be copies.
+            aligned_inputs=bool(
+                self.options.Emulator.deterministic_reduction
+                and not executable.trace.changed_inputs
+            ),
+        )
 
     @property
     def _training_setup(self) -> TrainingSetup | None:
@@ -327,7 +405,7 @@ class Compiler:
         return tuple(modes)
 
     def _why_loop(
-        self, anchors: Anchors, trace: Trace, state: DeviceState, call: Call
+        self, anchors: Anchors, executable: Executable, state: DeviceState, call: Call
     ) -> str | None:
         """Return why replicas have to run one after the other; None if they need not."""
         if self.options.Emulator.deterministic_reduction and self.training:
@@ -340,7 +418,9 @@ class Compiler:
             return "parameters are grouped over replicas"
         if any(tensor.dim() == 0 for tensor in call.leaves):
             return "an input has no batch dimension"
-        if trace.needs_python:
+        if executable.placement.reads_buffers and executable.trace.modified_buffers:
+            return "Python code of the forward reads buffers, and the forward changes buffers"
+        if executable.trace.needs_python:
             return "the forward prints or runs Python on the host, once for each replica"
         return None
 
@@ -360,17 +440,9 @@ class Compiler:
 
         return forward
 
-    def _captures_quickly(self, placement: Placement) -> bool:
-        """Tell whether a graph of the model is small: recurrent layers have one for each step."""
-        recurrent = any(isinstance(module, nn.RNNBase) for module in self.model.modules())
-        return not recurrent and len(placement.operations) <= _MAX_CAPTURED_OPERATIONS
-
     def _first_inputs(self, call: Call, executable: Executable) -> Sequence[torch.Tensor]:
         """Return the first combined micro-batch of each input."""
-        leaves = [
-            self.transfer.to_device(tensor, widen_integers=executable.widen_integers)
-            for tensor in call.leaves
-        ]
+        leaves = self.transfer.inputs(call.leaves, widen_integers=executable.widen_integers)
         return self.batching.combined_micro_batches(leaves)[0]
 
     def _seed(self) -> int:
@@ -379,6 +451,12 @@ class Compiler:
             return int(self.options.random_seed)
         mine = int(torch.randint(2**31, (), generator=_fresh_generator()))
         return int(self.communicator.broadcast_object(mine))
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, and how many there are more."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _fresh_generator() -> torch.Generator:

@@ -8,23 +8,20 @@ This module finds, locks, reads and writes the file of one model. It compiles no
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import inspect
+import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from popdist_py import __version__
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.compiler import Executable
+from popdist_py.poptorch.compilation.model_key import model_key
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
-from popdist_py.poptorch.placement.annotations import is_block
-from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["ExecutableCache"]
 
@@ -51,22 +48,38 @@ class ExecutableCache:
         folder = options.executable_cache
         if folder is None:
             return cls(None)
-        return cls(folder / f"{_key(model, options, optimizer, call)}.executable")
+        return cls(folder / f"{model_key(model, options, optimizer, call)}.executable")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let only one process at a time compile this model: the others find its result.
 
         The file itself is the lock, so that the folder holds one file for each model; it is empty
-        until the first process has compiled.
+        until the first process has compiled. A folder that cannot be written, or not locked, is
+        no reason to stop: what it holds is used, and nothing is added.
         """
-        if self._path is None:
+        with ExitStack() as stack:
+            try:
+                if self._path is not None:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    lock = stack.enter_context(self._path.open("ab"))
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                self._do_without(error)
             yield
+
+    def _do_without(self, error: OSError) -> None:
+        """Go on with what the folder holds of this model, or without the folder."""
+        if self._is_filled():
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        assert self._path is not None
+        logger.warning(
+            "This executable is not cached in %s (%s): choose a folder that can be written with "
+            "Options.enableExecutableCaching(), --executable-cache-path or POPTORCH_CACHE_DIR",
+            self._path.parent,
+            error.strerror,
+        )
+        self._path = None
 
     def load(self) -> Executable | None:
         """Return the executable that was compiled before; None if there is none that can be read.
@@ -83,55 +96,27 @@ class ExecutableCache:
         if isinstance(executable, Executable):
             logger.info("Executable loaded from the cache: %s", self._path)
             return executable
-        os.truncate(self._path, 0)
+        with suppress(OSError):  # a folder that is only read keeps it
+            os.truncate(self._path, 0)
         return None
 
     def store(self, executable: Executable) -> None:
         """Keep an executable."""
-        if self._path is not None and not self._is_filled():
-            part = self._path.with_suffix(".part")
-            torch.save(executable, part)
+        if self._path is None or self._is_filled():
+            return
+        part = self._path.with_suffix(".part")
+        content = io.BytesIO()
+        torch.save(executable, content)
+        try:
+            part.write_bytes(content.getbuffer())
             part.replace(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            self._do_without(error)
 
     def _is_filled(self) -> bool:
-        return self._path is not None and self._path.stat().st_size > 0
-
-
-def _key(
-    model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None, call: Call
-) -> str:
-    """Return a name that differs for every model, options, kind of arguments and version."""
-    shapes = [
-        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    ]
-    modes = [
-        # The text a layer adds when it is printed: the probability of a dropout, for example.
-        (name, plain_class(module), module.training, module.extra_repr(), _blocks(module))
-        for name, module in model.named_modules()
-    ]
-    sources = sorted({_source(plain_class(module)) for module in model.modules()})
-    arguments = (call.positional, call.keywords, [(t.shape, t.dtype) for t in call.leaves])
-    parts = (
-        __version__,
-        torch.__version__,
-        shapes,
-        modes,
-        sources,
-        arguments,
-        options._description(),
-        type(optimizer),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _blocks(module: nn.Module) -> list[str]:
-    """Return the block that BeginBlock() made of a module, if it did."""
-    return [repr(hook) for hook in module._forward_pre_hooks.values() if is_block(hook)]
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        return f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            return self._path is not None and self._path.stat().st_size > 0
+        except OSError:
+            return False

@@ -6,17 +6,21 @@ Made while compiling, from the options, the optimiser and the other instances.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from popdist_py.collectives import Communicator
+from popdist_py.collectives.signature import Signature
 from popdist_py.environment import CollectiveSettings
 from popdist_py.poptorch import enums
-from popdist_py.poptorch.compilation.allocator import keep_freed_memory
+from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution.trace import Trace
+from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.update.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, parameter_groups
 from popdist_py.poptorch.update.gradients import Gradients, SharedGradients, TreeGradients
 from popdist_py.poptorch.update.half_accumulators import keep_half_state
@@ -52,10 +56,15 @@ class TrainingSetup:
             state: the device's tensors.
             seed_update: sets the random numbers of the update after a micro-batch.
         """
-        keep_freed_memory()
+        compression = self._compression()
         used = _same_group(trace.used_parameters, state)
         groups = parameter_groups(self.optimizer, state.device_tensors, used)
         parameters = [parameter for group in groups for parameter in group]
+        if used and not parameters:
+            logger.warning(
+                "Nothing is trained: the optimizer has none of the parameters that lead to the "
+                "loss. Make it of the parameters of the module that is wrapped, not of a copy"
+            )
         # A parameter that is not updated needs no gradient.
         trained = {id(parameter) for parameter in parameters}
         for parameter in used.values():
@@ -77,7 +86,12 @@ class TrainingSetup:
             if self.options.Emulator.deterministic_reduction:
                 gradients = TreeGradients(parameters, self.communicator, replicas)
             else:
-                gradients = SharedGradients(parameters, self.communicator, self._overlap)
+                gradients = SharedGradients(
+                    parameters,
+                    self.communicator,
+                    self._overlap,
+                    reduction_of=compression.reduction if compression else None,
+                )
             optimizer = DeviceOptimizer(
                 self.optimizer,
                 state.device_tensors,
@@ -92,7 +106,43 @@ class TrainingSetup:
             half_accumulators=self._has_half_accumulators,
             scaler=self._scaler(),
             rounding=seed_update if self.rounds_at_random else None,
+            compression=compression,
         )
+
+    def _compression(self) -> CompressedGradients | None:
+        """Return how gradients travel between hosts; None if as they are.
+
+        Raises:
+            CollectiveMismatchError: the instances have different settings.
+            Error: the reduction has to be deterministic.
+        """
+        wanted = self.options.Training.gradient_compression_settings
+        if self.communicator.num_instances > 1:
+            self.communicator.agree(
+                Signature("Options.Training.gradientCompression", _in_words(wanted))
+            )
+        method = wanted.pop("method")
+        if method == "none":
+            return None
+        if self.options.Emulator.deterministic_reduction:
+            raise Error(
+                f"Options.Training.gradientCompression({method!r}) does not go with "
+                "deterministicReduction (or POPDIST_DETERMINISTIC=1), which promises the same bits "
+                "however the replicas are split: what is compressed are the sums of hosts. Switch "
+                "one of them off"
+            )
+        links = self.communicator.host_links
+        if links is None:
+            if self.communicator.instance_index == 0:
+                logger.info(
+                    "Options.Training.gradientCompression(%r) has no effect: %s",
+                    method,
+                    "the instances share no memory on their hosts (POPDIST_SHARED_MEMORY)"
+                    if self.communicator.spans_hosts
+                    else "gradients travel within one host only",
+                )
+            return None
+        return CompressedGradients(method, wanted, self.communicator, links)
 
     def _updates_slices(
         self, trace: Trace, state: DeviceState, parameters: Sequence[torch.Tensor]
@@ -146,6 +196,12 @@ class TrainingSetup:
     @property
     def _settings(self) -> CollectiveSettings:
         return CollectiveSettings.from_environ(os.environ)
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+    """Return settings as a program gives them: ``'powersgd', rank=2``."""
+    method, *others = settings.items()
+    return ", ".join([repr(method[1]), *(f"{name}={value!r}" for name, value in others)])
 
 
 def _same_group(used: frozenset[str], state: DeviceState) -> dict[str, torch.Tensor]:

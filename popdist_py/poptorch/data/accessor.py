@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import pickle
+import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing import util
 from multiprocessing.connection import Connection
@@ -21,6 +24,7 @@ from popdist_py.poptorch.data import loader_process
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
+    Empty,
     EndOfEpoch,
     Failure,
     Filled,
@@ -32,6 +36,7 @@ from popdist_py.poptorch.data.loader_messages import (
 from popdist_py.poptorch.data.loader_process import Job
 from popdist_py.poptorch.data.memory_pickle import Parcel
 from popdist_py.poptorch.data.sample_source import source_of
+from popdist_py.poptorch.data.samplers import sampler_epochs
 from popdist_py.poptorch.data.shared_slots import Slot, read
 from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
@@ -41,6 +46,8 @@ __all__ = ["AsynchronousDataAccessor"]
 _SECONDS_TO_STOP: Final = 10.0  # as long as PopTorch waits before it sends a signal
 _SECONDS_TO_TERMINATE: Final = 5.0
 
+_NAME: Final = "poptorch-data-loader"  # of the loader process
+_UNGUARDED: Final = 86  # how it ends where importing the program makes an accessor
 _START_METHODS: Final = {
     SharingStrategy.SharedMemory: "spawn",
     SharingStrategy.FileSystem: "spawn",
@@ -65,6 +72,9 @@ class AsynchronousDataAccessor:
             SharedMemory (spawn), FileSystem (spawn, data set in a temporary file).
         rebatched_size: assemble batches of this many elements from the items' first dimension.
 
+    A sampler of a DataLoader may be told of epochs by ``set_epoch()`` in this process, as torch's
+    DistributedSampler is: what was loaded ahead in the order of another epoch is left.
+
     The tensors of an item are overwritten after the next one is asked for: clone them to keep
     them. Tuples come back as lists.
 
@@ -87,6 +97,8 @@ class AsynchronousDataAccessor:
         _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
         source = source_of(dataset, rebatched_size)
         self._length = source.length
+        self._sampler = source.sampler
+        self._sampler_epochs = sampler_epochs(source.sampler)  # that the loader process knows of
         job = Job(
             source=source.items,
             slots=[Slot() for _ in range(buffer_size + source.ahead)],
@@ -124,15 +136,31 @@ class AsynchronousDataAccessor:
             self, _shut_down, (self._process, self._channel), exitpriority=100
         )
         first = self._receive()
+        if isinstance(first, Empty):
+            self.terminate()
+            raise Error(
+                f"AsynchronousDataAccessor worker thread failed to start: {source.why_empty}"
+            )
         if isinstance(first, Failure):
             self.terminate()
             raise Error(
-                "AsynchronousDataAccessor worker thread failed to start: the data set must yield "
-                "a first item, be importable in a new process, and the program must guard its "
-                f"code by if __name__ == '__main__'. Details:\n{first.traceback}"
+                "AsynchronousDataAccessor worker thread failed to start: "
+                + self._explain_start(first.traceback)
             )
         assert isinstance(first, Ready)
         self._start = first.start
+
+    def _explain_start(self, details: str) -> str:
+        if self._process.exitcode == _UNGUARDED:
+            return (
+                "its process imports the program, which makes a loader again while it is "
+                "imported. Put the code of the program below if __name__ == '__main__':, or choose "
+                "sharing_strategy=poptorch.SharingStrategy.Fork (async_options of a DataLoader)"
+            )
+        return (
+            "the data set must yield a first item and be importable in a new process. "
+            f"Details:\n{details}"
+        )
 
     def terminate(self) -> None:
         """End the loader process; the accessor cannot be iterated afterwards."""
@@ -154,15 +182,20 @@ class AsynchronousDataAccessor:
             self._epoch += 1
             self._begun = False
             self._position, self._start = 0, None
+        told = self._told_sampler()
+        if told is not None and self._resume is None and self._start is not None:
+            self._resume = self.state_dict()  # the same epoch again, in another order
         resume = None
-        if self._resume is not None:
+        if self._resume is not None or told is not None:
             # A number that the loader process has not begun, so that it leaves what it has loaded:
             # it may be ahead by as many short epochs as it keeps items.
             self._epoch += self._buffer_size + 1
+            self._epochs_before -= self._buffer_size + 1
+        if self._resume is not None:
             self._epochs_before = self._resume["epoch"] - self._epoch
             self._position, self._start = self._resume["position"], self._resume["start"]
             resume, self._resume = (self._resume["start"], self._position), None
-        self._send(Start(self._epoch, resume))
+        self._send(Start(self._epoch, resume, told))
         self._iterating = True
         return self
 
@@ -207,6 +240,14 @@ class AsynchronousDataAccessor:
         """
         self._resume = dict(state_dict)
 
+    def _told_sampler(self) -> tuple[int, ...] | None:
+        """Return the epochs of the samplers if the program has set others since the last time."""
+        epochs = sampler_epochs(self._sampler)
+        if epochs == self._sampler_epochs:
+            return None
+        self._sampler_epochs = epochs
+        return epochs
+
     def _receive_of_epoch(self) -> Any:
         """Wait for a message; return it if it is an item or the end of this epoch, else None."""
         message = self._receive()
@@ -246,6 +287,7 @@ class AsynchronousDataAccessor:
 
 
 def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int | None) -> None:
+    assert isinstance(buffer_size, int), f"buffer_size is {buffer_size!r}: expected a whole number"
     assert buffer_size >= 1, f"buffer_size is {buffer_size}: it must be at least 1"
     assert miss_sleep_time_in_ms >= 0, (
         f"miss_sleep_time_in_ms is {miss_sleep_time_in_ms}: it must not be negative"
@@ -256,7 +298,22 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
 
 
 def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
-    """Start the loader process."""
+    """Start the loader process.
+
+    Raises:
+        AssertionError: there is no such strategy.
+        Error: the data set cannot be pickled, which every strategy but Fork needs.
+    """
+    assert strategy in tuple(SharingStrategy), (
+        f"sharing_strategy={strategy!r}: expected one of "
+        f"{', '.join(f'poptorch.SharingStrategy.{each.name}' for each in SharingStrategy)}"
+    )
+    here: Any = multiprocessing.current_process()
+    if here.name == _NAME and getattr(here, "_inheriting", False):
+        # The program says it: a traceback from here would only stand before what it says. A server
+        # of processes turns sys.exit() into exit code 1.
+        sys.stdout.flush()
+        os._exit(_UNGUARDED)
     method = _START_METHODS[SharingStrategy(strategy)]
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
@@ -266,9 +323,19 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     process = context.Process(
         target=loader_process.run,
         args=(job if method == "fork" else content, connection),
-        name="poptorch-data-loader",
+        name=_NAME,
     )
-    process.start()
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if method == "fork":
+            raise
+        raise Error(
+            "AsynchronousDataAccessor worker thread failed to start: the data set, or a function "
+            f"that it is loaded with, cannot be sent to another process ({error}). Define it at "
+            "the top of a module, not inside a function, or choose "
+            "sharing_strategy=poptorch.SharingStrategy.Fork (async_options of a DataLoader)"
+        ) from error
     return process
 
 

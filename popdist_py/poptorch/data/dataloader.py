@@ -7,26 +7,38 @@ and gives each instance its own share of the data set. How tensors travel from a
 
 from __future__ import annotations
 
+import errno
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
+from popdist_py.poptorch.data.batch_needs import too_few_batches, too_few_elements
 from popdist_py.poptorch.data.epoch_start import Draws, own_random
+from popdist_py.poptorch.data.loader_arguments import (
+    LoadSizes,
+    check_batch_sampler,
+    check_iterable,
+    check_mode,
+    is_partition,
+    load_sizes,
+)
 from popdist_py.poptorch.data.sample_source import Source, length_of, loader_source
 from popdist_py.poptorch.data.samplers import (
     BatchDataset,
+    Concatenate,
     GroupedBatchSampler,
     ShardSampler,
-    concatenate,
+    num_elements_of,
     sampler_length,
 )
+from popdist_py.poptorch.data.shared_seed import share_sampler, shared_seed
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -35,15 +47,8 @@ from popdist_py.sharding import shard
 
 __all__ = ["DataLoader"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSizes:
-    """How many elements a batch holds, on the way from the data set to the model."""
-
-    combined: int | None  # per call of the model; None when the data set yields whole batches
-    loaded: int | None  # per batch that torch's DataLoader loads
-    rebatched: bool  # whether the accessor assembles loaded batches into combined ones
-    drop_last: bool
+# How the system says that semaphores and memory cannot be shared.
+_NO_SHARED_MEMORY: Final = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ENOSYS)
 
 
 @dataclass(slots=True)
@@ -84,11 +89,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         dataset: map-style or iterable data set.
         batch_size: elements of one micro-batch; None if the data set yields whole batches.
         shuffle: whether to read in a random order, new each epoch; not for iterable data sets.
-            With several processes it needs ``options.randomSeed``, equal on all of them.
+            Several instances share one order: it comes from ``options.randomSeed``, equal on all of
+            them, or else from a seed that instance 0 draws; then all make the loader. A sampler of
+            torch draws from that seed too, if it has no generator; one of the program's own has to
+            yield the same order on every instance.
         num_workers: worker processes that load batches.
         drop_last: whether to leave out the elements that do not fill a batch.
         persistent_workers: whether workers outlive an epoch; None means yes if there are any.
-        auto_distributed_partitioning: whether each process reads only its own share.
+        auto_distributed_partitioning: whether each process reads only its own share. A
+            DistributedSampler of torch for several processes gives that share itself.
         mode: Sync loads in this process; Async in a process of its own, ahead of time;
             AsyncRebatched lets the workers load batches of another size.
         async_options: keyword arguments of :class:`AsynchronousDataAccessor`.
@@ -125,23 +134,38 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         assert isinstance(options, Options), (
             f"'options' is of type {type(options).__name__}: expected poptorch.Options"
         )
+        check_mode(mode)
         options._freeze()
         self._options = options
         self._mode = mode
         self._accessor: AsynchronousDataAccessor | None = None
         self._place: _Place | None = None  # in the epoch that was begun last
         self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
-        partitioned = auto_distributed_partitioning and options.Distributed.numProcesses > 1
+        partitioned = (
+            auto_distributed_partitioning
+            and options.Distributed.numProcesses > 1
+            and not is_partition(kwargs.get("sampler"))
+        )
         shuffle = bool(shuffle)
+        # The program's own, where its batches have a size; torch's ``batch_sampler`` groups them.
+        self._given_batches: Any = batch_sampler if hasattr(batch_sampler, "batch_size") else None
 
         if batch_sampler is not None:
-            _check_batch_sampler(batch_size, shuffle, partitioned)
+            check_batch_sampler(batch_size, shuffle, partitioned)
             batch_size = getattr(batch_sampler, "batch_size", batch_size)
+        elif batch_size is not None:
+            is_size = isinstance(batch_size, int) and batch_size >= 1
+            assert is_size, (
+                f"batch_size={batch_size!r}: expected a whole number of 1 or more, or None"
+            )
         micro_batches = options.batching(training=False).num_slices
-        sizes = _load_sizes(
+        sizes = load_sizes(
             micro_batches, batch_size, drop_last, mode, rebatched_worker_size, async_options
         )
-        if batch_sampler is not None and mode != DataLoaderMode.AsyncRebatched:
+        sizes_are_known = mode == DataLoaderMode.AsyncRebatched and hasattr(
+            batch_sampler, "batch_size"
+        )
+        if batch_sampler is not None and not sizes_are_known:
             sizes = replace(sizes, rebatched=False)  # its batches may differ in size
         self._sizes = sizes
 
@@ -164,7 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 drop_last and not sizes.rebatched and sizes.loaded is not None
             )
             if isinstance(dataset, IterableDataset):
-                _check_iterable(num_workers, partitioned, kwargs)
+                check_iterable(num_workers, partitioned, kwargs)
                 torch_arguments["shuffle"] = shuffle
             elif partitioned and not (shuffle and "sampler" in kwargs):
                 torch_arguments["sampler"] = _shard_sampler(
@@ -174,9 +198,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 torch_arguments["shuffle"] = shuffle
         super().__init__(dataset, **torch_arguments)
 
-        if sizes.combined is not None and not drop_last and batch_sampler is None:
+        self._why_empty = (
+            self._say_no_batch(batch_size, partitioned=partitioned) if drop_last else None
+        )
+        if sizes.combined is not None and batch_sampler is None and not drop_last:
             self._warn_of_short_batch(sizes.combined)
-        if mode != DataLoaderMode.Sync:
+        if mode == DataLoaderMode.Sync:
+            if self._why_empty is not None and options.Distributed.processId == 0:
+                logger.warning(self._why_empty)
+        else:
             rebatched_size = sizes.combined if sizes.rebatched else None
             self._accessor = AsynchronousDataAccessor(
                 self, **(async_options or {}), rebatched_size=rebatched_size
@@ -208,6 +238,19 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._accessor is not None:
             return iter(self._accessor)
+        try:
+            return self._begin()
+        except OSError as error:
+            if self.num_workers == 0 or error.errno not in _NO_SHARED_MEMORY:
+                raise
+            raise Error(
+                f"num_workers={self.num_workers}: worker processes need shared memory, and "
+                f"/dev/shm gives none ({error.strerror}). Make it larger or writable (docker run "
+                "--shm-size=1g, mount -o remount,size=1g /dev/shm), or load with num_workers=0"
+            ) from error
+
+    def _begin(self) -> Iterator[Any]:
+        """Begin an epoch, or go on with the one that was loaded."""
         resume, self._resume = self._resume, None
         if resume is not None:
             return self._go_on(resume)
@@ -288,14 +331,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         reference = self if self._mode == DataLoaderMode.Sync else weakref.proxy(self)
         # Of a loader that rebatches, the length counts the rebatched ones already.
         length = partial(length_of, reference, None if self._sizes.rebatched else size)
-        if type(self).__iter__ is not DataLoader.__iter__:
-            return Source(items=self, drop_last=self._sizes.drop_last, length=length)
-        return loader_source(self, size, drop_last=self._sizes.drop_last, length=length)
+        # An asynchronous one that iterates in a way of its own does so here, not there.
+        if self._mode == DataLoaderMode.Sync and type(self).__iter__ is not DataLoader.__iter__:
+            source = Source(items=self, drop_last=self._sizes.drop_last, length=length)
+        else:
+            source = loader_source(self, size, drop_last=self._sizes.drop_last, length=length)
+        return source if self._why_empty is None else replace(source, why_empty=self._why_empty)
 
     def _num_elements(self) -> int:
         """Return how many elements an epoch of this process has."""
+        if self._given_batches is not None:
+            return num_elements_of(self._given_batches)
         source = self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler
         return len(source)  # type: ignore[arg-type]
+
+    def _say_no_batch(self, batch_size: int | None, *, partitioned: bool) -> str | None:
+        """Return why this loader has no batches; None if it has, or if the data set is empty."""
+        dataset: Any = self.dataset
+        batching = self._options.batching(training=False)
+        try:
+            if len(self) > 0:
+                return None
+            if isinstance(self.batch_sampler, GroupedBatchSampler):
+                batches = self.batch_sampler.num_batches
+                return too_few_batches(batches, batching) if batches else None
+            elements = len(dataset) if partitioned else self._num_elements()
+        except (TypeError, NotImplementedError, AttributeError):
+            return None  # nobody knows before the end of an epoch
+        if not elements or batch_size is None:
+            return None
+        instances = self._options.Distributed.numProcesses if partitioned else 1
+        return too_few_elements(elements, batch_size, batching, num_instances=instances)
 
     def _warn_of_short_batch(self, combined: int) -> None:
         if isinstance(self.dataset, IterableDataset) or not hasattr(self.sampler, "__len__"):
@@ -311,65 +377,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
 
 
-def _load_sizes(
-    micro_batches: int,
-    batch_size: int | None,
-    drop_last: bool,
-    mode: DataLoaderMode,
-    rebatched_worker_size: int | None,
-    async_options: dict[str, Any] | None,
-) -> LoadSizes:
-    """Decide the sizes of batches for a model whose calls take ``micro_batches`` of them.
-
-    Raises:
-        AssertionError: sizes that do not go together.
-    """
-    combined = None if batch_size is None else batch_size * micro_batches
-    assert "rebatched_size" not in (async_options or {}), (
-        "'rebatched_size' is not an option for async_options: use mode AsyncRebatched"
-    )
-    rebatched = mode == DataLoaderMode.AsyncRebatched or (
-        mode == DataLoaderMode.Async and not drop_last
-    )
-    # One element fills a batch: there is nothing to assemble, and no batch is ever short.
-    rebatched = rebatched and combined is not None and combined > 1
-    loaded = combined
-    if mode == DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
-        assert 1 <= rebatched_worker_size <= (combined or 0), (
-            f"rebatched_worker_size is {rebatched_worker_size}: it must be at least 1 and not "
-            f"greater than the combined batch size, {combined}"
-        )
-        loaded = rebatched_worker_size
-    return LoadSizes(combined=combined, loaded=loaded, rebatched=rebatched, drop_last=drop_last)
-
-
-def _check_batch_sampler(batch_size: int | None, shuffle: bool, partitioned: bool) -> None:
-    if batch_size != 1 or shuffle:
-        raise Error(
-            "batch_sampler is mutually exclusive with batch_size and shuffle: got "
-            f"batch_size={batch_size} and shuffle={shuffle}; give only the batch_sampler"
-        )
-    if partitioned:
-        raise Error(
-            "batch_sampler is mutually exclusive with auto_distributed_partitioning: partition "
-            "in the sampler and give auto_distributed_partitioning=False"
-        )
-
-
-def _check_iterable(num_workers: int, partitioned: bool, kwargs: dict[str, Any]) -> None:
-    assert not partitioned, (
-        "auto_distributed_partitioning is not supported for an IterableDataset with several "
-        "processes: partition inside the data set and give auto_distributed_partitioning=False"
-    )
-    if num_workers > 1 and kwargs.get("worker_init_fn") is None:
-        logger.warning(
-            "IterableDataset used with num_workers=%d but no worker_init_fn specified: as a "
-            "result every element of the data set will be returned %d times by the DataLoader",
-            num_workers,
-            num_workers,
-        )
-
-
 def _group_batches(
     dataset: Any,
     batch_sampler: Iterable[Any],
@@ -378,12 +385,17 @@ def _group_batches(
     collate_fn: Callable[[list[Any]], Any] | None,
 ) -> tuple[Any, dict[str, Any]]:
     """Return the data set and the torch arguments that concatenate ``size`` sampler batches."""
-    sampler_length(batch_sampler)  # warns early where the length is unknown
+    if sampler_length(batch_sampler) is None:
+        logger.warning(
+            "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
+            "Define __len__ if you need it",
+            type(batch_sampler).__name__,
+        )
     if size == 1:
         return dataset, {"batch_sampler": batch_sampler}
     return BatchDataset(dataset, collate_fn or default_collate), {
         "batch_sampler": GroupedBatchSampler(batch_sampler, size, drop_last),
-        "collate_fn": concatenate,
+        "collate_fn": Concatenate(),
     }
 
 
@@ -395,10 +407,7 @@ def _shard_sampler(
         "batch_size=None is not allowed with auto_distributed_partitioning: give a batch_size, or "
         "auto_distributed_partitioning=False"
     )
-    assert not shuffle or options.exists("random_seed"), (
-        "shuffle=True with several processes needs the same seed on all of them: set it with "
-        "poptorch.Options.randomSeed()"
-    )
+    share_sampler(sampler, options)
     order: Any = range(len(dataset)) if sampler is None else sampler
     share = shard(
         len(order),
@@ -407,4 +416,4 @@ def _shard_sampler(
         step=sizes.combined,
         drop_last=sizes.drop_last,
     )
-    return ShardSampler(order, share, options.random_seed if shuffle else None)
+    return ShardSampler(order, share, shared_seed(options) if shuffle else None)

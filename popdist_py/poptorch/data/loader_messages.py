@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "Begun",
     "Channel",
+    "Empty",
     "EndOfEpoch",
     "Failure",
     "Filled",
@@ -28,11 +29,13 @@ __all__ = [
 class Start(NamedTuple):
     """Begin this epoch, leaving an unfinished one.
 
-    ``resume`` is where it began before, and how many of its items are not wanted again.
+    ``resume`` is where it began before, and how many of its items are not wanted again;
+    ``sampler_epochs`` is what the program has told the samplers since, if it has.
     """
 
     epoch: int
     resume: tuple[dict[str, Any], int] | None = None
+    sampler_epochs: tuple[int, ...] | None = None
 
 
 class GiveBack(NamedTuple):
@@ -52,6 +55,10 @@ class Ready(NamedTuple):
     """The first item has been loaded; ``start`` is what the order is drawn from."""
 
     start: dict[str, Any]
+
+
+class Empty(NamedTuple):
+    """There is no first item; the process ends."""
 
 
 class Begun(NamedTuple):

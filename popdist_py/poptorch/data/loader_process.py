@@ -29,6 +29,7 @@ from popdist_py.poptorch.data.epoch_start import Draws
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
+    Empty,
     EndOfEpoch,
     Failure,
     Filled,
@@ -38,6 +39,7 @@ from popdist_py.poptorch.data.loader_messages import (
     Stop,
 )
 from popdist_py.poptorch.data.sample_source import LoaderArguments
+from popdist_py.poptorch.data.samplers import set_sampler_epochs
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
 
 __all__ = ["Job", "run"]
@@ -114,7 +116,7 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
         return slot, [self._dataset[index] for index in indices]
 
 
-class _InPlaceCollate:
+class _InPlaceCollate(custom_types.CarriesParsers):
     """Collates (slot, samples) into the slot; what goes on from there is its description."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], slots: list[Slot]) -> None:
@@ -203,9 +205,13 @@ def _iterate(items: Any) -> Iterator[Any]:
 
 
 def _num_rows(item: Any) -> int:
-    tensors = tensors_of(item)
-    assert tensors, f"the data set returned a {type(item).__name__} without tensors"
-    return tensors[0].shape[0]
+    shapes = [list(tensor.shape) for tensor in tensors_of(item)]
+    assert shapes, f"the data set returned a {type(item).__name__} without tensors"
+    assert all(shape and shape[0] == shapes[0][0] for shape in shapes), (
+        f"the data set returned tensors of shapes {', '.join(map(str, shapes))}: to assemble "
+        "batches of another size, all need the same first dimension"
+    )
+    return shapes[0][0]
 
 
 def _rebatched(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -243,18 +249,21 @@ class _Loader:
         self._sent: Any = None  # the description that the accessor got last
         self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
         self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
+        self._sampler_epochs: tuple[int, ...] | None = None  # what its samplers are told before
 
     def run(self) -> None:
-        """Load epoch after epoch until told to stop."""
+        """Load epoch after epoch until told to stop, unless there is nothing to load."""
         epoch = 0
         tokens, token = self._begin()
         if token is None:
-            raise ValueError("the data set is empty: it must have at least one item")
+            self._channel.send(Empty())
+            return
         self._channel.send(Ready(self._start))
         while True:
             self._wait_for(epoch)
             epoch = self._newest
-            if self._resume is not None:  # the first item that was loaded is of another order
+            if self._resume is not None or self._sampler_epochs is not None:
+                # The first item that was loaded is of another order.
                 del tokens
                 tokens, token = self._begin()
             had_items = token is not None
@@ -273,6 +282,9 @@ class _Loader:
         if self._resume is not None:
             (start, skipped), self._resume = self._resume, None
             self._source.draws.load(start)
+        if self._sampler_epochs is not None:
+            set_sampler_epochs(self._source.draws.sampler, self._sampler_epochs)
+            self._sampler_epochs = None
         self._start = self._source.draws.state(with_random=True)
         tokens = iter(self._source)
         for _ in range(skipped):
@@ -308,9 +320,10 @@ class _Loader:
         match self._channel.receive():
             case GiveBack(slot):
                 self._ledger.give_back(slot)
-            case Start(epoch, resume):
+            case Start(epoch, resume, sampler_epochs):
                 self._newest = max(self._newest, epoch)
                 self._resume = resume or self._resume
+                self._sampler_epochs = sampler_epochs or self._sampler_epochs
             case Stop():
                 raise _Stopped
 

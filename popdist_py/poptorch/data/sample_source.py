@@ -35,6 +35,8 @@ class Source:
         ahead: how many batches the workers load at once.
         drop_last: whether a last batch with fewer elements is left out when rebatching.
         length: answers the number of items in an epoch; TypeError where the data set has none.
+        sampler: gives the order of the items, in this process: the program may tell it of epochs.
+        why_empty: what to say if there is no item at all.
     """
 
     items: Any
@@ -42,6 +44,10 @@ class Source:
     ahead: int = 0
     drop_last: bool = True
     length: Callable[[], int]
+    sampler: Any = None
+    why_empty: str = (
+        "the data set is empty, or its items do not fill one batch: it must yield a first item"
+    )
 
 
 def source_of(dataset: Any, size: int | None) -> Source:
@@ -87,6 +93,7 @@ def loader_source(
         ahead=ahead if in_place else 0,
         drop_last=drop_last,
         length=length,
+        sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
     )
 
 

@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 
-from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.calls.custom_types import CarriesParsers, parser_of
 from popdist_py.sharding import Shard
 
 __all__ = [
     "BatchDataset",
+    "Concatenate",
     "GroupedBatchSampler",
     "ShardSampler",
-    "concatenate",
     "load_sampler_state",
+    "num_elements_of",
+    "sampler_epochs",
     "sampler_length",
     "sampler_state",
+    "set_sampler_epochs",
 ]
 
 
@@ -44,6 +47,11 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._shard = shard
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
+
+    @property
+    def sampler(self) -> Any:
+        """The order that is shared out."""
+        return self._order
 
     def __len__(self) -> int:
         return self._shard.length
@@ -105,10 +113,25 @@ class GroupedBatchSampler:
             if len(group) == self._size or not self._drop_last:
                 yield group
 
-    def __len__(self) -> int:
+    @property
+    def sampler(self) -> Any:
+        """The user's batch sampler."""
+        return self._batches
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches before they are grouped.
+
+        Raises:
+            TypeError: the user's batch sampler does not know.
+        """
         length = sampler_length(self._batches)
         if length is None:
             raise TypeError(f"the batch sampler {type(self._batches).__name__} has no length")
+        return length
+
+    def __len__(self) -> int:
+        length = self.num_batches
         return length // self._size if self._drop_last else -(-length // self._size)
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,16 +179,40 @@ def load_sampler_state(sampler: Any, state: Mapping[str, Any]) -> None:
         load_sampler_state(inner, state["sampler"])
 
 
+def sampler_epochs(sampler: Any) -> tuple[int, ...]:
+    """Return what ``set_epoch()`` told a sampler, and those that it reads through."""
+    return tuple(each.epoch for each in _with_epoch(sampler))
+
+
+def set_sampler_epochs(sampler: Any, epochs: Sequence[int]) -> None:
+    """Tell a sampler, and those that it reads through, what :func:`sampler_epochs` returned."""
+    for each, epoch in zip(_with_epoch(sampler), epochs, strict=True):
+        each.set_epoch(epoch)
+
+
+def _with_epoch(sampler: Any) -> Iterator[Any]:
+    """Yield the samplers in a chain that are told of epochs, as torch's DistributedSampler is."""
+    while sampler is not None:
+        if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int):
+            yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def num_elements_of(batch_sampler: Any) -> int:
+    """Return how many elements the batches of a sampler with a ``batch_size`` have.
+
+    Only the last one of torch's own may be known to be short; of others, all are taken as whole.
+    """
+    most = len(batch_sampler) * int(batch_sampler.batch_size)
+    is_torchs = isinstance(batch_sampler, torch.utils.data.BatchSampler)
+    return min(most, len(batch_sampler.sampler)) if is_torchs else most
+
+
 def sampler_length(sampler: Any) -> int | None:
-    """Return ``len(sampler)``, or None and a warning where the sampler does not know it."""
+    """Return ``len(sampler)``, or None where the sampler does not know it."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError, AttributeError):
-        logger.warning(
-            "The batch sampler %s has no usable __len__: the length of the DataLoader is unknown. "
-            "Define __len__ if you need it",
-            type(sampler).__name__,
-        )
         return None
 
 
@@ -181,24 +228,40 @@ class BatchDataset(torch.utils.data.Dataset[Any]):
         return self._collate_fn([self.dataset[index] for index in indices])
 
 
-def concatenate(batches: Sequence[Any]) -> Any:
-    """Join batches of one structure along dimension 0, tensor by tensor."""
+class Concatenate(CarriesParsers):
+    """Joins batches of one structure along dimension 0, tensor by tensor: a collate function."""
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        """Return the batches as one.
+
+        Raises:
+            TypeError: they hold something else than tensors and what is made of them.
+        """
+        return _joined(batches)
+
+
+def _joined(batches: Sequence[Any]) -> Any:
     first = batches[0]
+    parser = parser_of(first)
     if isinstance(first, torch.Tensor):
         return torch.cat(list(batches), dim=0)
+    if parser is not None:
+        columns = zip(*map(parser.yieldTensors, batches), strict=True)
+        return parser.reconstruct(first, map(_joined, columns))
     if isinstance(first, dict):
-        return {key: concatenate([batch[key] for batch in batches]) for key in first}
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*map(concatenate, zip(*batches, strict=True)))
-    if isinstance(first, (tuple, list)) and all(_holds_tensors(item) for item in first):
-        return type(first)(map(concatenate, zip(*batches, strict=True)))
+        return type(first)(*map(_joined, zip(*batches, strict=True)))
+    if isinstance(first, (tuple, list)) and all(map(_holds_tensors, first)):
+        return type(first)(map(_joined, zip(*batches, strict=True)))
     if isinstance(first, (tuple, list)):
         return type(first)(item for batch in batches for item in batch)
     raise TypeError(
         f"cannot join batches of type {type(first).__name__} along dimension 0: the collate "
-        "function must return tensors, or lists, tuples or dicts of them"
+        "function must return tensors, lists, tuples or dicts of them, or a type with a parser "
+        "(poptorch.registerCustomArgParser)"
     )
 
 
 def _holds_tensors(item: Any) -> bool:
-    return isinstance(item, (torch.Tensor, dict, list, tuple))
+    return isinstance(item, (torch.Tensor, dict, list, tuple)) or parser_of(item) is not None

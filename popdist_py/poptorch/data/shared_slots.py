@@ -153,10 +153,14 @@ class SlotWriter:
         The description has the structure of the item, with a :class:`Leaf` for every tensor.
 
         Raises:
-            AssertionError: something else than a tensor, list, tuple, dict or registered type.
+            AssertionError: something else than dense tensors, lists, tuples, dicts and registered
+                types.
         """
         if isinstance(item, torch.Tensor):
             if id(item) not in self._placed:
+                assert item.layout == torch.strided, (
+                    f"the data set returned a tensor of layout {item.layout}: call to_dense() on it"
+                )
                 copy = self.empty(item.shape, item.dtype)
                 copy.copy_(item.detach())
                 item = copy

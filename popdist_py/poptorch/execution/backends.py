@@ -16,6 +16,7 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
+from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.execution.replicas import (
     DeviceModel,
     FusedReplicas,
@@ -35,16 +36,16 @@ class Backend:
         option: the value of ``replicaExecution`` that asks for it; None if only "auto" finds it.
             Of the rows with the same value, the first that agrees with the reference counts.
         can_run: returns why it cannot run a model, or None.
+        by_rule: whether it is taken untimed where the time must not decide; of several, the last.
         make: returns what runs a model's replicas, from the model, arguments of a call, and a
             combined micro-batch of each input. Whatever it raises is a reason not to take it.
-        captures: whether making it takes time for each operation of the model.
     """
 
     name: str
     option: str | None = None
+    by_rule: bool = False
     can_run: Callable[[DeviceModel], str | None]
     make: Callable[[DeviceModel, Call, Sequence[torch.Tensor]], Replicas]
-    captures: bool = False
 
 
 def _always(_: DeviceModel) -> None:
@@ -52,7 +53,7 @@ def _always(_: DeviceModel) -> None:
 
 
 def _why_not_captured(model: DeviceModel) -> str | None:
-    if model.context.modes:
+    if any(mode is not MixedPrecision for mode in model.context.modes):
         return "a captured graph knows nothing of the modes that the model runs in"
     if model.training and not model.trace.loss_has_gradient:
         return "no parameter leads to the loss"
@@ -80,16 +81,16 @@ BACKENDS: Final[tuple[Backend, ...]] = (
     ),
     Backend(
         name="graph",
+        by_rule=True,
         can_run=_why_not_captured,
         make=partial(GraphReplicas, vectorised=False),
-        captures=True,
     ),
     Backend(
         name="fused graph",
         option="fused",
+        by_rule=True,
         can_run=_why_not_fused_and_captured,
         make=partial(GraphReplicas, vectorised=True),
-        captures=True,
     ),
     Backend(
         name="fused",

@@ -1,64 +1,112 @@
 """Operations that torch vectorises badly, run once with the replicas folded into the batch.
 
-Only while a graph of all replicas is captured. Each sample's result must not depend on the others.
+Each sample's result must not depend on the others; those of batch norms do. For these, every
+replica's channels become channels of their own: [micro-batch, replicas x channels, ...]. That takes
+no copy where a sample's replicas lie side by side in memory, so that what follows a batch norm
+keeps them so: [micro-batch, replicas, channels, ...]. Which of both orders samples lie in is never
+said anywhere but in their strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-__all__ = ["folded_batches"]
+from popdist_py.poptorch.execution.losses import LossRecorder
+from popdist_py.poptorch.execution.replica_order import are_side_by_side, replicas_first
+
+__all__ = ["folded_batches", "folded_now"]
 
 _functorch: Any = torch._C._functorch
 
 
 @contextmanager
 def folded_batches() -> Iterator[None]:
-    """Fold attention, group norms, losses and recurrent layers inside ``vmap``."""
-    with ExitStack() as stack:
-        for place, name, dims in (
-            (F, "scaled_dot_product_attention", (0, 0, 0)),
-            (F, "group_norm", (0,)),
-        ):
-            function = _folding(getattr(place, name), dims)
-            stack.enter_context(mock.patch.object(place, name, function))
-        for name in ("cross_entropy", "nll_loss"):
-            stack.enter_context(mock.patch.object(F, name, _folding_loss(getattr(F, name))))
-        for name in ("gru", "lstm"):
-            stack.enter_context(
-                mock.patch.object(torch._VF, name, _folding_recurrent(getattr(torch._VF, name)))
-            )
+    """Fold attention, norms, losses and recurrent layers inside ``vmap``.
+
+    Of other operations that torch vectorises slowly it would warn, in a program that never asked
+    for it. What was set before cannot be read, so that at the end it warns again, as at its start.
+    """
+    _functorch._set_vmap_fallback_warning_enabled(False)
+    for place, name, _, folding in _FOLDINGS:
+        setattr(place, name, folding)
+    _active.update(_BY_FUNCTION)
+    try:
         yield
+    finally:
+        _active.clear()
+        for place, name, function, _ in _FOLDINGS:
+            setattr(place, name, function)
+        _functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def folded_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for one of torch's functions inside ``folded_batches()``."""
+    return _active.get(function, function)
 
 
 def _is_batched(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and bool(_functorch.is_batchedtensor(value))
 
 
-def _folding(function: Callable[..., Any], dims: Sequence[int]) -> Callable[..., Any]:
-    """Return ``function`` for leading arguments whose batch dimension is given in ``dims``."""
+def _folding(
+    function: Callable[..., Any], dims: Sequence[int], unless: Callable[..., bool] | None = None
+) -> Callable[..., Any]:
+    """Return ``function`` for leading arguments whose batch dimension is given in ``dims``.
+
+    Arguments that ``unless`` is true of are left to torch.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
         leading, rest = args[: len(dims)], args[len(dims) :]
         others = [*rest, *kwargs.values()]
         if not any(map(_is_batched, leading)) or any(map(_is_batched, others)):
             return function(*args, **kwargs)
-        size = _batch_size(leading)
-        plain = [_fold(value, dim, size) for value, dim in zip(leading, dims, strict=True)]
-        level = _functorch.maybe_current_level()
-        with temporarily_pop_interpreter_stack():
-            result = function(*plain, *rest, **kwargs)
-            result = result.unflatten(0, (size, -1))
-        return _functorch._add_batch_dim(result, 0, level)
+        if unless is not None and unless(*args, **kwargs):
+            return function(*args, **kwargs)
+        size, side_by_side = _batch_size(leading), _are_side_by_side(leading[0], dims[0])
+        plain = [
+            _fold(value, dim, size, side_by_side) for value, dim in zip(leading, dims, strict=True)
+        ]
+        return _unfolded(partial(function, *plain, *rest, **kwargs), size, side_by_side)
 
     return run
+
+
+def _unfolded(run: Callable[[], Any], size: int, side_by_side: bool) -> Any:
+    """Run a function of folded tensors; return its result for each of ``size`` replicas."""
+    level = _functorch.maybe_current_level()
+    with temporarily_pop_interpreter_stack():
+        result = run()
+        results = (result,) if isinstance(result, torch.Tensor) else result
+        parts = [_split(part, size, side_by_side) for part in results]
+    unfolded = [_functorch._add_batch_dim(part, 0, level) for part in parts]
+    return unfolded[0] if isinstance(result, torch.Tensor) else tuple(unfolded)
+
+
+def _split(fresh: torch.Tensor, size: int, side_by_side: bool) -> torch.Tensor:
+    """Return a function's result [replicas, batch, ...]; to autograd it is no view of another."""
+    each, *rest = fresh.shape
+    if side_by_side:
+        return replicas_first(fresh, [each // size, size, *rest])
+    result: torch.Tensor = torch.ops.aten._unsafe_view.default(fresh, [size, each // size, *rest])
+    return result
+
+
+def _is_one_image(image: torch.Tensor, *_: Any, **__: Any) -> bool:
+    """Tell whether an image comes without a batch, or as something else."""
+    return image.dim() != 4
+
+
+def _drops_out(*args: Any, dropout_p: float = 0.0, **_: Any) -> bool:
+    """Tell whether attention draws random numbers; every replica does from its own stream."""
+    return bool(args[4] if len(args) > 4 else dropout_p)
 
 
 def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +116,8 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         settings = dict(kwargs)
         reduction = settings.pop("reduction", "mean")
         ignored = settings.pop("ignore_index", -100)
-        is_foldable = reduction in ("none", "sum", "mean") and not (args or any(settings.values()))
+        is_plain = not args and all(map(_is_off, settings.values()))
+        is_foldable = reduction in ("none", "sum", "mean") and is_plain
         if not is_foldable or not (_is_batched(input) and _is_batched(target)):
             return function(input, target, *args, **kwargs)
         if input.dim() < 2 or target.is_floating_point():
@@ -76,16 +125,25 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
         size = _batch_size([input])
         scores, classes = _fold(input, 0, size), _fold(target, 0, size)
         level = _functorch.maybe_current_level()
-        with temporarily_pop_interpreter_stack():
+        # What happens inside is no loss of the model's: a recorder is told the result.
+        with temporarily_pop_interpreter_stack(), torch._C.DisableTorchFunction():
             losses = function(scores, classes, ignore_index=ignored, reduction="none")
             result = losses.unflatten(0, (size, -1))
             if reduction != "none":
                 result = result.flatten(1).sum(1)
             if reduction == "mean":
                 result = result / (classes != ignored).view(size, -1).sum(1)
-        return _functorch._add_batch_dim(result, 0, level)
+        loss: torch.Tensor = _functorch._add_batch_dim(result, 0, level)
+        if LossRecorder.active is not None:
+            LossRecorder.active.record(loss, (input, target))
+        return loss
 
     return run
+
+
+def _is_off(setting: Any) -> bool:
+    """Tell whether a setting of a loss changes nothing, unlike weights of the classes."""
+    return not (isinstance(setting, torch.Tensor) or setting)
 
 
 def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +173,75 @@ def _folding_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return batch norm with the statistics of each replica's own samples.
+
+    With given statistics each sample's result is its own, so that the replicas become one batch.
+    """
+
+    def run(
+        input: Any,
+        running_mean: Any,
+        running_var: Any,
+        weight: Any = None,
+        bias: Any = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        statistics, affine = (running_mean, running_var), (weight, bias)
+        rest = (*statistics, *affine, training, momentum, eps)
+        if not (_is_batched(input) and _have_format(input.dtype, *statistics, *affine)):
+            # Halves are a mode's, which comes back here with what it made of them.
+            return function(input, *rest)
+        if not training and not any(map(_is_batched, (*statistics, *affine))):
+            size, side_by_side = _batch_size([input]), _are_side_by_side(input, 0)
+            samples = _fold(input, 0, size, side_by_side)
+            return _unfolded(partial(function, samples, *rest), size, side_by_side)
+        if not training or not _are_own(statistics) or any(map(_is_batched, affine)):
+            return function(input, *rest)
+        size, level = _batch_size([input]), _functorch.maybe_current_level()
+        samples = _fold(input, 1, size)
+        own = [None if value is None else _replicas_first(value).view(-1) for value in statistics]
+        with temporarily_pop_interpreter_stack():
+            repeated = [None if value is None else value.repeat(size) for value in affine]
+            result = function(samples, *own, *repeated, training, momentum, eps)
+            batch, _, *rest = result.shape
+            result = replicas_first(result, [batch, size, -1, *rest])
+        return _functorch._add_batch_dim(result, 0, level)
+
+    return run
+
+
+def _folding_view(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``Tensor.view``; a copy is viewed where only the replicas side by side forbid that.
+
+    What the forward then changes in place there is lost: the comparison with the loop tells.
+    """
+
+    def run(tensor: Any, *shape: Any, **kwargs: Any) -> Any:
+        try:
+            return function(tensor, *shape, **kwargs)
+        except RuntimeError:
+            if not (_is_batched(tensor) and _are_side_by_side(tensor, 0)):
+                raise
+            return function(tensor.clone(memory_format=torch.contiguous_format), *shape, **kwargs)
+
+    return run
+
+
+def _have_format(dtype: torch.dtype, *tensors: Any) -> bool:
+    """Tell whether torch's kernel takes these tensors, or None, with samples of this format."""
+    return dtype in (torch.float32, torch.float64) and all(
+        tensor is None or tensor.dtype == dtype for tensor in tensors
+    )
+
+
+def _are_own(statistics: Sequence[Any]) -> bool:
+    """Tell whether each replica has its own statistics, or none has any."""
+    return all(map(_is_batched, statistics)) or all(value is None for value in statistics)
+
+
 def _batch_size(values: Sequence[Any]) -> int:
     """Return the number of replicas."""
     batched = next(value for value in values if _is_batched(value))
@@ -122,8 +249,31 @@ def _batch_size(values: Sequence[Any]) -> int:
     return int(plain.shape[_functorch.maybe_get_bdim(batched)])
 
 
-def _fold(value: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    """Return the values of all replicas with their batch dimension ``dim`` in one tensor."""
+def _replicas_first(value: torch.Tensor) -> torch.Tensor:
+    """Return the values of all replicas [replicas, ...]."""
+    at = _functorch.maybe_get_bdim(value)
+    with temporarily_pop_interpreter_stack():
+        first: torch.Tensor = _functorch.get_unwrapped(value).movedim(at, 0)
+        return first
+
+
+def _are_side_by_side(value: torch.Tensor, dim: int) -> bool:
+    """Tell whether a tensor's replicas lie behind its batch dimension ``dim`` in memory."""
+    if not _is_batched(value):
+        return False
+    at = _functorch.maybe_get_bdim(value)
+    return are_side_by_side(_functorch.get_unwrapped(value), at, dim + (at <= dim))
+
+
+def _fold(value: torch.Tensor, dim: int, size: int, side_by_side: bool = False) -> torch.Tensor:
+    """Return the values of all replicas with their dimension ``dim`` in one.
+
+    Args:
+        value: batched, or the same for all replicas.
+        dim: usually the batch.
+        size: number of replicas.
+        side_by_side: put the replicas right behind that dimension instead of before it.
+    """
     if _is_batched(value):
         at = _functorch.maybe_get_bdim(value)
         plain = _functorch.get_unwrapped(value)
@@ -132,6 +282,47 @@ def _fold(value: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     with temporarily_pop_interpreter_stack():
         if not _is_batched(value):
             plain = plain.unsqueeze(0).expand(size, *plain.shape)
-        # The replicas move right before the batch, so that both become one dimension.
-        together: torch.Tensor = plain.movedim(at, dim).flatten(dim, dim + 1)
+        together: torch.Tensor = plain.movedim(at, dim + side_by_side).flatten(dim, dim + 1)
         return together
+
+
+def _foldings() -> list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]]:
+    """Return where each function stands, its name there, itself, and what stands in for it."""
+    of_images = partial(_folding, dims=(0,), unless=_is_one_image)
+    makers: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        (F, "scaled_dot_product_attention", partial(_folding, dims=(0, 0, 0), unless=_drops_out)),
+        (F, "group_norm", partial(_folding, dims=(0,))),
+        (F, "conv2d", of_images),
+        (F, "max_pool2d", of_images),
+        (F, "avg_pool2d", of_images),
+        (F, "batch_norm", _folding_batch_norm),
+        (F, "cross_entropy", _folding_loss),
+        (F, "nll_loss", _folding_loss),
+        (torch.Tensor, "view", _folding_view),
+        (torch._VF, "gru", _folding_recurrent),
+        (torch._VF, "lstm", _folding_recurrent),
+    )
+    found = []
+    for place, name, folding in makers:
+        function = getattr(place, name)
+        found.append((place, name, function, folding(_in_its_place(place, name, function))))
+    return found
+
+
+def _in_its_place(place: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function``, standing in its place while it runs: torch tells modes what is there."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        folding = getattr(place, name)
+        setattr(place, name, function)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            setattr(place, name, folding)
+
+    return run
+
+
+_FOLDINGS: Final = _foldings()
+_BY_FUNCTION: Final = {function: folding for _, _, function, folding in _FOLDINGS}
+_active: Final[dict[Callable[..., Any], Callable[..., Any]]] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from popdist_py.poptorch import forward_phase
+from popdist_py.poptorch.execution.modes import WithoutValueReads
 from popdist_py.poptorch.execution.random_streams import host_stream_kept
 from popdist_py.poptorch.weights.device_state import DeviceState
 
@@ -55,6 +56,7 @@ class DeviceContext:
             stack.enter_context(host_stream_kept(self.is_random))
             stack.enter_context(self.state.swapped_in())
             stack.enter_context(forward_phase.entered(_phase(self.training, tracing)))
+            stack.enter_context(WithoutValueReads())
             for mode in self.modes:
                 stack.enter_context(mode())
         except BaseException:

@@ -16,7 +16,7 @@ from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
 from popdist_py.poptorch.execution.device_context import DeviceContext
-from popdist_py.poptorch.execution.replicas import Replicas
+from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.training import NoUpdate, Training
 
@@ -28,14 +28,16 @@ class Program:
 
     Args:
         batching: how a call's samples are cut and its results gathered.
-        replicas: runs one micro-batch on each local replica.
+        replicas: becomes the attribute.
         training: the update; None for inference.
         context: where the model and its update run.
         num_outputs: result tensors of a call.
+        returns_results: whether results leave the device; if not, a call returns zeros.
         anchors: tensors inside the model that calls also return.
         counters: when micro-batches came and went.
 
     Attributes:
+        replicas: runs one micro-batch on each local replica.
         steps_done: micro-batches that ran since the start.
     """
 
@@ -43,10 +45,11 @@ class Program:
         self,
         *,
         batching: Batching,
-        replicas: Replicas,
+        replicas: FastestReplicas,
         training: Training | None,
         context: DeviceContext,
         num_outputs: int,
+        returns_results: bool = True,
         anchors: Anchors,
         counters: Counters,
     ) -> None:
@@ -55,12 +58,14 @@ class Program:
         self.anchors = anchors
         self.steps_done = 0
         self._batching = batching
-        self._replicas = replicas
+        self.replicas = replicas
         self._update = training or NoUpdate()
         self._context = context
         # Entering the context takes a large part of the time of a small model's call.
-        self._is_bare = not (replicas.needs_context or context.is_random or context.modes)
+        self._update_needs_context = bool(context.is_random or context.modes)
         self._num_outputs = num_outputs
+        self._returns_results = returns_results
+        self._like: list[torch.Tensor] | None = None  # results that are not returned, without data
 
     def run(self, call: Call, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run one call and return its result tensors.
@@ -71,12 +76,13 @@ class Program:
         """
         batching, update = self._batching, self._update
         micro_batches = batching.combined_micro_batches(leaves)
-        collectors = [Collector(batching) for _ in range(self._num_outputs)]
+        collectors = self._collectors()
         accumulation = batching.gradient_accumulation
         self.counters.begin()
         self.anchors.begin()
         with self._entered():
             for iteration in range(batching.device_iterations):
+                self.replicas.begin_window()
                 update.zero()
                 scale = update.scale
                 self.anchors.set_scale(scale)
@@ -85,18 +91,34 @@ class Program:
                     number, self.steps_done = self.steps_done, self.steps_done + 1
                     inputs = micro_batches[step]
                     self.counters.input(step)
-                    outputs = self._replicas.run(call, inputs, number, scale)
+                    outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
                         # The outputs leave after the update: anchors return the new weights.
                         update.step(number)
                     self.anchors.after_step(step, inputs, outputs)
                     self.counters.output(step)
-                    if batching.wanted(step):
+                    if collectors and batching.wanted(step):
                         for collector, values in zip(collectors, outputs, strict=True):
                             collector.add(step, values)
-        return [collector.result() for collector in collectors]
+        return self._results(collectors)
+
+    def _collectors(self) -> list[Collector]:
+        """Return what gathers the outputs; nothing if only their shapes count, and are known."""
+        count = self._num_outputs if self._like is None else 0
+        return [Collector(self._batching) for _ in range(count)]
+
+    def _results(self, collectors: Sequence[Collector]) -> list[torch.Tensor]:
+        """Return what the call returns."""
+        if self._returns_results:
+            return [collector.result() for collector in collectors]
+        if self._like is None:
+            results = [collector.result() for collector in collectors]
+            self._like = [torch.empty_like(result, device="meta") for result in results]
+        return [torch.zeros(like.shape, dtype=like.dtype) for like in self._like]
 
     def _entered(self) -> AbstractContextManager[Any]:
         """Return the context in which the model runs, entered, unless nothing needs it."""
-        return nullcontext() if self._is_bare else self._context.enter()
+        if self.replicas.needs_context or self._update_needs_context:
+            return self._context.enter()
+        return nullcontext()

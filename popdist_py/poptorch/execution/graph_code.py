@@ -11,11 +11,14 @@ cannot name the bindings below torch's overloads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import fx
+
+from popdist_py.poptorch.execution.capture import Captured
+from popdist_py.poptorch.execution.replica_order import KERNELS, REPLICAS_FIRST
 
 __all__ = ["function_of"]
 
@@ -36,23 +39,24 @@ _POINTWISE: Final = frozenset(
     }
 )
 _VIEWS: Final = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default})
+# These show all of a tensor in another order of dimensions.
+_REORDERED: Final = frozenset({_ATEN.permute.default, _ATEN.transpose.int, REPLICAS_FIRST})
 
 
-def function_of(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return the function of a graph that make_fx captured: positional tensors to a list.
+def function_of(captured: Captured, num_outputs: int) -> Callable[..., list[Any]]:
+    """Return the function of a captured graph: positional tensors to a list.
 
     It returns the first ``num_outputs`` results. Of the others, which are gradients, it calls its
     last argument with the index and the value of each that is not None, as soon as that is there.
     """
-    graph = module.graph
+    graph = captured.graph
     for node in list(graph.nodes):
         if node.op == "call_function":
             _simplify(graph, node)
     graph.eliminate_dead_code(_has_effect)
-    if not any(_writes(node) for node in graph.nodes):
-        _merge_repetitions(graph)
-        graph.eliminate_dead_code(_has_effect)
-    return _compiled(module, num_outputs)
+    _merge_repetitions(graph)
+    graph.eliminate_dead_code(_has_effect)
+    return _compiled(captured, num_outputs)
 
 
 # -- rewriting ------------------------------------------------------------------------------------
@@ -107,6 +111,9 @@ def _shorten_views(graph: fx.Graph, node: fx.Node) -> None:
     source = node.args[0]
     while isinstance(source, fx.Node) and source.target in _VIEWS:
         source = source.args[0]
+    before = _source_in_same_order(node)
+    if before is not None:
+        source = before
     shape = _shape(node)
     if shape is not None and shape == _shape(source):
         assert isinstance(source, fx.Node)
@@ -114,6 +121,24 @@ def _shorten_views(graph: fx.Graph, node: fx.Node) -> None:
         graph.erase_node(node)
     elif source is not node.args[0] and shape is not None:
         _replace(graph, node, _ATEN.view.default, (source, list(shape)))
+
+
+def _source_in_same_order(node: fx.Node) -> fx.Node | None:
+    """Return the first of the tensors seen through, reordered or not, that lies as ``node`` does.
+
+    Both are contiguous, so that what reorders between them cancels out.
+    """
+    found, source = None, node
+    while source.target in _VIEWS | _REORDERED and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+        if _is_contiguous(node) and _is_contiguous(source):
+            found = source
+    return found
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_contiguous()
 
 
 def _move_before_views(graph: fx.Graph, node: fx.Node) -> None:
@@ -195,15 +220,59 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _merge_repetitions(graph: fx.Graph) -> None:
-    """Do operations on equal arguments once."""
+    """Do operations on equal arguments once, unless one of them is changed in between.
+
+    What is changed in place later needs memory of its own, so that it is never merged.
+    """
+    memory = _memory_of(graph)
+    changed = {memory[node] for n in graph.nodes for node in _changed_arguments(n)}
+    versions = dict.fromkeys(changed, 0)
     seen: dict[str, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or _draws(node):
+        if node.op != "call_function":
             continue
-        first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        for argument in _changed_arguments(node):
+            versions[memory[argument]] += 1
+        if _draws(node) or _writes(node) or (memory[node] is node and node in changed):
+            continue
+        present = [versions.get(memory[argument], 0) for argument in node.all_input_nodes]
+        first = seen.setdefault(f"{node.target} {node.args} {node.kwargs} {present}", node)
         if first is not node:
             node.replace_all_uses_with(first)
             graph.erase_node(node)
+
+
+def _memory_of(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return for each node the one whose memory its value lies in, as far as torch tells."""
+    memory: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        source = node.args[0] if node.args and _looks_into_first(node) else None
+        memory[node] = memory[source] if isinstance(source, fx.Node) else node
+    return memory
+
+
+def _looks_into_first(node: fx.Node) -> bool:
+    """Tell whether the value of ``node`` may lie in the memory of its first argument."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True  # a part of several results
+    returns = node.target._schema.returns
+    seen_through = _VIEWS | _REORDERED
+    return node.target in seen_through or any(value.alias_info is not None for value in returns)
+
+
+def _changed_arguments(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that an operation changes in place."""
+    if not _writes(node):
+        return []
+    schema = node.target._schema  # type: ignore[union-attr]
+    changed = []
+    for index, argument in enumerate(schema.arguments):
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written or argument.name in ("running_mean", "running_var"):
+            values = value if isinstance(value, list | tuple) else [value]
+            changed += [item for item in values if isinstance(item, fx.Node)]
+    return changed
 
 
 # -- code -----------------------------------------------------------------------------------------
@@ -222,6 +291,7 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
         calls[getattr(_ATEN, name).Tensor] = getattr(torch, name)
     for name in ("view", "expand", "new_zeros"):
         calls[getattr(_ATEN, name).default] = getattr(torch.Tensor, name)
+    calls.update(KERNELS)
     calls[_ATEN.transpose.int] = torch.transpose
     calls[_ATEN.ne.Scalar] = torch.ne
     calls[_ATEN.where.self] = torch.where
@@ -233,28 +303,33 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
 _FAST: Final = _fast_calls()
 
 
-def _compiled(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[Any]]:
-    """Return a function that makes the calls of the graph and drops what is no longer needed."""
+def _compiled(captured: Captured, num_outputs: int) -> Callable[..., list[Any]]:
+    """Return a function that makes the calls of the graph and drops what is no longer needed.
+
+    They stand in a generator, whose variables Python keeps outside its stack. Thousands of them in
+    there fill a piece of it, so that every call of a Python function takes memory from the system
+    for the next piece and gives it back.
+    """
     names: dict[str, Any] = {}
-    (results,) = next(node for node in module.graph.nodes if node.op == "output").args
+    (results,) = next(node for node in captured.graph.nodes if node.op == "output").args
     assert isinstance(results, list | tuple)
-    early = _early(module.graph, results[num_outputs:])
+    early = _early(captured.graph, results[num_outputs:])
     late = [r for r in results if not (isinstance(r, fx.Node) and r in early)]
-    ends = _ends(module.graph, [*results[:num_outputs], *late])
+    ends = _ends(captured.graph, [*results[:num_outputs], *late])
     lines: list[str] = []
     parameters: list[str] = []
-    for node in module.graph.nodes:
+    for node in captured.graph.nodes:
         if node.op == "placeholder":
             parameters.append(node.name)
         elif node.op == "get_attr":
-            names[node.name] = getattr(module, str(node.target))
+            names[node.name] = captured.constants[str(node.target)]
         elif node.op == "output":
             lines += [
                 f"arrived({index}, {_text(result, names)})"
                 for index, result in enumerate(results[num_outputs:])
                 if result is not None and result not in early
             ]
-            lines.append(f"return {_text(list(results[:num_outputs]), names)}")
+            lines.append(f"yield {_text(list(results[:num_outputs]), names)}")
         elif node.target is _ATEN.scalar_tensor.default:
             names[node.name] = node.target(*node.args, **node.kwargs)
         else:
@@ -269,8 +344,8 @@ def _compiled(module: fx.GraphModule, num_outputs: int) -> Callable[..., list[An
     parameters.append("arrived")
     source = f"def run({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<captured graph>", "exec"), names)
-    run: Callable[..., list[Any]] = names["run"]
-    return run
+    steps: Callable[..., Iterator[list[Any]]] = names["run"]
+    return lambda *arguments: next(steps(*arguments))
 
 
 def _early(graph: fx.Graph, gradients: Sequence[Any]) -> dict[fx.Node, list[int]]:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.batch_folding import folded_batches
+from popdist_py.poptorch.execution.capture import capture
 from popdist_py.poptorch.execution.graph_code import function_of
 from popdist_py.poptorch.execution.replicas import DeviceModel, Outputs
 
@@ -55,7 +55,8 @@ class GraphReplicas:
         self._state = [*self._trained, *self._fixed]
         self._scale, self._factor = 1.0, torch.ones((), dtype=torch.float64)
         self._num_outputs = 0
-        self._copied: list[bool] = []
+        # Which gradients cannot be taken as they are; the first run shows it.
+        self._copied: list[bool] | None = None
         self._graph = self._capture(call, inputs)
 
     # -- capturing ----------------------------------------------------------------------------
@@ -68,18 +69,17 @@ class GraphReplicas:
         else:
             buffers = [stack[0] for stack in self._stacks]
             own_inputs = batching.inputs_of_replicas(inputs)[0]
-        examples = [*self._trained, *self._fixed, *buffers, *own_inputs]
-        examples = [tensor.detach().clone() for tensor in examples] + [
-            torch.ones((), dtype=torch.float64)
+        # Not cloned: a forward that changes parameters is not captured.
+        weights = {id(parameter) for parameter in self._model.state.parameters.values()}
+        examples = [
+            tensor.detach() if id(tensor) in weights else tensor.detach().clone()
+            for tensor in (*self._state, *buffers, *own_inputs)
         ]
         with torch.enable_grad(), _without_onednn():
-            module = make_fx(partial(self._joint, call))(*examples)
-        graph = function_of(module, self._num_outputs)
-        gradients: list[torch.Tensor | None] = [None] * len(self._trained)
-        with torch.no_grad():
-            outputs = graph(*examples, gradients.__setitem__)
-        self._copied = _not_alone([*outputs, *gradients], examples)[self._num_outputs :]
-        return graph
+            captured = capture(
+                partial(self._joint, call), [*examples, torch.ones_like(self._factor)]
+            )
+        return function_of(captured, self._num_outputs)
 
     def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:
         """Return the outputs and the gradients, for arguments in the order of the examples."""
@@ -125,6 +125,10 @@ class GraphReplicas:
     @torch.no_grad()
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         """Run the replicas."""
+        with torch._C.DisableTorchFunction():  # what a mode does is in the graph
+            return self._run(inputs, number, scale)
+
+    def _run(self, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         if scale != self._scale:
             self._scale, self._factor = scale, torch.tensor(scale, dtype=torch.float64)
         batching = self._model.batching
@@ -154,11 +158,21 @@ class GraphReplicas:
     def _run_graph(
         self, buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        return self._graph(*self._state, *buffers, *tensors, self._factor, self._add_gradient)
+        arguments = (*self._state, *buffers, *tensors, self._factor)
+        if self._copied is not None:
+            return self._graph(*arguments, self._add_gradient)
+        gradients: list[torch.Tensor | None] = [None] * len(self._trained)
+        outputs = self._graph(*arguments, gradients.__setitem__)
+        self._copied = _not_alone([*outputs, *gradients], arguments)[len(outputs) :]
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                self._add_gradient(index, gradient)
+        return outputs
 
     def _add_gradient(self, index: int, gradient: torch.Tensor) -> None:
         """Add to the gradient of one parameter, while the graph goes on."""
         parameter = self._trained[index]
+        assert self._copied is not None
         if parameter.grad is not None:
             parameter.grad.add_(gradient)
         elif self._copied[index]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from popdist_py.poptorch.enums import ReductionType
 from popdist_py.poptorch.errors import Error
 
 __all__ = ["LossRecorder", "identity_loss"]
@@ -57,7 +58,7 @@ def _loss_functions() -> frozenset[Callable[..., Any]]:
 _LOSSES: Final = _loss_functions()
 
 
-def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
+def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tensor:
     """Mark ``x`` as the loss; its gradient is one for every element it sums over.
 
     Args:
@@ -67,7 +68,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     Raises:
         AssertionError: another reduction.
     """
-    name = getattr(reduction, "name", reduction)
+    name: Any = getattr(reduction, "name", reduction)
     name = {"Sum": "sum", "Mean": "mean", "NoReduction": "none"}.get(name, name)
     assert name in ("sum", "mean", "none"), (
         f"Unsupported reduction {reduction!r}: expected 'sum', 'mean' or 'none'"

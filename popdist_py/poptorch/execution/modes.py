@@ -1,6 +1,7 @@
 """Modes that a model may run in: mixed half and float, traps on bad results, one thread.
 
-Each is a context; which ones a model needs is decided while compiling.
+Each is a context; which ones a model needs is decided while compiling. All run in
+``WithoutValueReads``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.execution.batch_folding import folded_now
 
-__all__ = ["FloatingPointTraps", "MixedPrecision", "OneThread"]
+__all__ = ["FloatingPointTraps", "MixedPrecision", "OneThread", "WithoutValueReads"]
 
 _HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
 
@@ -47,6 +50,24 @@ def _products() -> frozenset[Callable[..., Any]]:
 
 _PRODUCTS: Final = _products()
 _NORMS: Final = frozenset({F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm})
+
+_NORMS_WITH_STATISTICS: Final = frozenset({F.batch_norm, F.instance_norm})
+
+
+def _keep_statistics(
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    args32: Sequence[Any],
+    kwargs32: dict[str, Any],
+) -> None:
+    """Round the running statistics that a norm updated in float32 into those of the model."""
+    for position, name in ((1, "running_mean"), (2, "running_var")):
+        own, new = (
+            given[position] if len(given) > position else named.get(name)
+            for given, named in ((args, kwargs), (args32, kwargs32))
+        )
+        if own is not new and own is not None:
+            own.copy_(new)
 
 
 class MixedPrecision(TorchFunctionMode):
@@ -92,7 +113,11 @@ class MixedPrecision(TorchFunctionMode):
         if func not in _NORMS:
             # A float weight beside half activations is rounded before it is used.
             args, kwargs = _cast(args, wanted), _cast(kwargs, wanted)
-        return _cast(func(*_cast(args, torch.float32), **_cast(kwargs, torch.float32)), wanted)
+        args32, kwargs32 = _cast(args, torch.float32), _cast(kwargs, torch.float32)
+        result = folded_now(func)(*args32, **kwargs32)
+        if func in _NORMS_WITH_STATISTICS:
+            _keep_statistics(args, kwargs, args32, kwargs32)
+        return _cast(result, wanted)
 
 
 _CHECK_INPUT: Final = nn.RNNBase.check_input
@@ -186,3 +211,22 @@ class OneThread:
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._threads)
+
+
+class WithoutValueReads:
+    """A context in which torch reads no values by itself: nobody knows them at compile time.
+
+    Distributions do not check their arguments, unless they are told to. Attention takes the
+    ordinary way, as on a device: the fast one packs samples by the values of their padding masks.
+    """
+
+    def __enter__(self) -> None:
+        self._before = Distribution._validate_args, torch.backends.mha.get_fastpath_enabled()
+        self._set(False, False)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(*self._before)
+
+    def _set(self, validate: bool, fast_attention: bool) -> None:
+        Distribution.set_default_validate_args(validate)
+        torch.backends.mha.set_fastpath_enabled(fast_attention)

@@ -15,6 +15,7 @@ import torch
 
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import Call, flatten
+from popdist_py.poptorch.execution.batch_folding import folded_batches
 from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.execution.random_streams import RandomStreams
@@ -130,14 +131,15 @@ class LoopReplicas:
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         """Run the replicas in order."""
         results = [
-            self._run_one(replica, call, tensors, number, scale)
+            self.run_one(replica, call, tensors, number, scale)
             for replica, tensors in enumerate(self._model.batching.inputs_of_replicas(inputs))
         ]
         return list(zip(*results, strict=True))
 
-    def _run_one(
+    def run_one(
         self, replica: int, call: Call, tensors: Sequence[torch.Tensor], number: int, scale: float
     ) -> list[torch.Tensor]:
+        """Run one local replica on its own inputs; return its output tensors."""
         model = self._model
         if model.trace.is_random:
             model.streams.seed(model.first_replica + replica, number)
@@ -172,12 +174,13 @@ class FusedReplicas:
         run = torch.func.vmap(partial(self._run_one, call), randomness="different")
         if not stacked and not buffers:
             raise RuntimeError("the model takes no inputs")
-        if model.trace.is_random:
-            first = model.first_replica
-            with model.streams.vectorised(range(first, first + replicas), number):
+        with folded_batches():
+            if model.trace.is_random:
+                first = model.first_replica
+                with model.streams.vectorised(range(first, first + replicas), number):
+                    leaves, loss = run(stacked, buffers)
+            else:
                 leaves, loss = run(stacked, buffers)
-        else:
-            leaves, loss = run(stacked, buffers)
         if model.training:
             model.backward(loss, scale)
         return [leaf.detach() for leaf in leaves]

@@ -99,8 +99,9 @@ def trace(
         leaves: list[torch.Tensor] = []
         outputs = flatten(result, leaves)
         check_outputs(outputs)
-        has_gradient = loss is not None and loss.requires_grad
-        used = _backward(loss, state) if has_gradient else frozenset()
+        used: frozenset[str] = frozenset()
+        if has_gradient := loss is not None and loss.requires_grad:
+            used = _leading_to(loss, state)
     finally:
         torch.set_rng_state(random_before)
         _restore(state, saved)
@@ -192,9 +193,27 @@ def _restore(state: DeviceState, saved: dict[str, torch.Tensor]) -> None:
         state.buffers[name].copy_(value)
 
 
-def _backward(loss: torch.Tensor | None, state: DeviceState) -> frozenset[str]:
+def _leading_to(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
     """Return which parameters the loss depends on."""
-    assert loss is not None
+    trainable = {id(p): name for name, p in state.parameters.items() if p.requires_grad}
+    used: set[str] = set()
+    seen = set()
+    waiting: list[Any] = [torch.autograd.graph.get_gradient_edge(loss).node]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return _with_gradient(loss, state)  # the user's function may give some no gradient
+        if hasattr(node, "variable") and id(node.variable) in trainable:
+            used.add(trainable[id(node.variable)])
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    return frozenset(used)
+
+
+def _with_gradient(loss: torch.Tensor, state: DeviceState) -> frozenset[str]:
+    """Run the backward and return which parameters got a gradient."""
     trainable = {name: p for name, p in state.parameters.items() if p.requires_grad}
     gradients = torch.autograd.grad(loss.sum(), list(trainable.values()), allow_unused=True)
     return frozenset(

@@ -18,9 +18,11 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from popdist_py import heartbeat
+from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.calls.synthetic_data import SyntheticTransfer
 from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
 from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
@@ -64,10 +66,9 @@ class PoplarExecutor:
         options._freeze()
         self._user_model = model
         self._model = _shallow_copy(model)
-        self._options = options.clone()
-        self._options._freeze()
+        self._options = _own_options(options, training=training)
         self._training = training
-        self._transfer = Transfer(double_precision=options.Emulator.double_precision)
+        self._transfer = _transfer(options)
         self._attached = False
         self._unwatch: Callable[[], None] | None = None
         # Arguments to build the program with again, for another optimiser.
@@ -95,6 +96,18 @@ class PoplarExecutor:
     def options(self) -> Options:
         """The wrapper's own, frozen options."""
         return self._options
+
+    # PopTorch's names of what it keeps; programs read them.
+
+    @property
+    def _executable(self) -> Executable | None:
+        """What compiling made; None before, and after destroy()."""
+        return None if self._compiled is None else self._compiled.executable
+
+    @property
+    def _is_attached(self) -> bool:
+        """Whether the model holds its device."""
+        return self._attached
 
     def __getattr__(self, name: str) -> Any:
         if "_user_model" not in self.__dict__:
@@ -152,10 +165,13 @@ class PoplarExecutor:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], executable: Executable | None
     ) -> None:
         """Compile for these arguments; an executable from a file spares the forward's trace."""
-        signature, self._last_call = CallSignature.of(self._model.forward, args, kwargs)
+        signature, self._last_call = CallSignature.of(
+            self._model.forward, args, kwargs, self._options.batching(self._training).num_slices
+        )
         if self._last_call.has_dictionary:
             self._transfer.warn_once("Dicts as inputs are flattened in the order of their keys")
         start = time.perf_counter()
+        heartbeat.enter(COMPILING)
         compile_hooks.before_compile()
         if self._unwatch is None and self._training:
             self._wrap_user_model()
@@ -172,9 +188,14 @@ class PoplarExecutor:
                 compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
                 cache.store(compiled.executable)
         self._compiled, self._signature = compiled, signature
-        self._weights = WeightCopy(tensors, compiled.state.download)
+        self._weights = WeightCopy(
+            tensors,
+            compiled.download_changed(),
+            compiled.state.download,
+            lambda: self._require_compiled().check_weights(),
+        )
         if compiler.communicator.num_instances > 1:
-            self._weights.mark_device_newer()
+            self._weights.mark_all_newer()
         if self._link is not None:
             self._link.compiled_to(compiled)
         compile_hooks.after_compile()
@@ -184,6 +205,7 @@ class PoplarExecutor:
         action, self._when_compiled = self._when_compiled, None
         if action is not None:
             action()
+        heartbeat.enter(BETWEEN_CALLS)
 
     @property
     def _shows_progress(self) -> bool:
@@ -249,20 +271,25 @@ class PoplarExecutor:
 
     def _run(self, call: Call) -> Any:
         compiled, weights = self._require_compiled(), self._require_weights()
+        heartbeat.enter(TRAINING if self._training else INFERENCE)
         if self._link is None:
             weights.pull_newer_of_others()
             if weights.needs_upload:
+                logger.debug("Implicit copyWeightsToDevice()")
                 self.copyWeightsToDevice()
         else:
             self._link.load_pending_state()
         widen = compiled.executable.widen_integers
-        leaves = [self._transfer.to_device(t, widen_integers=widen) for t in call.leaves]
+        leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
         trace = compiled.executable.trace
         results = compiled.program.run(call, leaves)
         if trace.changed_inputs:
             self._transfer.write_back(trace.changed_inputs, call.leaves, leaves)
         results = self._transfer.to_host(results)
-        heartbeat.step()
+        if self._training:
+            heartbeat.step()
+        else:
+            heartbeat.call()
         if self._link is not None:
             weights.mark_device_newer()
             self._link.mark_device_ran()
@@ -282,9 +309,11 @@ class PoplarExecutor:
         return self._weights is not None and self._weights.pull_if_newer()
 
     def copyWeightsToDevice(self) -> None:
-        """Copy the user's weights and buffers to the device."""
-        self._require_compiled().state.upload()
-        self._require_weights().mark_equal()
+        """Copy the user's weights and buffers to the device, with what other models trained."""
+        compiled, weights = self._require_compiled(), self._require_weights()
+        weights.pull_newer_of_others()
+        compiled.state.upload()
+        weights.mark_equal()
 
     def copyNamedBuffersToDevice(self) -> None:
         """Copy the buffers of Options.updatableNamedBuffers() to the device.
@@ -330,6 +359,7 @@ class PoplarExecutor:
         compiled = self._compiler().build(before.executable, before.state, self._last_call)
         compiled.streams.seed_value = before.streams.seed_value
         compiled.program.steps_done = before.program.steps_done
+        self._require_weights().change_download(compiled.download_changed())
         self._compiled = compiled
         link.rebuilt_to(compiled)
 
@@ -353,14 +383,13 @@ class PoplarExecutor:
             Error: not compiled, attached already, or another model has the device.
             AssertionError: the connection type is Never.
         """
-        weights = self._require_weights()
+        self._require_compiled()
         assert self._options.connection_type != enums.ConnectionType.Never, (
             "Trying to attach to an offline device: ConnectionType.Never has none"
         )
         if self._attached:
             raise Error("The model is already attached to its device")
         self._acquire()
-        weights.pull_newer_of_others()
         self.copyWeightsToDevice()
 
     def detachFromDevice(self) -> None:
@@ -497,8 +526,15 @@ class PoplarExecutor:
     def compileAndExport(
         self, filename: str | Path, *args: Any, export_model: bool = True, **kwargs: Any
     ) -> None:
-        """Compile for the arguments, and save()."""
-        self._compile(args, kwargs, None)
+        """Compile for the arguments, and save(); a compiled model goes on as it is.
+
+        Raises:
+            Error: the model was compiled for other arguments.
+        """
+        if self._signature is None:
+            self._compile(args, kwargs, None)
+        else:
+            self._signature.matched(self._model.forward, args, kwargs)
         self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | Path) -> None:
@@ -562,6 +598,27 @@ class PoplarExecutor:
             Error: counting is off, or nothing ran yet.
         """
         return inspection.cycle_count(self._compiled, self._options)
+
+
+def _transfer(options: Options) -> Transfer:
+    """Return what happens to tensors between host and device.
+
+    Raises:
+        Error: a mode of synthetic data that does not exist.
+    """
+    double_precision = options.Emulator.double_precision
+    if not options.synthetic_data:
+        return Transfer(double_precision=double_precision)
+    return SyntheticTransfer(options.synthetic_mode, double_precision=double_precision)
+
+
+def _own_options(options: Options, *, training: bool) -> Options:
+    """Return a frozen copy for one model, which says what the model's output mode is."""
+    own = options.clone()
+    if own.defaultOutputMode():
+        own.outputMode(own.resolved_output_mode(training))
+    own._freeze()
+    return own
 
 
 def _shallow_copy(module: nn.Module) -> nn.Module:

@@ -66,14 +66,18 @@ class OptimizerLink:
         """Work with a newly compiled model."""
         self._compiled = compiled
         self._layout = Layout.of(self.optimizer)
+        self._rules.settle(self.optimizer)
         self.connect()
 
     def rebuilt_to(self, compiled: Compiled) -> None:
-        """Work with a program that was built again; it takes over state of the same kind."""
+        """Work with a program that was built again; it takes over what still fits."""
         before, self._compiled = self._training, compiled
         layout, self._layout = self._layout, Layout.of(self.optimizer)
         if layout is not None and layout.type is self._layout.type:
             self._training.optimizer.load_state_tensors(before.optimizer.state_tensors())
+        compression = self._training.compression
+        if compression is not None and layout is not None and layout.trains_as(self._layout):
+            compression.take_over(before.compression)
 
     def disconnect(self) -> None:
         """Fetch the state, and forget the program."""
@@ -150,23 +154,39 @@ class OptimizerLink:
         self._device_ran = True
 
     def load_pending_state(self) -> None:
-        """Give the device the state that the program loaded since the last call."""
-        if not isinstance(self.optimizer, optim.Optimizer):
+        """Give the device the state that the program loaded since the last call.
+
+        Raises:
+            Error: it is a state of another model's optimiser.
+        """
+        if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
-        pending = self.optimizer._take_pending()
-        if pending is not None and self._compiled is not None:
-            self.load_state_tensors(split_groups(pending, self._compiled.state.parameters))
+        loaded = self.optimizer._state_to_load()
+        if loaded is None:
+            return
+        self.optimizer._note_loaded()
+        parameters, device = self._compiled.state.parameters, self._training.optimizer
+        state = split_groups(loaded.state, parameters)
+        device.check_state_tensors(state)
+        if self.fits_program:  # the program's own settings were loaded too
+            self.sync()
+            optimizer: Any = self.optimizer
+            self._rules.settle(optimizer)
+        device.load_parameter_tensors(split_groups(loaded.settings, parameters))
+        self.load_state_tensors(state)
 
     def fetch_state(self) -> None:
         """Give a PopTorch optimiser its state on the device, if it ran since the last time."""
         if not isinstance(self.optimizer, optim.Optimizer) or self._compiled is None:
             return
+        self.load_pending_state()
+        device = self._training.optimizer
         if self._device_ran:
             self._device_ran = False
-            device = self._training.optimizer
-            self.optimizer._set_device_state(
-                join_groups(device.state_tensors()), join_groups(device.parameter_tensors())
-            )
+            self.optimizer._set_device_state(join_groups(device.state_tensors()))
+        if self.optimizer._ipu_state is not None:
+            # Also where nothing ran: the program may have set a learning rate since.
+            self.optimizer._set_device_rates(join_groups(device.parameter_tensors(self.optimizer)))
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the device's state by name."""
@@ -177,6 +197,17 @@ class OptimizerLink:
         """Give the device what :meth:`state_tensors` returned."""
         self._training.optimizer.load_state_tensors(tensors)
         self._device_ran = True
+
+    def loaded_rates(self) -> dict[str, torch.Tensor]:
+        """Return the rates on the device that the program loaded instead of setting them."""
+        rates: dict[str, torch.Tensor] = self._training.optimizer.loaded_rates()
+        return rates
+
+    def load_rates(self, rates: Mapping[str, torch.Tensor]) -> None:
+        """Give the device the program's settings, and what :meth:`loaded_rates` returned."""
+        if self.fits_program:
+            self.sync()
+        self._training.optimizer.load_parameter_tensors(rates)
 
     # -- settings -----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch import nn
 from popdist_py import context
 from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
+from popdist_py.poptorch.update.compression import CompressedGradients
 
 __all__ = ["instance_state", "load_device_state", "load_host_state", "own_state", "shared_state"]
 
@@ -25,15 +26,23 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
         "model": dict(module.state_dict()),
         "settings": link.settings(),
         "optimizer": link.state_tensors(),
+        "rates": link.loaded_rates(),
     }
 
 
 def instance_state(module: nn.Module, compiled: Compiled) -> dict[str, Any]:
-    """Return what each instance has of its own: the buffers of the host and of its replicas."""
-    return {
+    """Return what each instance has of its own.
+
+    The buffers of the host and of its replicas, and what compressed gradients left out.
+    """
+    state = {
         "host_buffers": dict(module.named_buffers()),
-        "buffers": [rows.clone() for _, _, rows in compiled.state.stacked_buffers()],
+        "buffers": {name: rows.clone() for name, rows in _buffers_of_replicas(compiled).items()},
     }
+    compression = _compression_of(compiled)
+    if compression is not None:
+        state["compression"] = compression.state()
+    return state
 
 
 def own_state(instances: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -65,9 +74,25 @@ def load_device_state(
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
     """Give the compiled model what only the device holds."""
+    link.load_rates(shared.get("rates", {}))  # earlier versions saved none
     link.load_state_tensors(shared["optimizer"])
-    instance = context.communicator().instance_index
-    for number, (_, _, rows) in enumerate(compiled.state.stacked_buffers()):
-        rows_of_all = torch.cat([state["buffers"][number] for state in instances])
-        first = instance * len(rows)
-        rows.copy_(rows_of_all[first : first + len(rows)])
+    communicator = context.communicator()
+    for name, rows in _buffers_of_replicas(compiled).items():
+        rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])
+        # Another number of replicas than before has those of replica 0, as the host does.
+        if len(rows_of_all) == communicator.num_instances * len(rows):
+            first = communicator.instance_index * len(rows)
+            rows.copy_(rows_of_all[first : first + len(rows)])
+    compression = _compression_of(compiled)
+    if compression is not None and all("compression" in state for state in instances):
+        compression.load_states([state["compression"] for state in instances])
+
+
+def _compression_of(compiled: Compiled) -> CompressedGradients | None:
+    training = compiled.program.training
+    return None if training is None else training.compression
+
+
+def _buffers_of_replicas(compiled: Compiled) -> dict[str, torch.Tensor]:
+    """Return the buffers that the model changes, [local replicas, ...], in the device's memory."""
+    return compiled.state.buffers_of_replicas(compiled.executable.trace.modified_buffers)

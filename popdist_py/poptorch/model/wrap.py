@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from popdist_py.poptorch import enums, optim
+from popdist_py.poptorch import enums, old_spellings, optim
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.saved_model import SavedModel
@@ -27,6 +27,7 @@ def _checked(options: Options | None) -> Options:
     return options
 
 
+@old_spellings.takes("poptorch.trainingModel()")
 def trainingModel(
     model: nn.Module | PoplarExecutor,
     options: Options | None = None,
@@ -57,6 +58,7 @@ def trainingModel(
     return PoplarExecutor(module, checked, training=True, optimizer=optimizer)
 
 
+@old_spellings.takes("poptorch.inferenceModel()")
 def inferenceModel(
     model: nn.Module | PoplarExecutor | Callable[..., Any], options: Options | None = None
 ) -> PoplarExecutor:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
 from popdist_py.poptorch import enums
-from popdist_py.poptorch.errors import ConfigFileError
+from popdist_py.poptorch.errors import ConfigFileError, Error
 from popdist_py.poptorch.logger import logger
 
-__all__ = ["apply_json", "apply_lines", "engine_options"]
+__all__ = ["apply_json", "apply_lines", "engine_environment", "engine_options"]
 
 
 def apply_lines(options: Any, path: Path, names: Mapping[str, Any]) -> None:
@@ -55,13 +56,29 @@ def _argument(value: Any) -> Any:
     if not isinstance(value, str) or value.count(".") != 1:
         return value
     name, member = value.split(".")
-    kind = getattr(enums, name, None) if name in enums.__all__ else None
-    return value if kind is None else kind[member]
+    kind = getattr(enums, name, None)
+    return kind[member] if isinstance(kind, EnumMeta) and kind.__members__ else value
+
+
+def engine_environment() -> dict[str, Any]:
+    """Return the engine options that ``POPLAR_ENGINE_OPTIONS`` sets.
+
+    Raises:
+        Error: it is no JSON object.
+    """
+    text = os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Error(f"POPLAR_ENGINE_OPTIONS={text!r}: expected a JSON object of options")
+    return found
 
 
 def engine_options(wanted: Mapping[str, str]) -> dict[str, str]:
     """Return ``wanted`` with what ``POPLAR_ENGINE_OPTIONS`` sets, which takes precedence."""
-    overriding = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
+    overriding = engine_environment()
     merged = dict(wanted)
     for name, value in overriding.items():
         if name in merged and merged[name] != value:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import torch
 
-from popdist_py.poptorch import enums
-from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch import enums, old_spellings
 from popdist_py.poptorch.options import session
-from popdist_py.poptorch.options.store import OptionStore
+from popdist_py.poptorch.options.store import OptionStore, check_count
 
 __all__ = [
     "TensorLocationSettings",
@@ -30,6 +29,9 @@ __all__ = [
 Execution = Literal["auto", "loop", "fused"]
 # Where executables are cached, which changes none of them.
 _CACHING: Final = ("enableEngineCaching", "cachePath")
+Compression = Literal["none", "fp16", "bf16", "powersgd"]
+# The settings of gradientCompression("powersgd"), with torch's defaults for its powerSGD_hook.
+_POWER_SGD: Final = {"rank": 1, "start_step": 1000, "warm_start": True}
 _Location = TypeVar("_Location", bound="TensorLocationSettings")
 
 
@@ -100,6 +102,8 @@ class _SessionGroup(OptionStore):
 class _JitOptions(OptionStore):
     """Deprecated: how the model is traced."""
 
+    _place = "Options.Jit"
+
     def __init__(self) -> None:
         super().__init__(trace_model=False)
 
@@ -109,7 +113,7 @@ class _JitOptions(OptionStore):
         Raises:
             ValueError: ``trace_model`` is True.
         """
-        logger.warning("Jit.traceModel is deprecated: the model is always dispatched")
+        old_spellings.say("Options.Jit", "traceModel")
         if trace_model:
             raise ValueError("traceModel(True): tracing is gone, remove the call or pass False")
         return self
@@ -117,6 +121,8 @@ class _JitOptions(OptionStore):
 
 class _TrainingOptions(_SessionGroup):
     """Options of training models only."""
+
+    _place = "Options.Training"
 
     def __init__(self, popart: _PopartOptions) -> None:
         super().__init__(
@@ -128,6 +134,7 @@ class _TrainingOptions(_SessionGroup):
 
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
         """Set the micro-batches (GA) whose gradients make one weight update."""
+        check_count("gradientAccumulation", gradient_accumulation)
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 
@@ -156,6 +163,8 @@ class _TrainingOptions(_SessionGroup):
                 f"Invalid mean reduction strategy {mean_reduction_strategy!r}: expected a "
                 "MeanReductionStrategy"
             )
+        if mean_reduction_strategy == enums.MeanReductionStrategy.PostAndLoss:
+            old_spellings.say("MeanReductionStrategy", "PostAndLoss")
         self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
         return self
 
@@ -185,6 +194,55 @@ class _TrainingOptions(_SessionGroup):
             if f"automaticLossScalingSettings.{key}" in values
         }
 
+    def gradientCompression(
+        self,
+        method: Compression,
+        rank: int | None = None,
+        start_step: int | None = None,
+        warm_start: bool | None = None,
+    ) -> _TrainingOptions:
+        """Choose how gradients travel between hosts; PopTorch has no such option.
+
+        Within a host they are added up as they are. What a step leaves out is added to the
+        gradients of the next one.
+
+        Args:
+            method: ``none`` sends them as they are, the default; ``fp16`` and ``bf16`` in 16 bits;
+                ``powersgd`` sends matrices as two thin factors.
+            rank: of ``powersgd``: columns of the factors, 1 by default.
+            start_step: of ``powersgd``: steps whose gradients travel as they are, 1000 by default.
+            warm_start: of ``powersgd``: whether factors start from those of the step before, which
+                is the default, or from random numbers.
+
+        Raises:
+            ValueError: any other method, a setting that the method does not have, or a value out
+                of range.
+        """
+        self.checkIsFrozen()
+        if method not in get_args(Compression):
+            raise ValueError(
+                f"gradientCompression({method!r}): expected 'none', 'fp16', 'bf16' or 'powersgd'"
+            )
+        given = {"rank": rank, "start_step": start_step, "warm_start": warm_start}
+        settings = {name: value for name, value in given.items() if value is not None}
+        if settings and method != "powersgd":
+            raise ValueError(
+                f"gradientCompression({method!r}, {next(iter(settings))}=...): only 'powersgd' "
+                f"has {', '.join(_POWER_SGD)}; leave it out"
+            )
+        for name, value in settings.items():
+            _check_power_sgd(name, value)
+        self.deleteIfExists("gradient_compression")
+        if method != "none":
+            more = {**_POWER_SGD, **settings} if method == "powersgd" else {}
+            self.createOrSet(gradient_compression={"method": method, **more})
+        return self
+
+    @property
+    def gradient_compression_settings(self) -> dict[str, Any]:
+        """How gradients travel between hosts: ``method``, and the settings that it has."""
+        return dict(self._values.get("gradient_compression", {"method": "none"}))
+
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
         """Spread convolutions over tiles; no numeric effect."""
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"
@@ -193,8 +251,26 @@ class _TrainingOptions(_SessionGroup):
         return self
 
 
+def _check_power_sgd(name: str, value: object) -> None:
+    """Check a setting of gradientCompression("powersgd").
+
+    Raises:
+        ValueError: another type, or too small.
+    """
+    call = f"gradientCompression('powersgd', {name}={value!r})"
+    if name == "warm_start":
+        if not isinstance(value, bool):
+            raise ValueError(f"{call}: expected a bool")
+        return
+    least = 1 if name == "rank" else 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{call}: expected a whole number, {least} or more")
+
+
 class _PrecisionOptions(_SessionGroup):
     """Options on number formats."""
+
+    _place = "Options.Precision"
 
     def __init__(self, popart: _PopartOptions) -> None:
         super().__init__(popart, half_float_casting=enums.HalfFloatCastingBehavior.Default)
@@ -228,7 +304,7 @@ class _PrecisionOptions(_SessionGroup):
         return bool(self._popart.options.get("enableStochasticRounding"))
 
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
-        """Set the format in which matrix products and convolutions add up.
+        """Set the format in which matrix products and convolutions add up; here float32 always.
 
         Raises:
             ValueError: neither torch.float nor torch.half.
@@ -243,7 +319,7 @@ class _PrecisionOptions(_SessionGroup):
 
     def halfFloatCasting(self, half_float_casting: Any) -> _PrecisionOptions:
         """Do nothing: deprecated, half and float mix as in torch."""
-        logger.warning("Precision.halfFloatCasting is deprecated and does nothing")
+        old_spellings.say("Options.Precision", "halfFloatCasting")
         return self
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
@@ -254,7 +330,7 @@ class _PrecisionOptions(_SessionGroup):
         """
         if not isinstance(value, bool):
             raise ValueError(f"runningStatisticsAlwaysFloat({value!r}): expected a bool")
-        logger.warning("Precision.runningStatisticsAlwaysFloat is deprecated and does nothing")
+        old_spellings.say("Options.Precision", "runningStatisticsAlwaysFloat")
         return self
 
 
@@ -349,6 +425,8 @@ class _DistributedOptions(OptionStore):
         num_processes: number of processes; None likewise.
     """
 
+    _place = "Options.Distributed"
+
     def __init__(self, process_id: int | None = None, num_processes: int | None = None) -> None:
         if process_id is None:
             process_id = int(os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
@@ -402,7 +480,8 @@ class _EmulatorOptions(OptionStore):
 
         Args:
             how: ``loop`` runs one after the other and defines the result; ``fused`` runs all in
-                one vectorised pass; ``auto`` times both while compiling and keeps the faster.
+                one vectorised pass; ``auto`` finds the fastest in the first steps, or takes one
+                by a rule, and by no time, if ``randomSeed`` is set.
 
         Raises:
             ValueError: any other name.

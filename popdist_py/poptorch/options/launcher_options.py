@@ -6,7 +6,7 @@ replicas are set by hand.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 from popdist_py import context, popdist_functions
 from popdist_py.poptorch.errors import Error
@@ -16,10 +16,27 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["DistributedOptions"]
 
 
-def _refuse(setter: str) -> NoReturn:
+_PROCESSES: Final = (
+    "the launcher numbers the instances of a job: start with poprun-py --num-instances N, or use "
+    "poptorch.Options to number processes by hand"
+)
+# What a program asks for instead, by the setter that it cannot call.
+_INSTEAD: Final = {
+    "replicationFactor": "every instance has R / N replicas: start with poprun-py --num-replicas R "
+    "--num-instances N",
+    "useIpuId": "the launcher gives every instance IPUs of its own: how many is said with "
+    "poprun-py --num-replicas, --num-instances and --ipus-per-replica; poptorch.Options takes an "
+    "id",
+    "Distributed.disable": _PROCESSES,
+    "Distributed.setEnvVarNames": _PROCESSES,
+    "Distributed.configureProcessId": _PROCESSES,
+}
+
+
+def _refuse(setter: str, given: object = None, decided: object = None) -> NoReturn:
+    values = "" if given is None else f" ({given} was given, {decided} is the launcher's)"
     raise RuntimeError(
-        f"Cannot call `{setter}` with popdist.poptorch.Options: the launcher decides; use its "
-        "options, such as --num-replicas and --num-instances"
+        f"Cannot call `{setter}` with popdist.poptorch.Options{values}: {_INSTEAD[setter]}"
     )
 
 
@@ -38,9 +55,18 @@ class _LauncherDistributedOptions(_DistributedOptions):
         """Raise RuntimeError: the launcher decides."""
         _refuse("Distributed.configureProcessId")
 
+    def _change(self, name: str, value: Any) -> None:
+        is_decided = name in ("distributed_process_id", "num_distributed_processes")
+        if is_decided and value != self(name):
+            _refuse("Distributed.configureProcessId", value, self(name))
+        super()._change(name, value)
+
 
 class DistributedOptions(Options):
     """Options of one instance of a job; everything not taken from the launcher is as usual.
+
+    What the launcher decides cannot be changed: neither by a setter nor by the name of its value.
+    Without a launcher, this is the one instance of a job whose replicas are set by hand.
 
     Args:
         ipus_per_replica: IPUs of one replica; None takes the launcher's number.
@@ -48,6 +74,9 @@ class DistributedOptions(Options):
     Raises:
         ValueError: a number of IPUs per replica that is not the launcher's.
     """
+
+    # The values that the launcher decides, and their setters.
+    _DECIDED: ClassVar = {"replication_factor": "replicationFactor", "ipu_id": "useIpuId"}
 
     def __init__(self, ipus_per_replica: int | None = None) -> None:
         instance = context.environment()
@@ -73,14 +102,18 @@ class DistributedOptions(Options):
         instance = context.environment()
         return _LauncherDistributedOptions(instance.instance_index, instance.num_instances)
 
+    def _change(self, name: str, value: Any) -> None:
+        # Not yet declared: the constructor takes the launcher's values.
+        if self.__dict__.get("_launched") and name in self._DECIDED and value != self(name):
+            _refuse(self._DECIDED[name], value, self(name))
+        super()._change(name, value)
+
     def replicationFactor(self, replication_factor: int) -> Options:
         """Set the local replicas of a program that runs alone.
 
         Raises:
-            RuntimeError: the program was started by the launcher.
+            RuntimeError: the launcher decided on another number.
         """
-        if self._launched:
-            _refuse("replicationFactor")
         return super().replicationFactor(replication_factor)
 
     def useIpuId(self, ipu_id: int) -> Options:

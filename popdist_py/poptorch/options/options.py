@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from popdist_py.poptorch import enums
+from popdist_py.popart import SyntheticDataMode
+from popdist_py.poptorch import enums, old_spellings
 from popdist_py.poptorch.calls.batching import Batching
-from popdist_py.poptorch.errors import ConfigFileError
+from popdist_py.poptorch.errors import ConfigFileError, Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
 from popdist_py.poptorch.options.groups import (
@@ -29,8 +30,9 @@ from popdist_py.poptorch.options.groups import (
     _TensorLocationOptions,
     _TrainingOptions,
 )
-from popdist_py.poptorch.options.store import OptionStore
+from popdist_py.poptorch.options.store import OptionStore, check_count
 from popdist_py.poptorch.placement import execution_strategies
+from popdist_py.poptorch.placement.operator_limits import check_proportion
 from popdist_py.poptorch.placement.overlapped_io import OverlapConditions
 
 __all__ = [
@@ -65,6 +67,8 @@ class Options(OptionStore):
     Jit: _JitOptions
     Emulator: _EmulatorOptions
     _Popart: _PopartOptions
+
+    _place = "Options"
 
     # What ``ipus_per_replica`` makes: a subclass, which enters itself here.
     _for_launcher: ClassVar[type[Options]]
@@ -132,11 +136,13 @@ class Options(OptionStore):
 
     def deviceIterations(self, device_iterations: int) -> Options:
         """Set how many iterations (DI) the device loops over in one call."""
+        check_count("deviceIterations", device_iterations)
         self.set(device_iterations=device_iterations)
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Set the number R of copies of the model that this process runs."""
+        check_count("replicationFactor", replication_factor)
         self.set(replication_factor=replication_factor)
         return self
 
@@ -164,10 +170,14 @@ class Options(OptionStore):
         return self
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
-        """Say whether buffers are equal on all replicas; False gives each replica its own."""
+        """Say whether buffers are equal on all replicas; False gives each replica its own.
+
+        The statistics of batch and instance norms are each replica's own in any case.
+        """
         self.set(broadcast_buffers=broadcast_buffers)
         return self
 
+    @old_spellings.takes("Options.outputMode()")
     def outputMode(
         self, output_mode: enums.OutputMode, output_return_period: int | None = None
     ) -> Options:
@@ -185,6 +195,13 @@ class Options(OptionStore):
         """Tell whether no output mode was chosen."""
         return bool(self.output_mode == enums.OutputMode.Default)
 
+    def resolved_output_mode(self, training: bool) -> enums.OutputMode:
+        """Return the output mode; one that was not chosen depends on ``training``."""
+        if not self.defaultOutputMode():
+            return enums.OutputMode(self.output_mode)
+        return enums.OutputMode.Final if training else enums.OutputMode.All
+
+    @old_spellings.takes("Options.anchorTensor()")
     def anchorTensor(
         self,
         short_name: str,
@@ -206,16 +223,13 @@ class Options(OptionStore):
 
     def batching(self, training: bool) -> Batching:
         """Return the factors of a model; the default output mode depends on ``training``."""
-        mode = self.output_mode
-        if mode == enums.OutputMode.Default:
-            mode = enums.OutputMode.Final if training else enums.OutputMode.All
         return Batching(
             device_iterations=self.device_iterations,
             gradient_accumulation=self.Training.gradient_accumulation,
             replicas=self.replication_factor,
             group_size=self.input_group_size,
             group_type=self.input_cgt,
-            output_mode=mode,
+            output_mode=self.resolved_output_mode(training),
             output_period=self.output_return_period,
         )
 
@@ -243,7 +257,11 @@ class Options(OptionStore):
     def setAvailableMemoryProportion(
         self, available_memory_proportion: Mapping[str, float]
     ) -> Options:
-        """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``."""
+        """Set the share of memory that operators may use, per IPU: ``{"IPU0": 0.5}``.
+
+        Raises:
+            AssertionError: a key that names no IPU, or a share that is not from 0 to 1.
+        """
         assert isinstance(available_memory_proportion, Mapping), (
             f"Expected a dictionary such as {{'IPU0': 0.5}}, got {available_memory_proportion!r}"
         )
@@ -251,6 +269,7 @@ class Options(OptionStore):
         for key, value in available_memory_proportion.items():
             ipu = re.fullmatch(r"IPU(\d+)", str(key))
             assert ipu is not None, f"Invalid key {key!r}: expected IPU0, IPU1, ..."
+            check_proportion(value, f"{key} in setAvailableMemoryProportion")
             proportions[int(ipu[1])] = value
         self.set(available_memory_proportion=proportions)
         return self
@@ -261,19 +280,40 @@ class Options(OptionStore):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Options:
-        """Use the numerically stable form of group norms."""
+        """Use the numerically stable form of group norms, as torch always does."""
         self._Popart.set("enableStableNorm", enabled)
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Options:
-        """Make inputs on the device instead of sending them."""
-        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
+        """Make inputs on the device instead of sending them, and send no results.
+
+        Inputs are random and normally distributed, whole numbers zeros; results have their shapes
+        and are zeros. ``_Popart.set("syntheticDataMode", mode)`` chooses other inputs.
+        """
+        mode = SyntheticDataMode.RandomNormal if enabled else SyntheticDataMode.Off
+        self._Popart.set("syntheticDataMode", int(mode))
         return self
 
     @property
     def synthetic_data(self) -> bool:
         """Whether inputs are made on the device."""
         return bool(self._Popart.options.get("syntheticDataMode"))
+
+    @property
+    def synthetic_mode(self) -> SyntheticDataMode:
+        """How inputs are made on the device.
+
+        Raises:
+            Error: in none of the ways that there are.
+        """
+        mode = self._Popart.options.get("syntheticDataMode", SyntheticDataMode.Off)
+        try:
+            return SyntheticDataMode(int(mode))
+        except (TypeError, ValueError):
+            known = ", ".join(f"{each.value} ({each.name})" for each in SyntheticDataMode)
+            raise Error(
+                f"The session option syntheticDataMode is {mode!r}: expected one of {known}"
+            ) from None
 
     def updatableNamedBuffers(self, buffers: list[str]) -> Options:
         """Name the buffers that copyNamedBuffersToDevice() sends."""
@@ -288,7 +328,7 @@ class Options(OptionStore):
     # -- device -------------------------------------------------------------------------------
 
     def useIpuModel(self, use_model: bool) -> Options:
-        """Use the software model of the device; here every device is one."""
+        """Use the software model of the device; here every device is one, whatever is given."""
         _check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
         return self
@@ -328,18 +368,18 @@ class Options(OptionStore):
     # -- observation --------------------------------------------------------------------------
 
     def logDir(self, log_dir: str | Path) -> Options:
-        """Set the folder of logs."""
+        """Set the folder of logs; none are written here."""
         _check_type("logDir", log_dir, str | Path)
         self.set(log_dir=str(log_dir))
         return self
 
     def maxRepeatLogs(self, max_repeat_lines: int | None) -> Options:
-        """Limit how often one line is logged; None is no limit."""
+        """Limit how often one line is logged, None is no limit; here all lines are shown."""
         self.set(max_repeat_logs=_UNLIMITED if max_repeat_lines is None else max_repeat_lines)
         return self
 
     def modelName(self, name: str) -> Options:
-        """Name the folder of the model's reports."""
+        """Name the folder of the model's reports; none are written here."""
         _check_type("modelName", name, str)
         self.createOrSet(model_name=name)
         return self
@@ -355,7 +395,7 @@ class Options(OptionStore):
         return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
-        """Write reports into ``profile_dir``."""
+        """Write reports into ``profile_dir``; not here, as compiling says."""
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
             wanted["autoReport.directory"] = str(profile_dir)
@@ -375,11 +415,11 @@ class Options(OptionStore):
         return self._put("_relax_optimizer_checks", bool(relax))
 
     def sourceLocationExcludes(self, excludes: Iterable[str]) -> Options:
-        """Replace the filters of recorded source lines."""
+        """Replace the filters of recorded source lines, which are read in reports only."""
         return self._put("_source_location_excludes", list(excludes))
 
     def appendToLocationExcludes(self, *excludes: str) -> Options:
-        """Add filters of recorded source lines."""
+        """Add filters of recorded source lines, which are read in reports only."""
         return self._put("_source_location_excludes", [*self._source_location_excludes, *excludes])
 
     def _put(self, name: str, value: Any) -> Options:
@@ -417,12 +457,10 @@ class Options(OptionStore):
 
     def overlap_conditions(self, training: bool) -> OverlapConditions:
         """Return what these options say of overlapped I/O."""
-        default = enums.OutputMode.Final if training else enums.OutputMode.All
-        mode = self.output_mode
         return OverlapConditions(
             is_pipelined=self._execution_strategy.is_pipelined,
             has_io_tiles=self.TensorLocations.exists("numIOTiles"),
-            output_mode=default if mode == enums.OutputMode.Default else mode,
+            output_mode=self.resolved_output_mode(training),
         )
 
     # -- what the launcher decides ------------------------------------------------------------

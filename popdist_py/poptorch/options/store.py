@@ -7,11 +7,11 @@ The rules that all groups of options share; which options exist is said in ``opt
 from __future__ import annotations
 
 import copy
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch import old_spellings
 
-__all__ = ["OptionStore"]
+__all__ = ["OptionStore", "check_count"]
 
 Store = TypeVar("Store", bound="OptionStore")
 
@@ -19,8 +19,12 @@ Store = TypeVar("Store", bound="OptionStore")
 class OptionStore:
     """Named values with PopTorch's rules for setting and freezing them."""
 
+    # As the table of old spellings calls this kind of options.
+    _place: ClassVar[str] = ""
+
     def __init__(self, **defaults: Any) -> None:
         object.__setattr__(self, "_values", defaults)
+        object.__setattr__(self, "_defaults", copy.deepcopy(defaults))
         object.__setattr__(self, "_is_frozen", False)
 
     # -- values -------------------------------------------------------------------------------
@@ -56,6 +60,15 @@ class OptionStore:
             else:
                 self._values[name] = value
 
+    def changed(self) -> dict[str, Any]:
+        """Return the values that differ from their defaults, or have none."""
+        defaults = self.__dict__.get("_defaults", {})  # none in objects that older versions saved
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in defaults or value != defaults[name]
+        }
+
     def exists(self, name: str) -> bool:
         """Tell whether an option of this name has a value."""
         return name in self._values
@@ -80,12 +93,18 @@ class OptionStore:
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
+        old = old_spellings.find(self._place, name)
+        if old is not None:
+            return old_spellings.attribute(old, self)
         raise AttributeError(
             f"Invalid attribute {name!r} of {type(self).__name__}: valid options are "
             f"{', '.join(sorted(values))}"
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
+        old = old_spellings.find(self._place, name)
+        if old is not None and old.new:
+            name = old_spellings.current_name(old)
         if name in self.__dict__:
             self.checkIsFrozen(name)
             object.__setattr__(self, name, value)
@@ -159,6 +178,11 @@ class OptionStore:
         groups = [f"{name}={group!r}" for name, group in self._groups().items()]
         return f"{type(self).__name__}({', '.join(values + groups)})"
 
-    @staticmethod
-    def _warn_deprecated(text: str) -> None:
-        logger.warning(text)
+
+def check_count(setter: str, given: object) -> None:
+    """Check the value of an option that counts; its type is compared where it is stored.
+
+    Raises:
+        AssertionError: it is below 1.
+    """
+    assert not isinstance(given, int) or given >= 1, f"{setter}({given}): expected 1 or more"

@@ -57,6 +57,9 @@ class Block(_Context):
         self._user_id = user_id
         self._ipu_id = ipu_id
 
+    def __repr__(self) -> str:
+        return f"Block(user_id={self._user_id}, ipu_id={self._ipu_id})"
+
     def __enter__(self) -> None:
         Block.start(self._user_id, self._ipu_id)
 
@@ -92,6 +95,12 @@ class _BlockHook:
         self._user_id = user_id
         self._ipu_id = ipu_id
 
+    def register(self, module: torch.nn.Module) -> None:
+        """Become a hook of ``module``."""
+        # A module that is loaded brings the handle along. Without it the new process would give
+        # the hook's number to the next hook of the module, which would replace this one.
+        self._handle = module.register_forward_pre_hook(self)
+
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         Block.start(self._user_id, self._ipu_id)
 
@@ -106,6 +115,9 @@ class _BlockCallable:
         self._layer_to_call = layer
         self._user_id = user_id
         self._ipu_id = ipu_id
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id}) {self._layer_to_call!r}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         Block.start(self._user_id, self._ipu_id)
@@ -136,7 +148,7 @@ def BeginBlock(layer_to_call: Any, user_id: str | None = None, ipu_id: int | Non
             "module has already been assigned to a block: call poptorch.removeBlocks(module) to "
             "assign it to another one"
         )
-    layer_to_call.register_forward_pre_hook(_BlockHook(user_id, ipu_id))
+    _BlockHook(user_id, ipu_id).register(layer_to_call)
     # Read when a model is printed; past Module.__setattr__, which knows only tensors and modules.
     layer_to_call.__dict__.update(_user_id=user_id, _ipu_id=ipu_id)
     return layer_to_call

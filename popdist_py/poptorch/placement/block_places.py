@@ -56,6 +56,7 @@ class Placement:
             has all but the last one twice.
         ipu_of_parameter: index of the IPU that holds each parameter: that of its first use.
         operations: name of each operation's result and the index of its IPU, in order.
+        reads_buffers: whether Python code of the forward reads the value of a buffer.
     """
 
     blocks: tuple[BlockPlace, ...] = ()
@@ -63,3 +64,4 @@ class Placement:
     num_stages: int = 1
     ipu_of_parameter: dict[str, int] = field(default_factory=dict)
     operations: tuple[tuple[str, int], ...] = ()
+    reads_buffers: bool = False

@@ -7,13 +7,13 @@ would run here and fail there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["check_limits", "check_value_is_not_needed"]
+__all__ = ["check_limits", "check_proportion", "refuse_reading", "values_needed"]
 
 _Arguments = tuple[Any, ...]
 _Keywords = dict[str, Any]
@@ -30,19 +30,23 @@ def check_limits(name: str, args: _Arguments, kwargs: _Keywords) -> None:
         check(name, args, kwargs)
 
 
-def check_value_is_not_needed(
-    name: str, args: _Arguments, on_device: Callable[[torch.Tensor], bool]
-) -> None:
-    """Check that a call does not ask for values that only the device knows.
-
-    Args:
-        name: the torch function.
-        args: its positional arguments.
-        on_device: tells whether only the device knows the value of a tensor.
+def check_proportion(value: Any, where: str) -> None:
+    """Check the share of the tile memory that a program gives to operators.
 
     Raises:
-        Error: it does.
+        AssertionError: not a number from 0 to 1.
     """
+    assert isinstance(value, (int, float)), (
+        f"the available memory proportion is a number, got {value!r} for {where}"
+    )
+    assert 0 <= value <= 1, (
+        f"Invalid available memory proportion {value!r} for {where}: expected 0.0 to 1.0, a share "
+        "of the tile memory"
+    )
+
+
+def values_needed(name: str, args: _Arguments) -> list[torch.Tensor]:
+    """Return the tensors whose values a call of the torch function ``name`` reads in Python."""
     read: list[Any] = []
     if name in ("__getitem__", "__setitem__"):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -53,12 +57,20 @@ def check_value_is_not_needed(
                 read.append(one)
     elif name in _READS and (name != "where" or len(args) == 1):
         read.append(args[0])
-    if any(isinstance(value, torch.Tensor) and on_device(value) for value in read):
-        raise Error(
-            f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "
-            "but only the device knows it. Use torch.where, poptorch.cond or "
-            "poptorch.dynamic_slice, or masks of a fixed shape"
-        )
+    return [value for value in read if isinstance(value, torch.Tensor)]
+
+
+def refuse_reading(name: str) -> NoReturn:
+    """Refuse a call of the torch function ``name`` that reads what only the device knows.
+
+    Raises:
+        Error: always.
+    """
+    raise Error(
+        f"{_READS.get(name, name)} needs the value of a tensor while the model is compiled, "
+        "but only the device knows it. Use torch.where, poptorch.cond or "
+        "poptorch.dynamic_slice, or masks of a fixed shape"
+    )
 
 
 _READS: Final = {
@@ -133,6 +145,13 @@ def _ctc_loss(_: str, args: _Arguments, kwargs: _Keywords) -> None:
         raise Error(f"ctc_loss: only 2-D targets are supported, got {targets.dim()}-D ones")
 
 
+def _backward(*_: Any) -> None:
+    raise Error(
+        "backward() cannot be called explicitly inside a forward: a training model runs the "
+        "backward pass and the update itself, from the loss that its forward returns"
+    )
+
+
 def _set_item(_: str, args: _Arguments, kwargs: _Keywords) -> None:  # noqa: ARG001
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     if any(isinstance(one, slice) and one.step not in (None, 1) for one in index):
@@ -152,4 +171,5 @@ _CHECKS: Final[dict[str, Callable[[str, _Arguments, _Keywords], None]]] = {
     "topk": _topk,
     "ctc_loss": _ctc_loss,
     "__setitem__": _set_item,
+    "backward": _backward,
 }

@@ -21,7 +21,11 @@ from popdist_py.poptorch.calls.nested_values import tensors_of
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.block_places import BlockPlace, Placement, Strategy
 from popdist_py.poptorch.placement.operation_names import OperationNames
-from popdist_py.poptorch.placement.operator_limits import check_limits, check_value_is_not_needed
+from popdist_py.poptorch.placement.operator_limits import (
+    check_limits,
+    refuse_reading,
+    values_needed,
+)
 from popdist_py.poptorch.placement.overlapped_io import OverlapConditions, checked_overlap
 
 __all__ = ["current_recorder", "on_host", "record_placement"]
@@ -59,6 +63,7 @@ class _Recorder(TorchFunctionMode):
         # than on buffers alone. Of a module only: of another callable, all are.
         self._on_device = WeakIdKeyDictionary()
         self._mark(inputs, depends=True)
+        self.reads_buffers = False
         self._on_host = 0  # how many host functions are being run
         self._names: dict[int, str] = {}
 
@@ -69,8 +74,12 @@ class _Recorder(TorchFunctionMode):
         if user_id is None:
             user_id = str(self._next_auto_id)
             self._next_auto_id += 1
-        self._active = self._place(user_id, ipu_id)
-        self.blocks.append(self._active)
+        self.begin_placed(self._place(user_id, ipu_id))
+
+    def begin_placed(self, block: BlockPlace) -> None:
+        """Everything from here belongs to this block, wherever the strategy has its blocks."""
+        self._active = block
+        self.blocks.append(block)
 
     def end_block(self) -> None:
         """No block is active from here, whatever was before the block that ends."""
@@ -108,7 +117,7 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         inputs = tensors_of((args, kwargs))
         if not self._on_host:
-            check_value_is_not_needed(name, args, self._only_device_knows)
+            self._look_at_values(name, args)
             if any(map(self._only_device_knows, inputs)):
                 check_limits(name, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
@@ -117,6 +126,13 @@ class _Recorder(TorchFunctionMode):
             self._operation(func, inputs, results)
             self._mark(results, depends=any(map(self._only_device_knows, inputs)))
         return result
+
+    def _look_at_values(self, name: str, args: Any) -> None:
+        """Note what a call reads in Python; refuse it if only the device knows that."""
+        read = values_needed(name, args)
+        if any(map(self._only_device_knows, read)):
+            refuse_reading(name)
+        self.reads_buffers |= any(tensor in self._on_device for tensor in read)
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return self._module is None or tensor in self._on_device
@@ -229,6 +245,7 @@ def record_placement(
     placement.num_stages = 2 * forward_stages - 1 if training else forward_stages
     placement.operations = tuple(recorder.operations)
     placement.ipu_of_parameter = recorder.ipu_of_parameter
+    placement.reads_buffers = recorder.reads_buffers
     if isinstance(module, torch.nn.Module):
         for name, _ in module.named_parameters():
             placement.ipu_of_parameter.setdefault(name, 0)

@@ -6,13 +6,18 @@ so are the names of the state that programs read and write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
 
+from popdist_py.errors import PopdistError
 from popdist_py.poptorch import optim
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.optimizer_state import Rates
+from popdist_py.poptorch.update import rates
 from popdist_py.poptorch.update.rounding import stochastic_half
 from popdist_py.poptorch.update.tf_rmsprop import TensorFlowRMSprop
 
@@ -110,11 +115,18 @@ class DeviceOptimizer:
         self._shadows: list[_Shadow] = []
         self._groups = parameter_groups(source, device_of, names)
         self.parameters = [parameter for group in self._groups for parameter in group]
+        self._targets = {id(p): self._updated(p) for p in self.parameters}
         groups = [
-            {"params": [t for p in used for t in self._updated(p)], **self._settings(group)}
+            {"params": [t for p in used for t in self._targets[id(p)]], **self._settings(group)}
             for used, group in zip(self._groups, source.param_groups, strict=True)
         ]
         self._optimizer = _make(self._kind.type, groups, source)
+        self._group_indices = list(range(len(groups)))  # of the program's, for each of torch's
+        # Rates that a program loaded and that differ from those that its settings make.
+        self._loaded_rates: dict[str, torch.Tensor] = {}
+        self._rates: Rates | None = None
+        # Whether an instance was lost while some parameters were updated and others were not.
+        self._is_half_done = False
         self.sync(source)
 
     def _updated(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -126,15 +138,48 @@ class DeviceOptimizer:
         self._names[id(single)] = self._names[id(parameter)]
         return [single]
 
+    @property
+    def _is_sgd(self) -> bool:
+        return self._kind.type is torch.optim.SGD
+
     def _settings(self, group: dict[str, Any]) -> dict[str, Any]:
         return {name: group[name] for name in self._kind.settings if name in group}
 
     def sync(self, source: torch.optim.Optimizer) -> None:
-        """Take the present settings of the user's optimiser."""
-        for mine, theirs in zip(self._optimizer.param_groups, source.param_groups, strict=True):
-            mine.update(self._settings(theirs))
-        self.loss_scaling = float(getattr(source, "loss_scaling", 1.0))
+        """Take the present settings of the user's optimiser; new rates replace loaded ones."""
+        self._present = [self._settings(group) for group in source.param_groups]
         self.max_grad_norm = float(getattr(source, "max_grad_norm", float("inf")))
+        wanted = Rates.of(source)
+        if wanted != self._rates:
+            self._rates, self._loaded_rates = wanted, {}
+            self.loss_scaling = wanted.loss_scaling
+        self._set_groups()
+
+    def _set_groups(self) -> None:
+        """Give torch's groups their settings; loaded rates may divide a group."""
+        groups = self._optimizer.param_groups
+        if not self._loaded_rates and len(groups) == len(self._present):
+            for mine, settings in zip(groups, self._present, strict=True):
+                mine.update(settings)
+            return
+        like = dict(zip(self._group_indices, groups, strict=True))
+        divided: list[dict[str, Any]] = []
+        self._group_indices = []
+        for index, (parameters, settings) in enumerate(
+            zip(self._groups, self._present, strict=True)
+        ):
+            targets: dict[tuple[Any, Any], list[torch.Tensor]] = {}
+            for parameter in parameters:
+                own = rates.of_parameter(self._names[id(parameter)], self._loaded_rates)
+                given = rates.given(settings, own, self.loss_scaling, is_sgd=self._is_sgd)
+                targets.setdefault(given, []).extend(self._targets[id(parameter)])
+            if not targets:  # a group that the program keeps for parameters that are not trained
+                targets[settings["lr"], settings["weight_decay"]] = []
+            for (lr, decay), tensors in targets.items():
+                rest = {"lr": lr, "weight_decay": decay, "params": tensors}
+                divided.append({**like[index], **settings, **rest})
+                self._group_indices.append(index)
+        self._optimizer.param_groups = divided
 
     @torch.no_grad()
     def step(self, loss_scale: float) -> None:
@@ -148,6 +193,52 @@ class DeviceOptimizer:
         for shadow in self._shadows:
             single = shadow.single
             shadow.half.copy_(stochastic_half(single) if self._stochastic else single)
+
+    @property
+    def updates_each_alone(self) -> bool:
+        """Whether a parameter's update depends on no other parameter's gradient."""
+        return not self._shadows and self.max_grad_norm == float("inf")
+
+    def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
+        """Do as ``step``, some parameters at a time; only if ``updates_each_alone``.
+
+        Args:
+            loss_scale: as for ``step``.
+            parts: parameters whose gradients are there; while some are updated, those of others may
+                be on their way.
+        """
+        gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        try:
+            for part in parts:
+                if not gradients:  # the first part: all parameters have their gradients' memory
+                    gradients = [(p, p.grad) for p in self.parameters]
+                    for parameter in self.parameters:
+                        parameter.grad = None
+                own = {id(parameter) for parameter in part}
+                ready = [(p, gradient) for p, gradient in gradients if id(p) in own]
+                for parameter, gradient in ready:
+                    parameter.grad = gradient
+                self._update(loss_scale)
+                for parameter, _ in ready:
+                    parameter.grad = None
+        except PopdistError:
+            self._is_half_done = bool(gradients)
+            raise
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+    def check_whole(self) -> None:
+        """Check that weights and state are those of one step.
+
+        Raises:
+            Error: an instance was lost during an update.
+        """
+        if self._is_half_done:
+            raise Error(
+                "Another instance was lost while the weights were updated: some are those of this "
+                "step, some of the one before. Go on from the last checkpoint"
+            )
 
     def _update(self, loss_scale: float) -> None:
         updated = self._all()
@@ -168,9 +259,14 @@ class DeviceOptimizer:
     # -- state that programs see --------------------------------------------------------------
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state by the device's names, zeros where no step was made yet."""
+        """Return copies of the state by the device's names, as it begins where no step was made.
+
+        Raises:
+            Error: an instance was lost during an update.
+        """
+        self.check_whole()
         return {
-            f"{prefix}___{self._names[id(parameter)]}": _state_value(
+            f"{prefix}___{self._names[id(parameter)]}": self._state_value(
                 self._optimizer.state[parameter].get(key), key, parameter
             )
             for group in self._optimizer.param_groups
@@ -178,6 +274,30 @@ class DeviceOptimizer:
             for key, prefix in self._kind.state.items()
             if is_kept(key, group)
         }
+
+    def check_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Check that state tensors are of these parameters.
+
+        Raises:
+            Error: none of them is, or one has another shape.
+        """
+        shapes = {
+            f"{prefix}___{self._names[id(parameter)]}": () if key == "step" else parameter.shape
+            for parameter in self.parameters
+            for key, prefix in self._kind.state.items()
+        }
+        if tensors and not shapes.keys() & tensors.keys():
+            raise Error(
+                f"The loaded optimizer state is of another model: it has {_some(tensors)}, but "
+                f"this model's optimizer has {_some(shapes)}. Load the state that was saved with "
+                "this model"
+            )
+        for name, shape in shapes.items():
+            if name in tensors and tensors[name].numel() != prod(shape):
+                raise Error(
+                    f"{name} of the loaded optimizer state has shape {list(tensors[name].shape)}: "
+                    f"expected {list(shape)}. Load the state that was saved with this model"
+                )
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the state tensors that ``tensors`` names; the others keep their values."""
@@ -194,31 +314,78 @@ class DeviceOptimizer:
                     state["step"] = torch.zeros(())  # all of torch's but SGD count
                     for key in self._kind.state:
                         if is_kept(key, group):
-                            state[key] = _state_value(None, key, parameter)
+                            state[key] = self._state_value(None, key, parameter)
                 for key, value in loaded.items():
                     shape = () if key == "step" else parameter.shape
                     dtype = torch.float32 if key == "step" else parameter.dtype
                     state[key] = value.to(dtype).reshape(shape)
 
-    def parameter_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the settings by the device's names."""
-        values = {"lossScaling_FLOAT": torch.tensor(self.loss_scaling)}
-        for parameters, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+    def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a state tensor; what it begins with if there is none yet."""
+        if value is None:
+            return torch.full(
+                () if key == "step" else parameter.shape,
+                self._first_value(key),
+                dtype=torch.float32 if key == "step" else parameter.dtype,
+            )
+        return torch.as_tensor(value, dtype=torch.float32 if key == "step" else None).clone()
+
+    def _first_value(self, key: str) -> float:
+        """Return what the elements of a state tensor are before the first step."""
+        is_tensorflows = isinstance(self._optimizer, TensorFlowRMSprop)
+        return TensorFlowRMSprop.FIRST_SQUARE if is_tensorflows and key == "square_avg" else 0.0
+
+    def parameter_tensors(
+        self, source: torch.optim.Optimizer | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return the settings by the device's names.
+
+        Args:
+            source: the user's optimiser, whose rates count where it has other ones than at its
+                last sync(); None takes those of the device.
+        """
+        groups, loss_scaling, loaded = self._present, self.loss_scaling, self._loaded_rates
+        if source is not None and (wanted := Rates.of(source)) != self._rates:
+            groups = [self._settings(group) for group in source.param_groups]
+            loss_scaling, loaded = wanted.loss_scaling, {}
+        values = {rates.LOSS_SCALING: torch.tensor(loss_scaling)}
+        for parameters, group in zip(self._groups, groups, strict=True):
+            of_group = rates.device_rates(group, loss_scaling, is_sgd=self._is_sgd)
             for parameter in parameters:
-                name = self._names[id(parameter)]
-                lr, decay = float(group["lr"]), float(group["weight_decay"])
-                if self._kind.type is torch.optim.SGD:
-                    rate = lr * (1 - float(group["dampening"]))
-                    values[f"scaledLearningRate0___specific___{name}"] = torch.tensor(
-                        rate / self.loss_scaling
-                    )
-                    values[f"weightDecayScaleFactor0___specific___{name}"] = torch.tensor(
-                        1 - rate * decay
-                    )
-                else:
-                    values[f"learningRate___specific___{name}"] = torch.tensor(lr)
-                    values[f"weightDecay___specific___{name}"] = torch.tensor(decay)
-        return values
+                for key, value in of_group.items():
+                    values[rates.name_of(key, self._names[id(parameter)])] = value.clone()
+        return {**values, **loaded}
+
+    def loaded_rates(self) -> dict[str, torch.Tensor]:
+        """Return those of the settings that a program loaded and did not set since."""
+        return dict(self._loaded_rates)
+
+    def load_parameter_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the rates that ``tensors`` names; the others are those of the program's settings."""
+        assert self._rates is not None
+        self._loaded_rates = {}
+        self.loss_scaling = self._rates.loss_scaling
+        # First, because the other rates depend on it.
+        self._take_rate(rates.LOSS_SCALING, torch.tensor(self.loss_scaling), tensors)
+        if rates.LOSS_SCALING in self._loaded_rates:
+            self.loss_scaling = float(self._loaded_rates[rates.LOSS_SCALING])
+        for name, value in self.parameter_tensors().items():
+            self._take_rate(name, value, tensors)
+        self._set_groups()
+
+    def _take_rate(
+        self, name: str, present: torch.Tensor, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Take a loaded rate, unless the present one is the same: that one may be more precise."""
+        loaded = tensors.get(name)
+        if loaded is not None and float(loaded.to(torch.float32)) != float(present):
+            self._loaded_rates[name] = loaded.detach().to(torch.float32, copy=True).reshape(())
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return the first names, and how many there are."""
+    every = sorted(names)
+    return f"{', '.join(every[:3])}{', ...' if len(every) > 3 else ''} ({len(every)} in all)"
 
 
 def parameter_groups(
@@ -245,12 +412,6 @@ def is_kept(key: str, group: Mapping[str, Any]) -> bool:
     if key == "momentum_buffer":
         return float(group.get("momentum", 0)) != 0
     return key != "grad_avg" or bool(group.get("centered"))
-
-
-def _state_value(value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
-    if value is None:
-        return torch.zeros(()) if key == "step" else torch.zeros_like(parameter).detach()
-    return torch.as_tensor(value, dtype=torch.float32 if key == "step" else None).clone()
 
 
 def _make(

@@ -7,7 +7,7 @@ it rarely pays. Whether it does is measured in the first steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ import torch
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.background import Handle
+from popdist_py.poptorch.update.compression import ReductionOf
 
 __all__ = ["Autotuner", "Buckets"]
 
@@ -47,28 +48,45 @@ class Buckets:
     Args:
         views: the gradients in the flat buffers.
         communicator: the other instances.
+        reduction_of: makes what reduces a bucket.
     """
 
-    def __init__(self, views: Sequence[torch.Tensor], communicator: Communicator) -> None:
+    def __init__(
+        self,
+        views: Sequence[torch.Tensor],
+        communicator: Communicator,
+        reduction_of: ReductionOf,
+    ) -> None:
         self._views = views
         self._communicator = communicator
         self._buckets = _in_buckets(views)
+        self._reductions = [
+            # The members lie in the array from the last to the first.
+            reduction_of(bucket.array, [views[index].shape for index in reversed(bucket.members)])
+            for bucket in self._buckets
+        ]
         self._arrivals = [0] * len(views)
         self._expected = [0] * len(views)
-        self._handles: list[Handle] = []
+        self._num_started = 0
+        self._finish: Callable[[], None] | None = None  # what the last one that started needs yet
+        self._handles: list[Handle] = []  # of those that are finished
         self._is_open = False
         self._has_learned = False
 
     def zero(self, *, overlap: bool) -> None:
-        """Start an accumulation window, in which buckets may be reduced before ``all_reduce``.
+        """Start an accumulation window, in which buckets may be reduced before ``reduced``.
 
-        None are after a window without ``all_reduce``, as the autotuning of replica back ends
-        makes.
+        None are after a window without it, as comparing replica back ends makes.
         """
         self._expected, self._arrivals = self._arrivals, [0] * len(self._views)
-        self._handles = []
+        self._finish_started()
+        self._num_started, self._handles = 0, []
         self._is_open = overlap and self._has_learned
         self._has_learned = False
+
+    def close(self) -> None:
+        """Reduce none of this window's buckets before ``reduced``."""
+        self._is_open = False
 
     def on_grad_ready(self, index: int) -> None:
         """Take note of an addition to one gradient, and reduce the buckets that are complete."""
@@ -80,8 +98,8 @@ class Buckets:
                 "a parameter got more gradients than in the step before, after its sum was on the "
                 "way: set POPDIST_GRADIENT_OVERLAP=0 for models whose control flow changes"
             )
-        while len(self._handles) < len(self._buckets) and self._is_complete(len(self._handles)):
-            self._reduce_next()
+        while self._num_started < len(self._buckets) and self._is_complete(self._num_started):
+            self._start_next()
 
     def _is_complete(self, number: int) -> bool:
         return all(
@@ -89,19 +107,42 @@ class Buckets:
             for index in self._buckets[number].members
         )
 
-    def _reduce_next(self) -> None:
-        array = self._buckets[len(self._handles)].array
-        reduce = partial(self._communicator.all_reduce, array, name="gradients")
-        self._handles.append(self._communicator.background.submit(reduce))
+    def _start_next(self) -> None:
+        """Start to reduce a bucket, then finish the one before: so a link has no pause between."""
+        reduction = self._reductions[self._num_started]
+        self._num_started += 1
+        started = self._communicator.background.submit(reduction.start)
+        self._finish_started()
+        if reduction.finish is None:
+            self._handles.append(started)
+        else:
+            self._finish = partial(_finish, started, reduction.finish)
 
-    def all_reduce(self) -> None:
-        """Reduce what was not, once all gradients are in their views, and wait for all."""
+    def _finish_started(self) -> None:
+        if self._finish is not None:
+            self._handles.append(self._communicator.background.submit(self._finish))
+            self._finish = None
+
+    def reduced(self) -> Iterator[Sequence[int]]:
+        """Reduce what was not, once all gradients are in their views.
+
+        Yields:
+            The indices of the parameters of each bucket, as soon as it is reduced.
+        """
         self._is_open = False
         self._has_learned = True
-        while len(self._handles) < len(self._buckets):
-            self._reduce_next()
-        for handle in self._handles:
+        while self._num_started < len(self._buckets):
+            self._start_next()
+        self._finish_started()
+        for bucket, handle in zip(self._buckets, self._handles, strict=True):
             handle.wait()
+            yield bucket.members
+
+
+def _finish(started: Handle, finish: Callable[[], None]) -> None:
+    """Finish what was started, if it could be."""
+    started.wait()
+    finish()
 
 
 def _in_buckets(views: Sequence[torch.Tensor]) -> list[_Bucket]:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from popdist_py.collectives import Communicator
+from popdist_py.collectives import Communicator, HostMemory
+from popdist_py.poptorch.update.compression import Reduction, ReductionOf, exact
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
 from popdist_py.poptorch.update.gradient_buckets import Autotuner, Buckets
 
@@ -53,8 +54,17 @@ def _memory(
     }
 
 
+def _slice_reduction(memory: HostMemory) -> ReductionOf:
+    """Return what makes reductions of the slices that instances update."""
+    return lambda array, _: Reduction(partial(memory.reduce_slice, array, name="gradients"))
+
+
 class Gradients(Protocol):
     """What happens to gradients during one accumulation window."""
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Whether the next window writes where the gradients of this one lie."""
 
     def zero(self) -> None:
         """Start a window: no parameter has a gradient."""
@@ -64,6 +74,9 @@ class Gradients(Protocol):
 
     def on_grad_ready(self, index: int) -> None:
         """Take note that a backward has added to the gradient of a parameter, while it runs."""
+
+    def forget_order(self) -> None:
+        """Take note that this window's backwards come in another number than those before."""
 
     def collect(self) -> None:
         """Keep what the backward of the selected replica has added."""
@@ -77,6 +90,12 @@ class Gradients(Protocol):
     def all_reduce(self) -> None:
         """Leave in every parameter's ``grad`` the sum over all replicas of all instances."""
 
+    def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
+        """Do as ``all_reduce``, and yield parameters as soon as they have their sums.
+
+        None if all have them at once.
+        """
+
 
 class SharedGradients:
     """All local replicas add to the same gradients; instances are reduced in any order.
@@ -87,6 +106,7 @@ class SharedGradients:
         overlap: whether reducing begins while backward runs; None: what measures faster between
             hosts, and no within one host.
         slices_only: whether each instance needs no more than the slice that it updates.
+        reduction_of: makes what reduces an array of gradients; by default a plain all-reduce.
     """
 
     def __init__(
@@ -96,20 +116,32 @@ class SharedGradients:
         overlap: bool | None = None,
         *,
         slices_only: bool = False,
+        reduction_of: ReductionOf | None = None,
     ) -> None:
         self._parameters = list(parameters)
         self._communicator = communicator
-        self._slices = communicator.host_memory if slices_only else None
         self._flat: FlatBuffers | None = None
         self._buckets: Buckets | None = None
+        self._reductions: list[Reduction] = []
+        memory = communicator.host_memory if slices_only else None
+        if memory is not None:
+            reduction_of = _slice_reduction(memory)
+        reduction_of = reduction_of or exact(communicator)
         if overlap is None and not communicator.spans_hosts:
             overlap = False
         self._autotuner = Autotuner(self._largest, overlap)
         if communicator.num_instances > 1:
-            memory = _memory(self._parameters, communicator, 1)
-            self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in memory.items()})
+            rooms = _memory(self._parameters, communicator, 1)
+            self._flat = FlatBuffers(self._parameters, {d: rows[0] for d, rows in rooms.items()})
             if overlap is not False:
-                self._buckets = Buckets(self._flat.views, communicator)
+                self._buckets = Buckets(self._flat.views, communicator, reduction_of)
+            else:
+                self._reductions = [
+                    reduction_of(
+                        buffer.numpy(), [p.shape for p in self._parameters if p.dtype == dtype]
+                    )
+                    for dtype, buffer in self._flat.buffers.items()
+                ]
             self._listen()
 
     def _listen(self) -> None:
@@ -144,6 +176,11 @@ class SharedGradients:
         """Where each parameter's gradient is reduced; none with one instance."""
         return self._flat.views if self._flat is not None else []
 
+    @property
+    def reuses_memory(self) -> bool:
+        """Whether gradients lie in the buffer that instances reduce."""
+        return self._flat is not None
+
     def _largest(self, seconds: float) -> float:
         largest = np.array([seconds])
         self._communicator.all_reduce(largest, "max", "seconds of a step")
@@ -155,6 +192,11 @@ class SharedGradients:
             parameter.grad = None
         if self._buckets is not None:
             self._buckets.zero(overlap=self._autotuner.begin())
+
+    def forget_order(self) -> None:
+        """Reduce nothing of this window early."""
+        if self._buckets is not None:
+            self._buckets.close()
 
     def select_replica(self, replica: int) -> None:
         """Do nothing: replicas share the gradients."""
@@ -170,18 +212,24 @@ class SharedGradients:
 
     def all_reduce(self) -> None:
         """Sum over the instances."""
-        if self._flat is None:
-            return
-        self._flat.complete(self._parameters)
-        if self._buckets is not None:
-            self._buckets.all_reduce()
-            self._autotuner.end()
-            return
-        for array in self._flat.arrays:
-            if self._slices is not None:
-                self._slices.reduce_slice(array, name="gradients")
-            else:
-                self._communicator.all_reduce(array, name="gradients")
+        for _ in self.in_parts() or ():
+            pass
+        if self._flat is not None and self._buckets is None:
+            self._flat.complete(self._parameters)
+            for reduce in self._reductions:
+                reduce()
+
+    def in_parts(self) -> Iterator[Sequence[torch.Tensor]] | None:
+        """Sum over the instances, bucket by bucket; None without buckets."""
+        if self._flat is None or self._buckets is None:
+            return None
+        return self._in_buckets(self._flat, self._buckets)
+
+    def _in_buckets(self, flat: FlatBuffers, buckets: Buckets) -> Iterator[Sequence[torch.Tensor]]:
+        flat.complete(self._parameters)
+        for members in buckets.reduced():
+            yield [self._parameters[index] for index in members]
+        self._autotuner.end()
 
 
 class TreeGradients:
@@ -191,6 +239,8 @@ class TreeGradients:
     then their sums, and so on. It does not depend on the number of instances, so neither do the
     bits of the result.
     """
+
+    reuses_memory = True
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], communicator: Communicator, replicas: int
@@ -215,6 +265,9 @@ class TreeGradients:
         for parameter, gradient in zip(self._parameters, self._own[replica], strict=True):
             parameter.grad = gradient
 
+    def forget_order(self) -> None:
+        """Do nothing: nothing is reduced early."""
+
     def on_grad_ready(self, index: int) -> None:
         """Do nothing: gradients of a replica are complete when it ends."""
 
@@ -236,6 +289,9 @@ class TreeGradients:
             row.complete(self._parameters)
         for leaves in self._leaves.values():
             self._communicator.add_replicas(leaves.numpy())
+
+    def in_parts(self) -> None:
+        """Return None: the tree adds up all at once."""
 
 
 def _present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -98,6 +98,11 @@ class Layout:
         )
         return cls(kind.type, groups, tuple(getattr(optimizer, n, None) for n in _BUILT_IN))
 
+    def trains_as(self, other: Layout) -> bool:
+        """Tell whether both train the same parameters in the same order, in whatever groups."""
+        own, others = ([i for ids, *_ in one.groups for i in ids] for one in (self, other))
+        return own == others
+
 
 class OptimizerRules:
     """Compares an optimiser with what it was when it was last given to the model."""
@@ -109,6 +114,7 @@ class OptimizerRules:
         self._said: set[str] = set()
         self._constants: dict[str, Any] = {}
         self._values: dict[str, Any] | None = None
+        self._ignored: list[Any] | None = None
 
     def accept(self, optimizer: torch.optim.Optimizer, *, compiled: bool) -> bool:
         """Note the optimiser's settings; return whether any differs from the last ones.
@@ -119,23 +125,32 @@ class OptimizerRules:
         if self._automatic_loss_scaling and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
         self._look_for_unexpected(optimizer)
+        self._look_for_ignored(optimizer)
         values = _settings(optimizer)
         if compiled and self._values is not None:
             for name, value in self._constants.items():
                 if name in values and values[name] != value and not _is_marked(optimizer, name):
                     raise Error(
                         f"{name} of {type(optimizer).__name__} was constant when the model was "
-                        f"compiled, {value}, and is now {values[name]}: mark it with "
-                        "optimizer.variable_attrs.markAsVariable() before compiling"
+                        f"compiled, {value}, and is now {values[name]}: "
+                        f"{_how_to_vary(optimizer, name)}"
                     )
         else:
-            # A torch optimiser's values say what is constant: after compiling that is settled.
-            self._constants = {
-                name: value for name, value in values.items() if not _is_variable(optimizer, name)
-            }
+            self.settle(optimizer)
         changed = values != self._values
         self._values = values
         return changed
+
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note which settings are constant from now on: compiling takes their present values.
+
+        A torch optimiser's values say what is constant.
+        """
+        self._constants = {
+            name: value
+            for name, value in _settings(optimizer).items()
+            if not _is_variable(optimizer, name)
+        }
 
     def _look_for_unexpected(self, optimizer: torch.optim.Optimizer) -> None:
         kind = type(optimizer).__name__
@@ -144,7 +159,7 @@ class OptimizerRules:
             "default group variable": set(optimizer.defaults),
         }
         for index, group in enumerate(optimizer.param_groups):
-            attributes[f"group {index} attribute"] = set(group)
+            attributes[f"group {index} attribute"] = set(group) - _SCHEDULER_ENTRIES
         for what, present in attributes.items():
             allowed = self._known.get(what)
             if allowed is None:
@@ -152,19 +167,39 @@ class OptimizerRules:
                 continue
             unexpected = sorted(present - allowed)
             if unexpected:
-                text = f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}"
-                if text not in self._said:
-                    self._said.add(text)
-                    logger.log(self._level, text)
+                self._say(f"Ignoring unexpected {what} in {kind} optimizer: {unexpected}")
+
+    def _look_for_ignored(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say that a setting of the other variant of SGD changed; its first value was said."""
+        ignored = [
+            group.get("velocity_scaling")
+            for group in optimizer.param_groups
+            if not _scales_velocity(optimizer)
+        ]
+        if self._ignored not in (None, ignored):
+            self._say(optim.VELOCITY_SCALING_IGNORED)
+        self._ignored = ignored
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.log(self._level, text)
 
 
 # Learning-rate schedulers put these on an optimiser.
 _HOOK_ATTRIBUTES: Final = {"step", "_step_count", "_opt_called", "_step_supports_amp_scaling"}
+# And these on its groups, for themselves: what they set for the optimiser has other names.
+_SCHEDULER_ENTRIES: Final = {
+    *("initial_lr", "min_lr", "max_lr", "swa_lr"),
+    *("base_momentum", "max_momentum"),
+}
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return every setting that counts on the device, by ``name`` or ``name of group``."""
-    names = (*kind_of(optimizer).settings, "velocity_scaling")
+    names = kind_of(optimizer).settings
+    if _scales_velocity(optimizer):
+        names = (*names, "velocity_scaling")
     values = {
         f"{name} of group {index}": group[name]
         for index, group in enumerate(optimizer.param_groups)
@@ -175,10 +210,32 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return values
 
 
+def _scales_velocity(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether this is the variant of SGD that ``velocity_scaling`` is for."""
+    return bool(getattr(optimizer, "use_combined_accum", False))
+
+
 def _is_marked(optimizer: torch.optim.Optimizer, setting: str) -> bool:
     """Tell whether a PopTorch optimiser says that a setting may change after compiling."""
     attributes = getattr(optimizer, "variable_attrs", None)
     return attributes is not None and setting.split(" of ")[0] in attributes._variable_attributes
+
+
+def _how_to_vary(optimizer: torch.optim.Optimizer, setting: str) -> str:
+    """Return what a program does so that a setting may change after compiling."""
+    name = setting.split(" of ")[0]
+    cycled = any("max_momentum" in group for group in optimizer.param_groups)
+    scheduler = ", or give the scheduler cycle_momentum=False" if cycled else ""
+    if hasattr(optimizer, "variable_attrs"):
+        return (
+            f"give {name} to the optimizer when it is made, or mark it with "
+            f"optimizer.variable_attrs.markAsVariable({name!r}) before compiling{scheduler}"
+        )
+    kind = kind_of(optimizer).type.__name__
+    return (
+        f"use poptorch.optim.{kind} and give {name} to it, which makes it variable, or give "
+        f"torch.optim.{kind} another value than the default{scheduler}"
+    )
 
 
 def _is_variable(optimizer: torch.optim.Optimizer, setting: str) -> bool:

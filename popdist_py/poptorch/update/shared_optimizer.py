@@ -18,6 +18,7 @@ import torch
 
 from popdist_py.collectives import Communicator, HostMemory
 from popdist_py.collectives.signature import Signature
+from popdist_py.errors import PopdistError
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer, is_kept, kind_of
 from popdist_py.poptorch.update.flat_buffers import FlatBuffers, element_counts
 
@@ -104,6 +105,7 @@ class SharedOptimizer(DeviceOptimizer):
         super().__init__(source, device_of, names)
         self._group_of = [n for n, group in enumerate(self._groups) for _ in group]
         with torch.no_grad():
+            self._begin_state()
             self._take_weights()
             communicator.agree(_UPDATED)
             self._show_weights()
@@ -111,6 +113,11 @@ class SharedOptimizer(DeviceOptimizer):
     def _updated(self, parameter: torch.Tensor) -> Sequence[torch.Tensor]:
         index = self._index[id(parameter)]
         return [shard.weights for shard in self._shards if shard.parameter == index]
+
+    @property
+    def updates_each_alone(self) -> bool:
+        """False: the gradients of a slice are there at once."""
+        return False
 
     def sync(self, source: torch.optim.Optimizer) -> None:
         """Take the present settings of the user's optimiser."""
@@ -125,7 +132,11 @@ class SharedOptimizer(DeviceOptimizer):
         self._update(loss_scale)
         self._share_state()
         self._done += 1
-        self._communicator.agree(_UPDATED)
+        try:
+            self._communicator.agree(_UPDATED)
+        except PopdistError:
+            self._is_half_done = True  # the slice of whoever did not come may be that of before
+            raise
         self._show_weights()
 
     def _update(self, loss_scale: float) -> None:
@@ -165,6 +176,13 @@ class SharedOptimizer(DeviceOptimizer):
 
     # -- state --------------------------------------------------------------------------------
 
+    def _begin_state(self) -> None:
+        """Let this instance's slice of the state be what it is before the first step."""
+        for key, rooms in self._state.items():
+            first = self._first_value(key)
+            for shard in self._shards if first else ():  # the memory is zeros already
+                rooms.views[shard.parameter].view(-1)[shard.part].fill_(first)
+
     def _share_state(self) -> None:
         """Have the state that torch made where the other instances can read it."""
         if self._state_is_shared:
@@ -181,9 +199,14 @@ class SharedOptimizer(DeviceOptimizer):
         self._state_is_shared = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the state by the device's names, zeros where no step was made yet."""
+        """Return copies of the state by the device's names, as it begins where no step was made.
+
+        Raises:
+            Error: an instance was lost during an update.
+        """
+        self.check_whole()
         state = {}
-        for parameters, group in zip(self._groups, self._optimizer.param_groups, strict=True):
+        for parameters, group in zip(self._groups, self._present, strict=True):
             for parameter in parameters:
                 name = self._names[id(parameter)]
                 for key, prefix in self._kind.state.items():
@@ -220,7 +243,7 @@ class SharedOptimizer(DeviceOptimizer):
         if not self._has_loaded:
             return
         for shard in self._shards:
-            group = self._optimizer.param_groups[self._group_of[shard.parameter]]
+            group = self._present[self._group_of[shard.parameter]]
             state = self._optimizer.state[shard.weights]
             state.setdefault("step", torch.zeros(()))  # all of torch's but SGD count
             for key, prefix in self._kind.state.items():

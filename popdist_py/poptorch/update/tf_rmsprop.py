@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,6 +16,8 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
     The mean square starts at ones, eps is inside the root, and the learning rate is folded into the
     momentum buffer. Groups hold lr, alpha, eps, weight_decay, momentum and centered.
     """
+
+    FIRST_SQUARE: Final = 1.0  # what the mean square starts at
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -54,7 +56,7 @@ class TensorFlowRMSprop(torch.optim.Optimizer):
     def _state_of(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
         if not state:
-            state["square_avg"] = torch.ones_like(parameter)
+            state["square_avg"] = torch.full_like(parameter, self.FIRST_SQUARE)
             if group["momentum"]:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             if group["centered"]:

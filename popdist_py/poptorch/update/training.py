@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from popdist_py.poptorch.update.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.update.half_accumulators import round_gradients
@@ -30,6 +31,7 @@ class Training:
         scaler: adapts the loss scaling; None if it stays as the program sets it.
         rounding: told the number of a step before its update draws random numbers to round with;
             None if it rounds to the nearest.
+        compression: of what hosts send one another; None if it is sent as it is.
     """
 
     optimizer: DeviceOptimizer
@@ -38,6 +40,7 @@ class Training:
     half_accumulators: bool = False
     scaler: AutomaticLossScaling | None = None
     rounding: Callable[[int], None] | None = None
+    compression: CompressedGradients | None = None
 
     @property
     def loss_scale(self) -> float:
@@ -52,6 +55,8 @@ class Training:
 
     def zero(self) -> None:
         """Start an accumulation window."""
+        if self.compression is not None:
+            self.compression.begin(self.loss_scale)
         self.gradients.zero()
 
     def accumulate(self) -> None:
@@ -65,8 +70,12 @@ class Training:
             self.rounding(number)
         loss_scale = self.loss_scale
         too_large = self.scaler is not None and self.scaler.overflows(self.gradients)
-        self.gradients.all_reduce()
-        self.optimizer.step(loss_scale)
+        parts = self.gradients.in_parts() if self.optimizer.updates_each_alone else None
+        if parts is None:
+            self.gradients.all_reduce()
+            self.optimizer.step(loss_scale)
+        else:
+            self.optimizer.step_in_parts(loss_scale, parts)
         if self.scaler is not None:
             self.scaler.adapt(too_large, loss_scale)
 

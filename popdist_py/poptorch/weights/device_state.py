@@ -7,6 +7,7 @@ host's tensors are not touched between a download and the next.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,6 +22,7 @@ __all__ = ["DeviceState", "Precision"]
 
 Precision = Callable[[torch.dtype], torch.dtype]
 _MISSING: Final = object()
+_CONTAINERS: Final = (list, dict, set, deque, defaultdict)
 _TORCH_GROUPS: Final = ("_parameters", "_buffers", "_modules")
 
 
@@ -173,6 +175,13 @@ class DeviceState:
             if rows[0].data_ptr() in stacks
         ]
 
+    def buffers_of_replicas(self, names: frozenset[str]) -> dict[str, torch.Tensor]:
+        """Return all local replicas' values of the buffers ``names``: [local replicas, ...]."""
+        return {
+            name: self._stacks[name] if name in self._stacks else self.buffers[name].unsqueeze(0)
+            for name in sorted(names)
+        }
+
     # -- constants ----------------------------------------------------------------------------
 
     def snapshot(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -213,6 +222,23 @@ class DeviceState:
                 view.pop(key, None)
             else:
                 view[key] = value[1].clone() if isinstance(value, tuple) else value
+
+    @contextmanager
+    def contents_kept(self) -> Iterator[None]:
+        """Undo what the enclosed code puts into lists, dicts and sets that modules hold."""
+        saved = [
+            (value, value.copy())
+            for _, view in self._views
+            for key, value in view.items()
+            if key not in _TORCH_GROUPS and type(value) in _CONTAINERS
+        ]
+        try:
+            yield
+        finally:
+            for container, content in saved:
+                container.clear()
+                add = container.extend if hasattr(container, "extend") else container.update
+                add(content)
 
     def check_registered(self) -> None:
         """Check that the forward left parameters and buffers registered.
@@ -288,13 +314,15 @@ class DeviceState:
                         row.copy_(value)
 
     @torch.no_grad()
-    def download(self) -> None:
-        """Copy the device's parameters and buffers to the host."""
+    def download(self, only: frozenset[int] | None = None) -> None:
+        """Copy the device's parameters and buffers to the host, or only those with these ids."""
         with torch._C.DisableTorchFunctionSubclass():
             for host, device in self._hosts:
-                host.copy_(device)
+                if only is None or id(device) in only:
+                    host.copy_(device)
             for grouping, rows in self._grouped.values():
-                grouping.write_host(rows, self._num_replicas)
+                if only is None or any(id(row) in only for row in rows):
+                    grouping.write_host(rows, self._num_replicas)
 
     def _host_rows(self, host_id: int) -> list[torch.Tensor]:
         grouping, rows = self._grouped[host_id]

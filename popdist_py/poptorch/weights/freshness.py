@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from popdist_py.poptorch.logger import logger
+
 __all__ = ["WeightCopy", "pull_newer"]
 
 _copies: weakref.WeakSet[WeightCopy] = weakref.WeakSet()
@@ -21,15 +23,27 @@ class WeightCopy:
 
     Args:
         tensors: the host's tensors of the model.
-        download: copies the device's tensors to the host.
+        download: copies what the device changes to the host. What it only reads stays as the host
+            has it, because another model may train that.
+        download_all: copies all of the device's tensors to the host.
+        check: raises if what the device has is of no use.
 
     Attributes:
         needs_upload: whether the host got newer weights from another model.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor], download: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[torch.Tensor],
+        download: Callable[[], None],
+        download_all: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._host_ids = _ids(tensors)
         self._download = download
+        self._download_all = download_all
+        self._check = check
+        self._all_newer = False
         self.needs_upload = False
         _copies.add(self)
 
@@ -39,26 +53,42 @@ class WeightCopy:
         return self in _newer_than_host
 
     def mark_device_newer(self) -> None:
-        """Note that the device has newer weights than the host."""
+        """Note that the device has newer values of what it changes than the host."""
         _newer_than_host.add(self)
+
+    def mark_all_newer(self) -> None:
+        """Note that the device has newer values of everything than the host."""
+        self._all_newer = True
+        _newer_than_host.add(self)
+
+    def change_download(self, download: Callable[[], None]) -> None:
+        """Take another ``download``: from now on, the device changes something else."""
+        self.pull_if_newer()
+        self._download = download
 
     def mark_equal(self) -> None:
         """Note that device and host agree."""
         _newer_than_host.discard(self)
-        self.needs_upload = False
+        self._all_newer = self.needs_upload = False
 
     def pull_if_newer(self) -> bool:
-        """Copy the device's tensors to the host if they are newer; return whether they were."""
+        """Copy what the device has newer to the host; return whether there was anything."""
         if not self.device_is_newer:
             return False
-        self.pull()
+        logger.debug("Implicit copyWeightsToHost()")
+        self._pull(self._download_all if self._all_newer else self._download)
         return True
 
     def pull(self) -> None:
-        """Copy the device's tensors to the host, and tell the models that share them."""
+        """Copy all of the device's tensors to the host, and tell the models that share them."""
+        self._pull(self._download_all)
+
+    def _pull(self, download: Callable[[], None]) -> None:
+        self._check()
         # First, so that what the download itself reads does not start another one.
         _newer_than_host.discard(self)
-        self._download()
+        self._all_newer = False
+        download()
         for other in _copies:
             if other is not self and other.shares(self._host_ids):
                 other.needs_upload = True

@@ -145,7 +145,7 @@ def join_groups(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def split_groups(
     tensors: Mapping[str, torch.Tensor], parameters: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """Undo :func:`join_groups` for state tensors, ``prefix___name``, of these device parameters."""
+    """Undo :func:`join_groups` for tensors, ``prefix___name``, of these device parameters."""
     split = dict(tensors)
     for parameter in parameters:
         stem = _stem(parameter)
@@ -153,9 +153,8 @@ def split_groups(
             continue
         group = int(parameter[len(stem) + 1 : -1])
         for name, stacked in tensors.items():
-            prefix, _, owner = name.partition("___")
-            if owner == stem:
-                split[f"{prefix}___{parameter}"] = stacked[group]
+            if name.endswith(f"___{stem}"):
+                split[name.removesuffix(stem) + parameter] = stacked[group]
     return split
 
 

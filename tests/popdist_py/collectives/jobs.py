@@ -14,6 +14,7 @@ from popdist_py.environment import CollectiveSettings
 HOSTS = "TEST_NUM_HOSTS"
 WITHOUT_READING = "TEST_WITHOUT_READING"
 WITHOUT_SOCKETS = "TEST_WITHOUT_SOCKETS"
+SMALL_MESSAGES = "TEST_SMALL_MESSAGES"
 
 
 def join() -> Communicator:
@@ -29,6 +30,7 @@ def join() -> Communicator:
         context._communicator = _as_on(hosts)
     if WITHOUT_READING in os.environ:
         context.communicator()._sliced._can_read = False
+        context.communicator()._host.can_read = False
     return context.communicator()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -12,9 +13,17 @@ from jobs import join
 
 import popdist_py
 from popdist_py import all_reduce, barrier, broadcast
+from popdist_py.collectives.communicators import shared_memory
 
 me = join().instance_index
 last = me == popdist_py.getNumInstances() - 1
+
+
+def _frozen():
+    array = np.ones(2)
+    array.flags.writeable = False
+    return array
+
 
 CASES = {
     "shape": lambda: all_reduce(np.ones(3 if last else 2)),
@@ -27,6 +36,15 @@ CASES = {
     "keys": lambda: all_reduce({"a": 1, "b" if last else "c": 2}),
     "length": lambda: all_reduce([1] * (2 + last)),
     "gather": lambda: popdist_py.all_gather(np.ones(2 + last)),
+    "nested": lambda: all_reduce(
+        {"loss": {"a": 1, "b": [np.ones(2 + last)]}, **({"new": 1.0} if last else {})}, name="m"
+    ),
+    "text": lambda: all_reduce({"loss": "low" if last else 0.5}, name="metrics"),
+    "text alone": lambda: all_reduce("low" if last else 0.5),
+    "many": lambda: all_reduce({f"weight {i}": np.ones(2 + last) for i in range(9)}),
+    "sent": lambda: broadcast({"a": np.ones(1)} if last else {"a": "text"}),
+    "frozen": lambda: broadcast(_frozen() if last else np.ones(2)),
+    "objects": lambda: popdist_py.all_gather_object(1, name="b" if last else "a"),
     "buffer": lambda: popdist_py.context.communicator().gradient_buffer(8 + last),
 }
 for name, call in CASES.items():
@@ -37,3 +55,16 @@ for name, call in CASES.items():
         print(f"{name}: {error}")
     # The job goes on: the error was raised everywhere, so everybody is at the same place.
     assert all_reduce(1) == popdist_py.getNumInstances()
+
+# The first instance knew one of the two calls, so that it has now remembered fewer than the last.
+# It forgets them at another call, which must not decide how an array is reduced.
+shared_memory._MAX_PLANS = 8
+all_reduce(1.0, name="old")
+with contextlib.suppress(popdist_py.CollectiveMismatchError):
+    all_reduce(1.0, name="new" if last else "old")
+count = popdist_py.getNumInstances()
+for step in range(24):
+    large = np.full(1_500_003, me + 1.0)
+    all_reduce(large, name="large")
+    assert (large == count * (count + 1) / 2).all(), step
+    all_reduce(1.0, name=f"step {step}")

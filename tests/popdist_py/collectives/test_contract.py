@@ -23,7 +23,7 @@ class Way:
 
 IN_SHARED_MEMORY = Way("")
 THROUGH_SLOTS = Way("TEST_WITHOUT_READING=1")
-MPI = Way("POPDIST_SHARED_MEMORY=0", "MpiCommunicator")
+MPI = Way("POPDIST_SHARED_MEMORY=0,TEST_SMALL_MESSAGES=1", "MpiCommunicator")
 # One job for each number of instances: what it costs is the start.
 JOBS = {
     "solo": (1, [Way("", "SoloCommunicator")]),
@@ -33,15 +33,19 @@ JOBS = {
     "three instances": (
         3,
         [
-            IN_SHARED_MEMORY,
             MPI,
-            Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
             Way("TEST_NUM_HOSTS=2,TEST_WITHOUT_SOCKETS=1,TEST_WITHOUT_READING=1", group="MpiGroup",
                 owners=2),
         ],
     ),
     "three instances in further ways": (
-        3, [THROUGH_SLOTS, Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3)]
+        3,
+        [
+            IN_SHARED_MEMORY,
+            THROUGH_SLOTS,
+            Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=2),
+            Way("TEST_NUM_HOSTS=3", group="TcpGroup", owners=3),
+        ],
     ),
     "two hosts with two instances": (4, [Way("TEST_NUM_HOSTS=2", group="TcpGroup", owners=4)]),
     "five instances": (5, [IN_SHARED_MEMORY]),
@@ -69,7 +73,7 @@ def test_contract(poprun, job):
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     for way in ways:
-        said = f"[{way.variables}] {way.communicator} 10 checks, "
+        said = f"[{way.variables}] {way.communicator} 15 checks, "
         assert done.stdout.count(said) == instances, said
         if way.owners:
             assert done.stdout.count(f"{said}{way.group}") == way.owners, said

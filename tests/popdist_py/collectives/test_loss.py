@@ -55,3 +55,16 @@ def test_other_hosts_hear_who_is_missing(poprun, how):
     seconds, message = run(poprun, 4, how, 1, **environment)
     assert seconds < 8
     assert message.endswith(": instance 3 was lost on another host")
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_weights_of_two_steps_are_not_given_out(poprun, hosts):
+    done = poprun(
+        *("--num-instances", 2, "--num-replicas", 2, "--oversubscribe"),
+        PROGRAM.with_name("update_loss_program.py"),
+        env={"TEST_NUM_HOSTS": hosts},
+    )
+    lines = re.findall(r"\[1,0\]<stdout>:(.*)", done.stdout)
+    refused = "refused: Another instance was lost while the weights were updated"
+    assert len(lines) == 3, done.stdout + done.stderr
+    assert all(line.startswith(refused) for line in lines), lines

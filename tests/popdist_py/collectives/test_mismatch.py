@@ -17,6 +17,29 @@ EXPECTED = [
     "name: {first} called all_reduce(name='accuracy', op=sum, shape=(1,), dtype=float64); {last} "
     "called all_reduce(name='loss', op=sum, shape=(1,), dtype=float64): all instances must make "
     "the same call",
+    "keys: all_reduce(op=sum, of a dict): the instances differ in x['c'] ({first}: a number "
+    "(int64); {last}: missing), x['b'] ({first}: missing; {last}: a number (int64)): all instances "
+    "must make the same call",
+    "nested: all_reduce(name='m', op=sum, of a dict): the instances differ in m['loss']['b'][0] "
+    "({first}: float64 of shape (2,); {last}: float64 of shape (3,)), m['new'] ({first}: missing; "
+    "{last}: a number (float64)): all instances must make the same call",
+    "text: all_reduce(name='metrics', op=sum, of a dict): the instances differ in metrics['loss'] "
+    "({first}: a number (float64); {last}: a str, 'low': expected a number, an array or a tensor): "
+    "all instances must make the same call",
+    "text alone: {first} called all_reduce(op=sum, shape=(1,), dtype=float64); {last} called "
+    "all_reduce(op=sum, of a str, 'low': expected a number, an array or a tensor): all instances "
+    "must make the same call",
+    *(
+        f"many: all_reduce(op=sum, of a dict): the instances differ in x['weight 0'] {sizes}, "
+        f"x['weight 1'] {sizes}, x['weight 2'] {sizes}, and 6 more: all instances must make the "
+        "same call"
+        for sizes in ["({first}: float64 of shape (2,); {last}: float64 of shape (3,))"]
+    ),
+    "sent: broadcast(root=0, of a dict): the instances differ in x['a'] ({first}: a pickled "
+    "object; {last}: float64 of shape (1,)): all instances must make the same call",
+    "frozen: {first} called broadcast(root=0, shape=(2,), dtype=float64); {last} called "
+    "broadcast(root=0, of a read-only array: give a copy of it): all instances must make the same "
+    "call",
     "call: {first} called all_reduce(op=sum, shape=(1000000,), dtype=float64); {last} called "
     "barrier(): all instances must make the same call",
 ]
@@ -37,4 +60,4 @@ def test_every_instance_hears_what_the_others_called(poprun, instances, environm
     for text in EXPECTED:
         line = text.format(first=names[0], last=names[1])
         assert done.stdout.count(line) == instances, f"{line}\n{done.stdout}"
-    assert done.stdout.count("all instances must make the same call") == 11 * instances
+    assert done.stdout.count("all instances must make the same call") == 18 * instances

@@ -55,6 +55,7 @@ def test_bits_do_not_depend_on_the_split(of_two, alone):
     assert_equal_bits(of_two[0][""], alone[""])
 
 
+@pytest.mark.sweep
 def test_bits_do_not_depend_on_hosts(poprun, tmp_path, alone):
     way = "TEST_NUM_HOSTS=2"
     assert_equal_bits(train(poprun, tmp_path, 4, way)[0][way], alone[""])

@@ -61,7 +61,6 @@ def train(kind, replicas, steps, deterministic):
     local = replicas // popdist_py.getNumInstances()
     options = poptorch.Options()
     options.replicationFactor(local)
-    options.broadcastBuffers(False)
     options.randomSeed(11)
     options.Training.gradientAccumulation(ACCUMULATION)
     options.Emulator.deterministicReduction(deterministic)
@@ -76,13 +75,13 @@ def train(kind, replicas, steps, deterministic):
 
 
 def count_reductions_in_backward():
-    reduce_next = gradient_buckets.Buckets._reduce_next
+    reduce_next = gradient_buckets.Buckets._start_next
 
     def counted(self):
         in_backward.append(self._is_open)
         reduce_next(self)
 
-    gradient_buckets.Buckets._reduce_next = counted
+    gradient_buckets.Buckets._start_next = counted
     gradient_buckets._BUCKET_BYTES = 10_000
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from conftest import ROOT
+from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.cli import run
 
@@ -20,8 +21,22 @@ def test_dry_run_prints_table_and_command(capsys):
     assert run([*JOB, "--dry-run", "python3", "a b.py"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1].strip("|").strip() == "poprun topology"
-    assert "mpirun" in out[-1]
-    assert out[-1].endswith("python3 'a b.py'")
+    command = out[11:]
+    assert command[0].endswith("mpirun \\")
+    assert command[-1] == "    python3 'a b.py'"
+    # One option a line, one block an instance.
+    assert "    -x RANK=1 \\" in command
+    assert [line for line in command if "-np" in line] == ["  -np 1 \\", "  : -np 1 \\"]
+
+
+def test_the_table_of_a_large_dry_run_stays_readable_in_a_file_too(capsys):
+    large = ["--num-instances", "4096", "--host", "h[1-256]:16", "--no-check", "--dry-run"]
+    assert run([*large, "true"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:11])) <= 120
+    assert lines[12] == "h[1-256]: 16 instances each, from 0-15 on h1 to 4080-4095 on h256"
+    assert run([*large, "--print-topology", "yes", "true"]) == 0
+    assert "| 2048 |" in capsys.readouterr().out
 
 
 def test_program_may_be_left_out(capsys):
@@ -51,19 +66,40 @@ def test_tree_shows_everything_and_no_colour_in_a_pipe(capsys):
                 "--print-topology", "tree"]) == 0  # fmt: skip
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    for part in ("localhost", "instance 0", "replica 1: IPUs 2-3"):
+    for part in ("localhost", "instance 0", "replicas 0-1: IPUs 0-3, 2 each"):
         assert part in out
+
+
+def test_numbers_of_cores_are_those_of_the_job_on_every_host(capsys):
+    machine = str(SNAPSHOTS / "cpuset-container.json")
+    words = ["--num-instances", "4", "--num-replicas", "4", "--cores-per-instance", "2"]
+    assert run([*words, "--host", "a,b", "--hardware", machine, "--print-topology", "cores"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a:",
+        "node 0   | 0 0 . . . . . . x x x x x x x x |",
+        "node 1   | 1 1 x x x x x x x x x x x x x x |",
+        "(. no instance, x not allowed)",
+        "instance 0: CPUs 0-1,32-33; any memory; 2 threads",
+        "instance 1: CPUs 16-17; any memory; 2 threads",
+        "b:",
+        "node 0   | 2 2 . . . . . . x x x x x x x x |",
+        "node 1   | 3 3 x x x x x x x x x x x x x x |",
+        "(. no instance, x not allowed)",
+        "instance 2: CPUs 0-1,32-33; any memory; 2 threads",
+        "instance 3: CPUs 16-17; any memory; 2 threads",
+    ]
 
 
 def test_exported_plan_is_private_and_complete(capsys, tmp_path):
     path = tmp_path / "plan.json"
+    assert run([*JOB, "--export-plan", str(path), "no-such-program"]) == 0
     # Planned and written; then there is no such program to run.
-    assert run([*JOB, "--export-plan", str(path), "no-such-program"]) == 3
+    assert run([*JOB, "--export-plan", str(path), "--run", "no-such-program"]) == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     plan = json.loads(path.read_text())
     assert set(plan) >= {
         "version", "num_replicas", "num_instances", "num_local_replicas", "ipus_per_replica",
-        "num_ilds", "hosts", "instances", "command",
+        "num_ilds", "hosts", "instances", "command", "folder", "program",
     }  # fmt: skip
     assert set(plan["hosts"][0]) == {"name", "slots", "numa_nodes"}
     assert set(plan["instances"][0]) >= {"index", "local_index", "host", "ild", "replicas", "ipus",
@@ -74,11 +110,13 @@ def test_export_config_keeps_an_existing_file(capsys, tmp_path):
     path = tmp_path / "job.toml"
     words = [*JOB, "--export-config", str(path)]
     assert run(words) == 0
-    assert path.read_text() == "num-instances = 2\nnum-replicas = 4\n"
+    assert (
+        path.read_text() == "num-instances = 2  # command line\nnum-replicas = 4  # command line\n"
+    )
     assert run(["--num-replicas", "6", "--export-config", str(path)]) == 2
     assert "--overwrite-config yes" in capsys.readouterr().err
     assert run(["--num-replicas", "6", "--export-config", str(path), "--overwrite-config=yes"]) == 0
-    assert path.read_text() == "num-replicas = 6\n"
+    assert path.read_text() == "num-replicas = 6  # command line\n"
 
 
 def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
@@ -116,6 +154,8 @@ def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
         (["--num-instances", "3", "--num-replicas", "3", "--host", "a,b", "x"], "over 2 hosts"),
         (["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"], "1 slots"),
         (["--num-instances", "4", "--num-replicas", "2", "x"], "0.5"),
+        (["--run", "--dry-run", "x"], "--run and --dry-run exclude one another"),
+        (["--run", "--export-plan", "/dev/null"], "no program given"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(words, part, capsys):

@@ -141,6 +141,9 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"replica 0" in done.stdout
+    lines = b"`- " if "ascii" in locale.values() else "└─ ".encode()
+    assert lines + b"instance 0" in done.stdout
+    assert rb"\u25" not in done.stdout
 
 
 @pytest.mark.parametrize(

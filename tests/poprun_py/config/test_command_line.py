@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.config.command_line import COMMAND, help_text, parse
-from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.command_line import COMMAND, parse
+from poprun_py.config.help_pages import MOST_USED, help_text
+from poprun_py.config.launch_config import GROUPS, LaunchConfig, options
 from poprun_py.config.option_kinds import FLAG, option_name
 from poprun_py.errors import UsageError
 
@@ -32,6 +34,7 @@ def test_spellings_of_a_value(words):
     [
         (["-v"], 1),
         (["-vv"], 2),
+        (["-vvv"], 3),
         (["--vv"], 2),
         (["--verbose"], 1),
         (["-v", "-v"], 2),
@@ -98,15 +101,30 @@ def test_empty_value_of_a_text_option_is_kept():
         (["--vipu-server-port", "65536"], "at most 65535"),
         (["--max-restarts", "99999999999"], "at most 2147483647"),
         (["-z"], "unknown option -z"),
-        (["-np", "2"], "did you mean --num-instances?"),
-        (["--nproc-per-node=2"], "did you mean --num-instances?"),
-        (["-m", "mod"], "did you mean python -m MODULE?"),
+        (["-N", "2"], "did you mean --num-instances?"),
+        (["--num_processes=2"], "did you mean --num-instances?"),
+        (["--nnodes", "2"], "did you mean --host?"),
+        (["-n", "2", "-np", "4"], "--num-instances is given twice ('2' and '4')"),
+        (["-m"], "-m needs a value: expected a Python module"),
+        (["-m", "--lr"], "-m needs a value: expected a Python module"),
+        (["--nproc-per-node", "gpu"], "or auto (cpu) for the number of CPUs"),
+        (["--nproc-per-node", "0"], "a whole number of at least 1"),
+        (["--timeout", "5x"], "a time such as 90s, 5m, 1h30m or 2d"),
+        (["--timeout", "30m1h"], "a time such as 90s, 5m, 1h30m or 2d"),
+        (["--timeout", "0s"], "a number of seconds above 0"),
+        (["--grace", "m"], "a time such as"),
+        (["--hang-timeout", "soon"], "or auto"),
+        (["--only-output-from-instance", "3-2"], "indices from 0 such as 1 or 0,2-3, or all"),
+        (["--only-output-from-instance", "1,,2"], "indices from 0"),
+        (["--only-output-from-instance", "0-99999999999"], "indices from 0"),
+        (["--sync-type", "banana"], "one of ST_GS2_DEFAULT"),
+        (["--sync-type", "ST_POD_NATIV"], "did you mean ST_POD_NATIVE_DEFAULT?"),
         (["-num-replicas", "2"], "did you mean --num-replicas?"),
         (["--NUM-REPLICAS", "2"], "did you mean --num-replicas?"),
         (["--verbose=2"], "--verbose takes no value"),
         (["--vv=1"], "--vv takes no value"),
         (["--="], "ambiguous option --="),
-        (["--help=yes"], "takes no value"),
+        (["--version=yes"], "takes no value"),
     ],
 )
 def test_refusals_say_what_is_accepted(words, part):
@@ -142,14 +160,168 @@ def refused_in_one_line(words):
             pytest.fail(f"more than one line: {error}")
 
 
-def test_help_fits_and_names_every_option(golden):
-    text = help_text(200)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-n", "2"],
+        ["-n2"],
+        ["-n=2"],
+        ["-np", "2"],
+        ["-np=2"],
+        ["--np", "2"],
+        ["--num_instances", "2"],
+    ],
+)
+def test_mpiruns_spellings_of_instances(words):
+    assert parse([*words, "prog"]) == {"num_instances": 2, "program": ("prog",)}
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--nproc-per-node", "4"], 4),
+        (["--nproc_per_node=4"], 4),
+        (["--nproc-per-node=AUTO"], "auto"),
+        (["--nproc_per_node", "cpu"], "cpu"),
+    ],
+)
+def test_torchruns_spellings_of_instances(words, value):
+    assert parse([*words, "x"]) == {"nproc_per_node": value, "program": ("x",)}
+
+
+@pytest.mark.parametrize("word", ["-m", "--module"])
+def test_a_module_ends_the_options_and_keeps_what_follows(word):
+    words = ["-n", "2", word, "pkg.mod", "--lr", "1", "-v", "--", "-m"]
+    assert parse(words) == {
+        "num_instances": 2,
+        "program": ("-m", "pkg.mod", "--lr", "1", "-v", "--", "-m"),
+    }
+    assert parse(["--module=pkg.mod", "-v"])["program"] == ("-m", "pkg.mod", "-v")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("0.5", 0.5),
+        ("90s", 90),
+        ("5m", 300),
+        ("1h30m", 5400),
+        ("2d", 172_800),
+        ("1D2H3M4S", 93_784),
+        ("1.5h", 5400),
+        ("0.5s", 0.5),
+    ],
+)
+@pytest.mark.parametrize("option", ["timeout", "grace", "hang_timeout"])
+def test_spellings_of_a_time(option, text, seconds):
+    value = parse([option_name(option), text])[option]
+    assert value == seconds
+    assert type(value) is type(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [("1", (1,)), ("0,2-3", (0, 2, 3)), ("3,1-2,2", (1, 2, 3)), ("all", None), ("ALL", None)],
+)
+def test_spellings_of_indices(text, indices):
+    words = ["--only-output-from-instance", text]
+    assert parse(words) == {"only_output_from_instance": indices, "program": ()}
+
+
+def test_sync_types_are_kept_as_the_protocol_spells_them():
+    assert parse(["--sync-type", "st_pod_native_default"])["sync_type"] == "ST_POD_NATIVE_DEFAULT"
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "topic"),
+    [
+        (["--help"], ""),
+        (["-h"], ""),
+        (["--he"], ""),
+        (["-n", "2", "--help"], ""),
+        (["--help", "Placement"], "Placement"),
+        (["--help=all", "x"], "all"),
+        (["-h", "--timeout"], "--timeout"),
+    ],
+)
+def test_help_takes_a_topic_and_nothing_else_counts(words, topic):
+    assert parse(words) == {"help": topic, "program": ()}
+
+
+@pytest.mark.parametrize("topic", ["", "all", "placement", "timeout"])
+def test_help(topic, golden):
+    text = help_text(topic, 200)
     assert max(map(len, text.splitlines())) <= 100
+    golden(f"help{'_' if topic else ''}{topic}.txt", text + "\n")
+
+
+def test_the_whole_help_names_every_option():
+    text = help_text("all", 200)
     for name, opt in options().items():
         if name != "verbosity":
             assert option_name(name) in text
             assert opt.kind is FLAG or opt.kind.metavar in text
-    golden("help.txt", text + "\n")
+
+
+def test_the_short_help_shows_the_most_used_options_and_every_group():
+    text = help_text("", 200)
+    assert len(MOST_USED) <= 12
+    for name in MOST_USED:
+        assert name == "verbosity" or option_name(name) in text
+    for group, purpose in GROUPS.items():
+        assert f"  {group.lower()} " in text
+        assert purpose in text
+    assert len(text.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_may_be_shortened_and_written_in_any_case(group):
+    page = help_text(group, 100)
+    own = [option_name(n) for n, opt in options().items() if opt.group == group]
+    for name in own:
+        assert name == "--verbosity" or name in page
+    assert page.count("\n  -") == len(own) + (group == "Job")  # -m is no field
+    for topic in (group.upper(), group.lower().replace(" ", "-"), group[:2].lower()):
+        assert help_text(topic, 100) == page
+
+
+@pytest.mark.parametrize("topic", ["timeout", "--timeout", "TIMEOUT", "timeo"])
+def test_the_help_of_one_option_tells_its_other_places(topic):
+    text = help_text(topic, 100)
+    assert "--timeout TIME" in text
+    assert "POPRUN_TIMEOUT" in text
+    assert "--grace" not in text
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("placment", "did you mean placement?"),
+        ("train.py", "expected all, an option, or a group (Job, Hosts,"),
+        ("--timeot", "did you mean timeout?"),
+        ("num", "expected all"),
+    ],
+)
+def test_help_on_nothing_is_refused_in_one_line(topic, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        help_text(topic, 100)
+
+
+def test_help_never_refuses_a_topic_and_offers_the_same():
+    with pytest.raises(UsageError) as caught:
+        help_text("n", 100)
+    assert "mean n?" not in str(caught.value)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80])
+def test_help_leaves_room_for_its_words_on_a_narrow_screen(columns):
+    lines = [line for line in help_text("all", columns).split("\n") if line.startswith("    ")]
+    widest = max(len(line) - len(line.lstrip()) for line in lines)
+    assert widest <= columns // 2
 
 
 def test_every_option_is_declared_once():

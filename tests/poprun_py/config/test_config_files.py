@@ -16,7 +16,7 @@ from poprun_py.errors import UsageError
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        ({"num-replicaz": 2}, "did you mean num_replicas?"),
+        ({"num-replicaz": 2}, "did you mean num-replicas?"),
         ({"num-replicas": "2"}, "a whole number"),
         ({"num-replicas": True}, "a whole number"),
         ({"program": "x"}, "a list of texts"),
@@ -43,11 +43,22 @@ def test_yes_and_no_may_be_written_in_a_file_as_on_the_command_line():
 
 
 @pytest.mark.parametrize(
+    ("value", "mode"),
+    [(True, "yes"), (False, "no"), ("auto", "auto"), ("On", "yes"), ("no", "no")],
+)
+def test_a_choice_with_yes_and_no_takes_them_as_a_file_writes_them(value, mode):
+    assert config_from_dict({"sdk-names": value}).sdk_names == mode
+    for other in ("maybe", 1):
+        with pytest.raises(UsageError, match="expected auto, yes or no"):
+            config_from_dict({"sdk-names": other})
+
+
+@pytest.mark.parametrize(
     ("text", "path", "part"),
     [
         ("num-replicas = " + "9" * 5000, "c.toml", "c.toml: not TOML"),
         ('{"num-replicas": 2, "num-replicas": 4}', "c.json", "'num-replicas' is given twice"),
-        ('{"num-replicas": true}', "c.json", "c.json: num-replicas True"),
+        ('{"num-replicas": true}', "c.json", "c.json, line 1: num-replicas True"),
     ],
 )
 def test_mistakes_in_a_configuration_file_name_the_file(text, path, part):
@@ -65,7 +76,7 @@ def test_any_text_is_a_configuration_or_refused(text, path):
 def test_saved_options_are_those_that_decide_a_run():
     assert {name for name, opt in options().items() if not opt.saved} == {
         "print_topology", "print_hardware", "dry_run", "export_plan", "from_plan",
-        "import_config", "export_config", "overwrite_config", "check", "stacks",
+        "import_config", "export_config", "overwrite_config", "check", "stacks", "run",
     }  # fmt: skip
     assert config_to_dict(LaunchConfig()) == {}
 

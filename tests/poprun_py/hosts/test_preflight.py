@@ -155,6 +155,15 @@ def test_a_host_that_hangs_is_given_up(tmp_path):
     end_what_is_left(tmp_path)
 
 
+def test_many_hosts_have_longer_to_answer(tmp_path):
+    fake = tmp_path / "ssh"
+    fake.write_text("#!/bin/sh\nsleep 1\nexit 127\n")
+    fake.chmod(0o755)
+    hosts = tuple(Host(name=f"n{i}") for i in range(50))
+    reports = request_reports(hosts, Shell((str(fake),)), REQUEST, limit_seconds=0.2)
+    assert all("does not run there" in a.problem.text for a in reports.values())
+
+
 def test_an_answer_counts_while_a_connection_is_kept_for_later(here_by_another_name, tmp_path):
     """As with ControlPersist: what ssh leaves behind holds its stderr."""
     fake = Path(here_by_another_name.words[0])

@@ -91,6 +91,27 @@ def test_second_progress_bar_waits_for_the_first():
     assert visible(written.data) == ["[1,0]<stdout>:99%", "[1,1]<stdout>:99%"]
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_follows_a_bar_that_was_ended_is_a_line_of_its_own(is_terminal):
+    written, bar, other = Written(is_terminal), tagged(0, "stderr"), tagged(1, "stderr")
+    for stream in (bar, other):
+        written.screen.feed(stream, b"\r 1%")
+        written.screen.feed(stream, b"\r 20%")
+        written.screen.end_bar(stream)
+        written.screen.feed(stream, b"Traceback:\n")
+    shown = visible(written.data)
+    assert [line for line in shown if not line.endswith(" 1%")] == [
+        "[1,0]<stderr>: 20%", "[1,0]<stderr>:Traceback:",
+        "[1,1]<stderr>: 20%", "[1,1]<stderr>:Traceback:",
+    ]  # fmt: skip
+    # A line that nobody redraws is left as it is.
+    written.screen.feed(bar, b"ERROR: ")
+    written.screen.flush_idle(bar.fed_at + 1)
+    written.screen.end_bar(bar)
+    written.screen.feed(bar, b"Traceback:\n")
+    assert visible(written.data)[-1] == "[1,0]<stderr>:ERROR: Traceback:"
+
+
 def visible(data):
     """Return the lines as a terminal shows them: a carriage return goes back, ESC [K erases."""
     shown = []
@@ -114,7 +135,7 @@ def test_prompt_is_shown_when_nothing_follows():
     written, stream = Written(), tagged(0)
     written.screen.feed(stream, b"name? ")
     assert written.data == b""
-    written.screen.flush_idle([stream], stream.fed_at + 1)
+    written.screen.flush_idle(stream.fed_at + 1)
     assert written.data == b"[1,0]<stdout>:name? "
     written.screen.feed(stream, b"Ada\n")
     assert written.data == b"[1,0]<stdout>:name? Ada\n"
@@ -203,3 +224,71 @@ def test_sink_writes_files_at_once(tmp_path):
         sink = Sink(file.fileno())
         sink.write(b"x" * (1 << 20))
         assert sink.pending == 0
+
+
+def live(index=0, form="tag"):
+    stream = make_stream(index, "stdout", form=form)
+    stream.live = True
+    return stream
+
+
+def test_a_prompt_is_shown_at_once_where_somebody_types():
+    written, stream = Written(is_terminal=True), live()
+    written.screen.feed(stream, b"name? ")
+    assert written.data == b"[1,0]<stdout>:name? "
+    # The terminal itself echoes what is typed, and the Enter key.
+    written.screen.end_by_terminal()
+    written.screen.feed(stream, b"hello\n")
+    assert written.data == b"[1,0]<stdout>:name? [1,0]<stdout>:hello\n"
+
+
+def test_lines_of_others_leave_the_prompt_last():
+    written, stream = Written(is_terminal=True), live()
+    written.screen.feed(stream, b"(Pdb) p")
+    written.screen.feed(tagged(1), b"a line\n")
+    assert visible(written.data) == ["[1,1]<stdout>:a line", "[1,0]<stdout>:(Pdb) p"]
+    written.data = b""
+    written.screen.redraw()
+    assert written.data == b"[1,0]<stdout>:(Pdb) p"
+
+
+def test_a_prompt_takes_the_line_of_a_progress_bar():
+    written, bar = Written(is_terminal=True), tagged(1)
+    written.screen.feed(bar, b"\r50%")
+    written.screen.feed(live(), b"? ")
+    assert written.data.endswith(b"50%\n[1,0]<stdout>:? ")
+
+
+def test_a_full_screen_program_gets_every_byte_through():
+    written, stream = Written(is_terminal=True), live(form="plain")
+    parts = [b"\x1b[H\x1b[2J\r", b"\r", b"\n", b"text\r\x1b[5C", b"more\r\n", b"end\r"]
+    for part in parts:
+        written.screen.feed(stream, part)
+    assert written.data == b"".join(parts)
+
+
+def test_lines_of_others_begin_in_the_first_column_of_a_raw_terminal():
+    written, stream = Written(is_terminal=True), live()
+    written.screen.maps_newlines = False
+    written.screen.feed(stream, b"raw\r\n")
+    written.screen.feed(tagged(1), b"a\nb\n")
+    assert written.data == b"[1,0]<stdout>:raw\r\n[1,1]<stdout>:a\r\n[1,1]<stdout>:b\r\n"
+
+
+def test_a_line_of_the_launcher_leaves_a_prompt_open_on_a_terminal():
+    written, stream = Written(is_terminal=True), tagged(1)
+    stream.live = True
+    written.screen.feed(stream, b"(Pdb) ")
+    written.data = b""
+    written.screen.insert(b"poprun-py: said")
+    assert written.data == b"\r\x1b[Kpoprun-py: said\n[1,1]<stdout>:(Pdb) "
+    written.screen.feed(stream, b"next\n")
+    assert written.data.endswith(b"(Pdb) next\n")
+
+
+def test_a_line_of_the_launcher_ends_an_open_line_in_a_file():
+    written, stream = Written(), tagged(1)
+    written.screen.feed(stream, b"not yet")
+    written.screen.flush_idle(stream.fed_at + 1)
+    written.screen.insert(b"poprun-py: said")
+    assert written.data == b"[1,1]<stdout>:not yet\npoprun-py: said\n"

@@ -64,7 +64,7 @@ def test_described_hardware_is_shown_without_contact(monkeypatch, tmp_path, caps
 def test_the_environment_file_is_read_for_plans_only(tmp_path):
     config = LaunchConfig(env_file=str(tmp_path / "missing"))
     assert gather_inputs(config, {}, Purpose.HARDWARE).env_file_text is None
-    with pytest.raises(UsageError, match="--env-file"):
+    with pytest.raises(UsageError, match=r"^env_file "):
         gather_inputs(config, {}, Purpose.DRY_RUN)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ from poprun_py.hosts.host_list import LOCALHOST, parse_host_file, parse_host_lis
 from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
-from poprun_py.planning.plan_file import plan_from_json, plan_to_json
+from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
 from poprun_py.supervision.job import InstanceResult, LaunchResult
 
 REACHED = Survey(
@@ -95,6 +97,35 @@ def test_every_replica_and_ipu_belongs_to_one_instance(config, num_hosts):
     assert [p.instance.host_index for p in plan.instances] == sorted(
         p.instance.host_index for p in plan.instances
     )
+
+
+@pytest.mark.parametrize(
+    ("program", "hosts", "wanted"),
+    [
+        (("./train", "./train", "data"), "localhost", ("/made/train", "./train", "data")),
+        (("/bin/x:", ":", "%:"), "localhost", ("/bin/x:", ":", "%:")),
+        (("sh", "-c", "x"), "localhost", ("/bin/sh", "-c", "x")),
+        (("sh", "-c", "x"), "a,b", ("sh", "-c", "x")),
+        (("sub/x",), "a,b", ("/made/sub/x",)),
+        (("no-such-program",), "localhost", ("no-such-program",)),
+        ((sys.executable, "a.py", "b.py"), "localhost", (sys.executable, "/made/a.py", "b.py")),
+        ((sys.executable, "-c", "1"), "localhost", (sys.executable, "-c", "1")),
+    ],
+)
+def test_a_saved_plan_names_its_program_absolutely_and_leaves_its_arguments(program, hosts, wanted):
+    config = LaunchConfig(num_instances=2, num_replicas=2, program=program)
+    found = (LOCALHOST,) if hosts == "localhost" else parse_host_list(hosts, source="test")
+    made = replace(planned(config, found), folder="/made")
+    saved = plan_to_json(portable(made))
+    assert (saved["folder"], tuple(saved["program"])) == ("/made", wanted)
+    again = plan_from_json(saved, ENVIRON)
+    assert (again.folder, again.config.program) == ("/made", wanted)
+    assert portable(again).command == again.command == portable(made).command
+
+
+def test_a_plans_folder_is_absolute():
+    with pytest.raises(UsageError, match="folder is 'here'; expected an absolute path"):
+        plan_from_json({**_PLAN, "folder": "here"}, ENVIRON)
 
 
 def test_secrets_are_not_in_the_plan_but_come_from_the_environment():
@@ -259,7 +290,7 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
     assert not few.compact
     assert few.channel_variables(1) == {"A": "1"}
-    with pytest.raises(UsageError, match="--instance-mpi-local-args"):
+    with pytest.raises(UsageError, match=r"^instance_mpi_local_args: the command for 4096"):
         planned(
             LaunchConfig(num_instances=4096, num_replicas=4096, instance_mpi_local_args=("1:-x A",))
         )

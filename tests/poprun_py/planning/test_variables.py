@@ -1,10 +1,18 @@
-"""The variables of the user: read from a file as a shell does; impossible ones are refused."""
+"""The variables of the user: read from a file as a shell does, impossible ones are refused, and
+settings of our libraries reach every host.
+"""
 
 from __future__ import annotations
 
 import pytest
+from support.plans import plan_blindly
 
-from poprun_py import UsageError
+from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
+from poprun_py import LaunchConfig, UsageError, launcher
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.hosts.remote_shell import Shell
+from poprun_py.hosts.survey import Survey
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.variables import user_variables
 
 
@@ -26,3 +34,63 @@ def test_a_file_of_variables_reads_as_in_a_shell():
 def test_variables_that_no_program_can_get_are_refused(text, said):
     with pytest.raises(UsageError, match=said):
         user_variables((), text, {})
+
+
+# --- settings of our libraries ------------------------------------------------------------------
+
+_SETTINGS = {
+    "POPDIST_DETERMINISTIC": "1",
+    "POPDIST_SHARED_MEMORY": "",
+    "POPTORCH_LOG_LEVEL": "DEBUG",
+    "POPTORCH_CACHE_DIR": "/shared/cache",
+    "POPLAR_LOG_LEVEL": "hush",
+    "POPDIST_EXECUTABLE_CACHE_PATH": "/shared",
+}
+_REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+
+
+def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
+    """Return what the launcher sends an instance of a job on ``hosts``, and the command."""
+    job = plan_blindly(
+        LaunchConfig(num_instances=2, program=("x",), **options),
+        hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
+        reached=_REACHED if hosts else None,
+    )
+    sent = dict(launcher._job(job, 0, 0.0, run_id="r").variables[index])
+    assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
+    return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
+
+
+def test_settings_of_our_libraries_reach_other_hosts_and_stand_on_no_command():
+    sent, command = told()
+    assert sent == _SETTINGS
+    assert not any("DETERMINISTIC" in word or "hush" in word for word in command)
+
+
+def test_on_this_machine_instances_inherit_them():
+    assert told(hosts="")[0] == {}
+
+
+def test_variables_of_the_user_win_over_settings():
+    assert told(env=("POPDIST_DETERMINISTIC=0",))[0]["POPDIST_DETERMINISTIC"] == "0"
+    words = ("-x POPDIST_DETERMINISTIC=0",)
+    assert "POPDIST_DETERMINISTIC" not in told(mpi_local_args=words)[0]
+    first = (f"0:{words[0]}",)
+    assert "POPDIST_DETERMINISTIC" not in told(index=0, instance_mpi_local_args=first)[0]
+    assert told(index=1, instance_mpi_local_args=first)[0]["POPDIST_DETERMINISTIC"] == "1"
+
+
+def test_what_the_plan_decides_is_no_setting():
+    sent, command = told(executable_cache_path="mine")
+    assert "POPDIST_EXECUTABLE_CACHE_PATH" not in sent
+    assert "POPDIST_EXECUTABLE_CACHE_PATH=mine" in command
+    environ = {"POPLAR_TARGET_OPTIONS": "{}", "POPLAR_ENGINE_OPTIONS": "{}"}
+    assert told(environ=environ)[0] == _SETTINGS
+
+
+def test_an_instance_of_another_job_passes_nothing_of_itself_on():
+    assert told(environ=dict.fromkeys(INSTANCE_VARIABLES, "7"))[0] == _SETTINGS
+    whole = InstanceEnvironment(node_device_id=1, executable_cache_path="x").to_environ()
+    assert set(whole) - INSTANCE_VARIABLES == {"POPDIST_EXECUTABLE_CACHE_PATH"}

@@ -22,7 +22,7 @@ from poprun_py.supervision.supervisor import supervise
 CROWD = """
 import os, socket, time
 path = os.environ["POPRUN_CONTROL"].removeprefix("unix:")
-crowd = [socket.socket(socket.AF_UNIX) for _ in range(22)]
+crowd = [socket.socket(socket.AF_UNIX) for _ in range(34)]
 for each in crowd: each.connect(path)
 time.sleep(20)
 """
@@ -60,16 +60,54 @@ def limited(soft: int, hard: int, count: int, *command: str) -> list[str]:
 
 
 def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
-    line, _, is_quick = limited(28, 28, 40, sys.executable, "-c", CROWD)
-    assert line.startswith("0 of 40 instances are connected, no more can be (Too many open files)")
+    line, _, is_quick = limited(40, 40, 1, sys.executable, "-c", CROWD)
+    assert line.startswith("0 of 1 instances are connected, no more can be (Too many open files)")
     assert "ulimit -n" in line
     assert is_quick == "True"
+
+
+def test_a_hard_limit_that_is_too_low_is_told_before_anything_starts(tmp_path):
+    line, limits, _ = limited(100, 200, 43, "touch", str(tmp_path / "started"))
+    assert line == (
+        "43 instances need 204 open files, and the hard limit is 200: raise it (ulimit -n 204 as "
+        "root, or /etc/security/limits.conf), or start fewer instances"
+    )
+    assert limits.endswith("(100, 200)")
+    assert not list(tmp_path.iterdir())
+
+
+def test_mpirun_may_open_what_its_instances_need(tmp_path):
+    told = tmp_path / "told"
+    limited(100, 300, 43, "sh", "-c", f"ulimit -Sn > {told}; ulimit -Hn >> {told}")
+    assert told.read_text().split() == ["204", "300"]
+
+
+@pytest.mark.mpi
+def test_programs_keep_the_users_limit_where_mpirun_needs_more():
+    job = [
+        sys.executable,
+        "-m",
+        "poprun_py",
+        "-n",
+        "12",
+        "--oversubscribe",
+        "sh",
+        "-c",
+        "ulimit -n",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -Sn 60; exec "$@"', "sh", *job],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.partition(":")[2] for line in done.stdout.splitlines()) == ["60"] * 12
 
 
 @pytest.mark.parametrize("limit", range(4, 12))
 def test_too_few_descriptors_to_begin_with_are_a_line_too(limit):
     line, *_ = limited(limit, limit, 1, "true")
-    assert "Too many open files" in line or "ended with" in line or "no folder" in line
+    assert "Too many open files" in line or "1 instance needs 36 open files" in line
 
 
 def test_only_the_launcher_itself_takes_all_the_files_it_may(tmp_path):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from popdist_py.environment import COMPILING, INFERENCE, TRAINING
 from poprun_py.supervision.hang_detection import HangWatch
+from poprun_py.supervision.job import Progress
 
 
 def test_hang_with_a_fixed_limit():
     watch = HangWatch(2.0)
-    watch.beat(0, 0, now=0.0)
+    watch.beat(0, Progress(0), now=0.0)
     assert watch.hung(19.0) == ()  # joining and compiling may take longer
     assert watch.hung(31.0) == (0,)
-    watch.beat(0, 1, now=20.0)
-    watch.beat(1, 1, now=21.0)
+    watch.beat(0, Progress(1), now=20.0)
+    watch.beat(1, Progress(1), now=21.0)
     assert watch.hung(21.9) == ()
     assert watch.hung(22.5) == (0,)
     assert watch.hung(23.5) == (0, 1)
@@ -24,28 +26,28 @@ def test_hang_with_a_fixed_limit():
 def test_automatic_limit_follows_the_median_step():
     watch = HangWatch("auto")
     for step in range(20):
-        watch.beat(0, step, now=2.0 * step)
-    assert watch.limit == pytest.approx(40.0)
+        watch.beat(0, Progress(step), now=2.0 * step)
+    assert watch.limit() == pytest.approx(40.0)
     assert watch.hung(38 + 39.0) == ()
     assert watch.hung(38 + 41.0) == (0,)
 
 
 def test_automatic_limit_waits_for_a_few_steps_and_has_a_floor():
     watch = HangWatch("auto")
-    watch.beat(0, 1, now=0.0)
-    assert watch.limit is None
+    watch.beat(0, Progress(1), now=0.0)
+    assert watch.limit() is None
     for step in range(2, 20):
-        watch.beat(0, step, now=0.001 * step)
-    assert watch.limit == 10.0
+        watch.beat(0, Progress(step), now=0.001 * step)
+    assert watch.limit() == 10.0
 
 
 def test_silence_that_nobody_could_hear_does_not_count():
     watch = HangWatch(2.0)
-    watch.beat(0, 1, now=0.0)
+    watch.beat(0, Progress(1), now=0.0)
     watch.excuse(now=10.0)
     assert watch.hung(11.9) == ()
     assert watch.hung(12.1) == (0,)
-    assert watch.steps() == {0: 1}
+    assert watch.done() == {0: (1, 0)}
 
 
 def test_programs_that_count_no_steps_are_left_alone():
@@ -55,7 +57,7 @@ def test_programs_that_count_no_steps_are_left_alone():
 def test_a_launcher_that_was_stopped_itself_or_held_up_by_a_reader_blames_nobody():
     watch = HangWatch(2.0)
     for now in (0.0, 0.5, 1.0):
-        watch.beat(0, int(2 * now) + 1, now)
+        watch.beat(0, Progress(int(2 * now) + 1), now)
         assert watch.on_time(now, is_held_up=False) == ()
     assert watch.next_deadline() == 1.0 + watch.sample_seconds
     assert watch.on_time(31.0, is_held_up=False) == ()
@@ -65,3 +67,81 @@ def test_a_launcher_that_was_stopped_itself_or_held_up_by_a_reader_blames_nobody
     for quarter in range(1, 9):
         assert watch.on_time(33.1 + quarter / 4, is_held_up=False) == ()
     assert watch.on_time(35.2, is_held_up=False) == (0,)
+
+
+def trained(watch, steps=20, seconds=2.0):
+    """Let instance 0 make steps of so many seconds; returns the time."""
+    for step in range(steps + 1):
+        watch.beat(0, Progress(step), seconds * step)
+    return seconds * steps
+
+
+def test_a_long_validation_after_short_steps_is_no_hang():
+    watch = HangWatch("auto")
+    now = trained(watch, seconds=0.1)
+    assert watch.limit() == 10.0
+    # One call that is seen to begin, and takes longer than any training step may.
+    watch.beat(0, Progress(20, doing=INFERENCE), now)
+    assert watch.hung(now + 300.0) == ()
+    watch.beat(0, Progress(20, 1), now + 300.0)
+    # The training step that follows is judged as one, from its beginning on.
+    watch.beat(0, Progress(20, 1, doing=TRAINING), now + 350.0)
+    assert watch.hung(now + 359.0) == ()
+    assert watch.hung(now + 361.0) == (0,)
+    watch.beat(0, Progress(21), now + 350.1)
+    assert watch.limit() == 10.0  # the validation is no step
+
+
+def test_validation_calls_are_compared_with_one_another():
+    watch = HangWatch("auto")
+    now = trained(watch, seconds=0.1)
+    for call in range(1, 8):
+        watch.beat(0, Progress(20, call), now + 2.0 * call)
+    assert (watch.limit(TRAINING), watch.limit(INFERENCE)) == (10.0, pytest.approx(40.0))
+    assert watch.hung(now + 14.0 + 39.0) == ()
+    assert watch.hung(now + 14.0 + 41.0) == (0,)
+    watch.beat(0, Progress(21, 1), now + 15.0)  # a step and a call between two looks
+    watch.beat(0, Progress(21, 2), now + 17.0)
+    assert watch.limit(INFERENCE) == pytest.approx(40.0)
+
+
+def test_compiling_another_model_is_no_step_and_may_take_longer():
+    watch = HangWatch(2.0)
+    now = trained(watch)
+    watch.beat(0, Progress(20, doing=COMPILING), now)
+    assert watch.hung(now + 29.0) == ()
+    assert watch.hung(now + 31.0) == (0,)
+    watch.beat(0, Progress(20, doing=INFERENCE), now + 20.0)
+    assert watch.hung(now + 21.9) == ()
+    assert watch.hung(now + 22.1) == (0,)
+
+
+def test_the_beginning_of_a_step_does_not_hide_that_its_last_one_is_long_ago():
+    watch = HangWatch(2.0)
+    watch.beat(0, Progress(5), now=0.0)
+    watch.beat(0, Progress(6), now=1.0)
+    watch.beat(0, Progress(6, doing=TRAINING), now=2.0)
+    assert watch.hung(3.1) == (0,)
+    assert watch.silence(0, 3.1) == pytest.approx(2.1)
+
+
+def test_a_step_that_was_resumed_from_is_none_that_was_made():
+    watch = HangWatch("auto")
+    watch.beat(0, Progress(1), now=0.0)
+    watch.beat(0, Progress(1000, resumed=1000), now=0.1)
+    for step in range(1001, 1006):
+        watch.beat(0, Progress(step, resumed=1000), now=2.0 * (step - 1000))
+    assert watch.limit() is None  # four intervals between steps were seen
+    watch.beat(0, Progress(1006, resumed=1000), now=12.0)
+    assert watch.limit() == pytest.approx(40.0)
+    # Back to an earlier checkpoint: the job goes on as at its start.
+    watch.beat(0, Progress(900, resumed=900), now=15.0)
+    assert watch.hung(15.0 + 399.0) == ()
+    assert watch.hung(15.0 + 401.0) == (0,)
+
+
+def test_nonsense_of_a_program_does_not_end_the_launcher():
+    watch = HangWatch("auto")
+    now = trained(watch)
+    watch.beat(0, Progress(-3, -1, -7, 99), now)
+    assert watch.hung(now + 1) == ()

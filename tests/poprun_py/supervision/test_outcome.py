@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from pathlib import Path
+
 import pytest
 
 from poprun_py.errors import StartError
@@ -22,8 +26,8 @@ def peer(index, code, at, offset=0, stopped=False):
 def judged(*peers, **fields):
     job = Job(command=("mpirun",), variables=({},) * len(peers), environ={})
     seen = {
-        "job": job, "peers": {p.index: p for p in peers}, "last_word": None, "seconds": 1.0,
-        "mpirun_code": 0, "mpirun_text": "",
+        "job": job, "peers": {p.index: p for p in peers}, "last_words": frozenset(), "seconds": 1.0,
+        "mpirun_code": 0, "mpirun_text": "", "files": Path("/tmp"),
     }  # fmt: skip
     return judge(Ending(**{**seen, **fields}))
 
@@ -74,6 +78,22 @@ def test_instances_that_never_came_are_a_launch_that_could_not_start():
     job = Job(command=("mpirun",), variables=({}, {}), environ={})
     with pytest.raises(StartError, match="1 of 2 instances started, then mpirun ended with exit"):
         judged(peer(0, 0, at=1), job=job, mpirun_code=1)
+
+
+def test_a_folder_that_mpi_cannot_use_is_named():
+    seen = {
+        "job": Job(command=("mpirun",), variables=({}, {}), environ={}), "files": Path("/full"),
+    }  # fmt: skip
+    said = "PMIx was unable to create the desired directory: Read-only file system."
+    advice = r"MPI keeps files of its own in /full, .* set TMPDIR to another folder"
+    with pytest.raises(StartError, match=rf"file system\. {advice}"):
+        judged(peer(0, 0, at=1), **seen, mpirun_code=213, mpirun_text=said)
+    ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with signal SIGBUS")
+    stopped = peer(0, -15, at=1, stopped=True), peer(1, -15, at=1, stopped=True)
+    result = judged(*stopped, **seen, mpirun_code=-signal.SIGBUS, **ended)
+    assert re.fullmatch(rf"mpirun ended with signal SIGBUS\. {advice}.*", result.reason)
+    other = judged(*stopped, **seen, mpirun_code=-signal.SIGKILL, **ended)
+    assert other.reason == "mpirun ended with signal SIGBUS"
 
 
 @pytest.mark.parametrize(

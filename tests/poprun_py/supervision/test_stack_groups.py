@@ -46,24 +46,25 @@ def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
 
 def test_the_one_that_does_not_wait_is_missing():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING)})
-    assert missing_instances((0, 1), {0: 7, 1: 7}, groups) == (1,)
+    assert missing_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
 
 
 def test_the_one_that_does_not_wait_is_missing_though_its_last_step_was_later():
     groups = group_stacks({0: process(WAITING), 1: process(LOADING), 2: process(WAITING)})
-    assert missing_instances((0,), {0: 7, 1: 7, 2: 7}, groups) == (1,)
-    assert missing_instances((1,), {0: 7, 1: 7, 2: 7}, groups) == (1,)
+    assert missing_instances((0,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
+    assert missing_instances((1,), {0: (7, 0), 1: (7, 0), 2: (7, 0)}, groups) == (1,)
 
 
 def test_the_one_that_gives_no_stack_is_missing():
     groups = group_stacks({0: process(WAITING), 1: process("", state="T")})
-    assert missing_instances((0, 1), {0: 7, 1: 7}, groups) == (1,)
+    assert missing_instances((0, 1), {0: (7, 0), 1: (7, 0)}, groups) == (1,)
     assert "the process is stopped" in render_groups(groups)
 
 
 def test_the_slowest_is_missing_if_all_wait():
     groups = group_stacks({0: process(WAITING), 1: process(WAITING)})
-    assert missing_instances((0, 1), {0: 8, 1: 7}, groups) == (1,)
+    assert missing_instances((0, 1), {0: (8, 0), 1: (7, 0)}, groups) == (1,)
+    assert missing_instances((0, 1), {0: (8, 1), 1: (8, 2)}, groups) == (0,)
 
 
 def test_wrapper_that_does_not_answer_is_named():

@@ -14,27 +14,44 @@ from conftest import ROOT, wait_until
 
 from popdist_py import environment, heartbeat
 from poprun_py.instance import protocol, vitals
-from poprun_py.supervision.stacks_client import _temporary_folders
+from poprun_py.supervision.inspection import _temporary_folders
 
 TWO = ("--num-instances", "2", "--num-replicas", "2")
 HOOK = ROOT / "poprun_py" / "instance" / "python_hook"
 
 
 def test_both_ends_agree_on_the_shared_words():
-    names = ("_STEP", "_POLLS", "_PROPOSED", "_AGREED", "_BEGUN", "_NUM_WORDS")
+    names = ("_STEP", "_POLLS", "_PROPOSED", "_AGREED", "_BEGUN", "_CALLS", "_RESUMED", "_DOING",
+             "_NUM_WORDS")  # fmt: skip
     assert [getattr(vitals, n) for n in names] == [getattr(heartbeat, n) for n in names]
     told = vitals.Vitals().variables(("sh",), {})
     assert set(told) == {environment.HEARTBEAT, environment.STACKS}
 
 
-def test_step_is_cheap():
-    best = min(timeit.repeat(heartbeat.step, number=20_000, repeat=5)) / 20_000
-    assert best < 1e-6
+@pytest.mark.parametrize("end", [heartbeat.step, heartbeat.call])
+def test_step_is_cheap(end):
+    def call():
+        heartbeat.enter(environment.TRAINING)
+        end()
+
+    for counted in (end, call):
+        best = min(timeit.repeat(counted, number=20_000, repeat=5)) / 20_000
+        assert best < 1e-6
+
+
+def test_a_program_that_began_to_count_stays_one():
+    """Compiling without ``init()`` is seen; what follows it is no return to the time before."""
+    shared = vitals.Vitals()
+    assert shared.progress() is None
+    shared._words[vitals._DOING] = environment.COMPILING
+    assert shared.progress() == [0, 0, 0, environment.COMPILING]
+    shared._words[vitals._DOING] = environment.BETWEEN_CALLS
+    assert shared.progress() == [0, 0, 0, environment.BETWEEN_CALLS]
 
 
 def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
     shared = vitals.Vitals()
-    assert shared.step() is None
+    assert shared.progress() is None
     with subprocess.Popen(
         [
             sys.executable,
@@ -59,7 +76,7 @@ def test_wrapper_sees_steps_and_decides_on_the_stop(tmp_path):
 
         ask()
         assert program.stdout.readline() == "False\n"
-        assert (shared.step(), shared.polls()) == (1, 1)
+        assert (shared.progress(), shared.polls()) == ([1, 0, 0, 0], 1)
         assert shared.propose(3) == 1
         ask()
         assert program.stdout.readline() == "False\n"
@@ -140,7 +157,7 @@ def test_stacks_of_a_running_job(poprun, script, tmp_path):
         "work() if os.environ['RANK'] == '1' else rest()\n"
     )
     job = poprun(*TWO, "--output-dir", "out", program, start=True)
-    files = [tmp_path / "out" / f"instance-{i}.stdout" for i in range(2)]
+    files = [tmp_path / "out" / "latest" / "attempt-1" / f"instance-{i}.stdout" for i in range(2)]
     wait_until(lambda: all(f.exists() and "ready" in f.read_text() for f in files), 20)
     shown = poprun("--stacks", job.pid)
     assert shown.returncode == 0, shown.stderr
@@ -175,7 +192,7 @@ def test_signals_are_passed_on_once(poprun, script, tmp_path):
         "while True: time.sleep(0.05)\n"
     )
     job = poprun("--output-dir", "out", program, start=True)
-    output = tmp_path / "out" / "instance-0.stdout"
+    output = tmp_path / "out" / "latest" / "attempt-1" / "instance-0.stdout"
     wait_until(lambda: output.exists() and "ready" in output.read_text(), 20)
     for number, name in ((10, "SIGUSR1"), (12, "SIGUSR2")):
         job.send_signal(number)

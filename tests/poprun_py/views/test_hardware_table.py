@@ -2,17 +2,39 @@
 
 import pytest
 from support.sysfs_trees import TREES, snapshot
+from support.terminal_text import colours_of, plain_lines
 
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.views.drawing import Look
 from poprun_py.views.hardware_table import hardware_table
 
 
+@pytest.mark.parametrize(("look", "bar"), [(Look(), "│"), (Look(box_lines=False), "|")])
 @pytest.mark.parametrize("name", TREES)
-def test_table_names_every_node(name):
+def test_table_names_every_node(name, look, bar):
     machine = snapshot(name)
-    table = hardware_table(machine)
-    rows = [line for line in table.splitlines() if line.startswith("|")][1:]
-    assert [int(row.split("|")[1]) for row in rows] == [node.index for node in machine.numa_nodes]
+    table = hardware_table(machine, look)
+    rows = [line for line in table.splitlines() if line.startswith(bar)][1:]
+    assert [int(row.split(bar)[1]) for row in rows] == [node.index for node in machine.numa_nodes]
     for node in machine.numa_nodes:
         assert format_cpu_list(node.cpus) in table
     assert (f"{machine.quota_cpus}" in table) if machine.cpu_quota else ("quota" not in table)
+    assert look.box_lines or table.isascii()
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_narrow_terminal_gets_a_tree_of_the_same_facts(name):
+    machine = snapshot(name)
+    lines = plain_lines(hardware_table(machine, Look(width=40, colour=True)))
+    assert max(map(len, lines)) <= 40
+    text = "".join(line.lstrip("│├└─ ") for line in lines)
+    for node in machine.numa_nodes:
+        assert f"NUMA node {node.index}:" in text
+        assert f"CPUs{format_cpu_list(node.cpus)}" in text.replace(" ", "") or not node.cpus
+
+
+def test_colours_are_those_of_the_topology():
+    machine = snapshot("epyc-nps4")
+    assert "\x1b" not in hardware_table(machine)
+    for width in (200, 40):
+        assert "yellow" in colours_of(hardware_table(machine, Look(colour=True, width=width)))

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+from datetime import datetime
 
-from poprun_py.supervision.job import InstanceResult, LaunchResult, describe
-from poprun_py.views.report import diagnosis, report_json, report_text, stderr_excerpt, traceback_of
+import pytest
+from support.plans import plan_blindly
+
+from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.hosts.host_list import parse_host_list
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.supervision.job import (
+    RESUME_EXIT_CODE,
+    Cause,
+    InstanceResult,
+    LaunchResult,
+    Progress,
+    describe,
+)
+from poprun_py.views.report import diagnosis, report_text, stderr_excerpt, traceback_of
+from poprun_py.views.run_report import begun_attempt, ended_attempt, moment, refused_attempt
 
 TRACEBACK = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -70,7 +85,7 @@ def test_excerpt_begins_with_what_led_to_the_failure():
 
 
 def test_report_names_the_first_and_lists_the_others_apart():
-    first = failed(ended_ns=1_500_000_000, step=4, stderr_tail=TRACEBACK)
+    first = failed(ended_ns=1_500_000_000, progress=Progress(4), stderr_tail=TRACEBACK)
     others = (
         InstanceResult(index=0, code=-15, was_stopped=True),
         first,
@@ -81,12 +96,81 @@ def test_report_names_the_first_and_lists_the_others_apart():
     text = report_text(result, label)
     lines = text.splitlines()
     assert lines[0] == "poprun-py: instance 1 (replica 1) on h failed first: exit code 1"
-    assert ".500, PID 5, after step 4" in lines[1]
+    assert ".500, PID 5, after training step 4" in lines[1]
     assert "  | ValueError: bad" in lines
     assert "poprun-py: instances 0, 2: stopped, signal SIGTERM" in lines
     assert "poprun-py: instance 3: failed after it, exit code 1" in lines
-    assert report_json(result, label)["first_failure"]["traceback"] == TRACEBACK
-    assert report_json(result, label)["collateral"] == [0, 2, 3]
+    told = ended_attempt({}, result, label, 0.0)
+    assert told["first_failure"]["traceback"] == TRACEBACK
+    assert told["collateral"] == [0, 2, 3]
+
+
+def test_a_traceback_of_several_instances_is_told_once():
+    def instance(index, message, **fields):
+        trace = f"Traceback (most recent call last):\n  File x at 0x7f{index}0aa\n{message}"
+        host = "ab"[index // 3]
+        return failed(index=index, host=host, pid=70 + index, stderr_tail=trace, **fields)
+
+    first = instance(1, "ValueError: rank 1 of PID 71 on a")
+    others = (
+        instance(0, "ValueError: rank 0 of PID 70 on a", was_stopped=True),
+        first,
+        instance(2, "ValueError: rank 2 of PID 72 on a"),
+        instance(3, "ValueError: rank 3 of PID 73 on b", was_stopped=True),
+        instance(4, "KeyError: 4", was_stopped=True),
+        instance(5, "", code=-15, was_stopped=True),
+    )
+    text = report_text(LaunchResult(exit_code=1, instances=others, first_failure=first), label)
+    assert text.count("ValueError") == 1
+    assert text.splitlines()[-3:] == [
+        "poprun-py: instances 0, 2-3 (a, b): failed with the same traceback, exit code 1",
+        "poprun-py: instance 4 (b): failed after it, exit code 1",
+        "poprun-py: instance 5 (b): stopped, signal SIGTERM",
+    ]
+    alone = LaunchResult(exit_code=1, instances=others[:3], first_failure=first)
+    assert "poprun-py: instances 0, 2: failed with the same traceback" in report_text(alone, label)
+
+
+def test_a_list_of_many_instances_is_short():
+    first = failed(index=0)
+    others = tuple(
+        InstanceResult(index=i, host=f"h{i}", code=-15, was_stopped=True) for i in range(2, 60, 2)
+    )
+    text = report_text(LaunchResult(exit_code=1, instances=others, first_failure=first), label)
+    line = next(line for line in text.splitlines() if "stopped" in line)
+    assert "instances 2, 4, 6, 8, 10, 12, 14, 16 and 21 more (h2, h4, " in line
+    assert "and 21 more): stopped" in line
+
+
+@pytest.mark.parametrize(
+    ("progress", "place"),
+    [
+        (Progress(0), "before its first step"),
+        (Progress(24), "after training step 24"),
+        (Progress(24, doing=TRAINING), "in training step 25"),
+        (Progress(24, 3), "after inference call 3 after training step 24"),
+        (Progress(24, 2, doing=INFERENCE), "in inference call 3 after training step 24"),
+        (Progress(0, 3), "after inference call 3"),
+        (Progress(20, resumed=20), "before its first step (resumed from training step 20)"),
+        (Progress(20, 0, 20, COMPILING),
+         "while compiling, before its first step (resumed from training step 20)"),
+        (Progress(24, doing=COMPILING), "while compiling, after training step 24"),
+    ],
+)  # fmt: skip
+def test_place_of_a_failure_or_hang_is_told_in_the_users_steps(progress, place):
+    first = failed(progress=progress)
+    result = LaunchResult(exit_code=1, instances=(first,), first_failure=first)
+    assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
+    told = ended_attempt({}, result, label, 0.0)["first_failure"]
+    assert (told["training_step"], told["inference_calls"]) == (progress.step, progress.calls)
+    assert told["resumed_step"] == (progress.resumed or None)
+    hung = LaunchResult(
+        exit_code=124,
+        instances=(InstanceResult(index=0, host="h", progress=progress),),
+        reason="no step for 9.0 s",
+        hung=(0,),
+    )
+    assert report_text(hung, label).splitlines()[0].endswith(f"hangs: no step for 9.0 s, {place}")
 
 
 def test_last_words_on_the_screen_are_not_repeated():
@@ -122,3 +206,50 @@ def test_ends_are_described_by_name():
         "signal SIGRTMAX",
     ]
     assert InstanceResult(index=0, code=-11).exit_code == 139
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause"),
+    [
+        ({"exit_code": 0}, "completed"),
+        ({"exit_code": RESUME_EXIT_CODE, "cause": Cause.SIGNAL}, "checkpoint"),
+        ({"exit_code": 3, "cause": Cause.FAILED}, "failed"),
+        ({"exit_code": 124, "cause": Cause.HANG, "hung": (1,)}, "hang"),
+        ({"exit_code": 124, "cause": Cause.TIME_LIMIT, "timed_out": True}, "time_limit"),
+        ({"exit_code": 130, "cause": Cause.SIGNAL}, "signal"),
+        ({"exit_code": 137, "cause": Cause.MPIRUN_ENDED}, "mpirun_ended"),
+        ({"exit_code": 1}, "failed"),
+    ],
+)
+def test_an_attempt_says_why_it_ended(fields, cause):
+    resumed = InstanceResult(index=0, code=0, progress=Progress(25, resumed=20))
+    result = LaunchResult(**fields, reason="why", instances=(InstanceResult(index=1), resumed))
+    told = ended_attempt({"number": 2}, result, label, 0.0)
+    assert (told["number"], told["cause"], told["reason"]) == (2, cause, "why")
+    assert told["resumed_step"] == 20
+    assert [i["training_step"] for i in told["instances"]] == [None, 25]
+
+
+def test_times_name_their_zone():
+    when = datetime.fromisoformat(moment(1_500_000_000.25))
+    assert when.timestamp() == 1_500_000_000.25
+    assert when.tzinfo is not None
+
+
+def test_an_attempt_that_runs_and_one_that_never_started():
+    planned = plan_blindly(
+        LaunchConfig(num_instances=2, num_replicas=2, program=("x",)),
+        hosts=parse_host_list("a,b", source="test"),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={},
+    )
+    runs = begun_attempt(planned, 3, 1, 0.0)
+    assert (runs["number"], runs["folder"], runs["restart_count"]) == (3, "attempt-3", 1)
+    assert (runs["hosts"], runs["exit_code"], runs["cause"]) == (["a", "b"], None, None)
+    refused = refused_attempt(runs, 3, "no mpirun", 1.0)
+    assert (refused["exit_code"], refused["cause"], refused["reason"]) == (
+        3,
+        "refused",
+        "no mpirun",
+    )
+    assert refused["ended_at"] > runs["began_at"]

@@ -54,6 +54,14 @@ def test_elided_table_is_explained(golden):
     golden("table_256x64_elided.txt", topology_table(wide, max_width=100) + "\n")
 
 
+def test_hosts_that_are_not_shown_are_a_range():
+    table = topology_table(topology(4096, 4096, 1, None, "h[1-256]"), max_width=100)
+    line = "h[1-256]: 16 instances each, from 0-15 on h1 to 4080-4095 on h256"
+    assert line in table.splitlines()
+    single = topology_table(topology(64, 64, 1, None, "h[1-64]"), max_width=40)
+    assert "h[1-64]: one instance each, from 0 on h1 to 63 on h64" in single.splitlines()
+
+
 def test_table_that_fits_is_not_elided():
     small = topology(8, 2, 1, None, None)
     assert topology_table(small, max_width=46) == topology_table(small)

@@ -151,3 +151,55 @@ def test_a_parser_of_a_kind_of_tuple_takes_it_apart():
         assert isinstance(map_tensors(torch.neg, value), Registered)
     finally:
         poptorch.registerCustomArgParser(Registered, None)
+
+
+@pytest.mark.parametrize("execution", ["loop", "graph"])
+def test_what_is_no_tensor_is_constant(execution):
+    """As on a device, which has traced it; a graph and the Python code see the same."""
+    options = quiet_options()
+    options.Emulator.set(replica_execution=execution)
+    model = poptorch.inferenceModel(Multiplied(), options)
+    for label in (2, 3):
+        assert model(Box(torch.ones(1), label)).item() == 2
+
+
+class Multiplied(nn.Module):
+    def forward(self, box):
+        return box.value * box.label
+
+
+class Boxes:
+    def __init__(self, *values):
+        self.values = values
+
+
+class BoxesParser(poptorch.ICustomArgParser):
+    def yieldTensors(self, struct):
+        yield from struct.values
+
+    def reconstruct(self, original_structure, tensor_iterator):
+        return Boxes(next(tensor_iterator), next(tensor_iterator))
+
+
+@pytest.fixture
+def boxes_parser():
+    poptorch.registerCustomArgParser(Boxes, BoxesParser())
+    yield
+    poptorch.registerCustomArgParser(Boxes, None)
+
+
+@pytest.mark.usefixtures("boxes_parser")
+def test_parsers_and_numbers_of_tensors_that_do_not_fit():
+    def model():
+        return poptorch.inferenceModel(lambda boxes, y: boxes.values[0] + y, quiet_options())
+
+    a, b, c = (torch.full((1,), float(n)) for n in range(3))
+    with pytest.raises(poptorch.Error, match=r"BoxesParser.yieldTensors\(\) yields a int of a Box"):
+        model()(Boxes(a, 3), b)
+    with pytest.raises(poptorch.Error, match=r"takes more tensors than .* Boxes, 1"):
+        model()(Boxes(a), b)
+    # A tensor that the parser leaves is none of the next argument's.
+    compiled = model()
+    assert compiled(Boxes(a, b, c), b).item() == 1
+    with pytest.raises(poptorch.Error, match="Length mismatch for boxes: expected 3 but got 2"):
+        compiled(Boxes(a, b), b)

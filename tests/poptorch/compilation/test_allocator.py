@@ -1,45 +1,79 @@
-"""The C library's settings after compiling: memory of a step is there for the next."""
+"""What the C library does with freed memory: returned while compiling, kept for steps."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.models import Mlp, classified, quiet_options
+
+import popdist_py.poptorch as poptorch
+from popdist_py.poptorch.compilation.allocator import give_back_freed_memory, keep_freed_memory
+from popdist_py.poptorch.compilation.compiler import Compiler
+
+BLOCK_BYTES = 32 << 20
 
 
-def faults_of_large_steps(**environment):
-    """Return the page faults of the last ten of forty steps that allocate and free 64 MB.
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    Until freed blocks of the size asked for lie between the small ones, some of the first steps
-    take new memory: how many depends on where the system put the heap.
-    """
-    program = (
-        "import resource, torch\n"
-        "from support.models import Mlp, classified, quiet_options\n"
-        "import popdist_py.poptorch as poptorch\n"
-        "model = Mlp()\n"
-        "sgd = poptorch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "poptorch.trainingModel(model, quiet_options(), sgd)(*classified(4))\n"
-        "for step in range(40):\n"
-        "    if step == 30:\n"
-        "        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    torch.ones(16_000_000)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+
+def bytes_given_back():
+    """Return how much less memory the process has once it frees a block that others follow."""
+    block = np.ones(BLOCK_BYTES // 8)
+    others = [np.ones(8000) for _ in range(8)]
+    before = resident_bytes()
+    del block
+    after = resident_bytes()
+    del others
+    return before - after
+
+
+def test_freed_memory_is_given_back_until_it_is_kept():
+    if not give_back_freed_memory():
+        pytest.skip("another C library, or settings of the user's own")
+    try:
+        assert bytes_given_back() > BLOCK_BYTES / 2
+    finally:
+        assert keep_freed_memory()
+    assert bytes_given_back() < BLOCK_BYTES / 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_freed_memory_is_kept_after_compiling(fails, monkeypatch):
+    if not give_back_freed_memory():
+        pytest.skip("another C library, or settings of the user's own")
+    given_back = []
+
+    def build(compiler, *args, **kwargs):
+        given_back.append(bytes_given_back())
+        if fails:
+            raise ValueError("refused")
+        return original(compiler, *args, **kwargs)
+
+    original = Compiler.build
+    monkeypatch.setattr(Compiler, "build", build)
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, quiet_options(), poptorch.optim.SGD(model.parameters(), lr=0.1)
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": "", **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    return int(done.stdout)
+    with pytest.raises(ValueError, match="refused") if fails else nullcontext():
+        training.compile(*classified(4))
+    assert given_back[0] > BLOCK_BYTES / 2
+    assert bytes_given_back() < BLOCK_BYTES / 2
 
 
-def test_memory_of_a_step_is_there_for_the_next():
-    assert faults_of_large_steps() < 1000
+@pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
+def test_settings_of_the_users_own_stay(variable, monkeypatch):
+    from popdist_py.poptorch.compilation import allocator
 
-
-def test_the_users_settings_of_the_c_library_stay():
-    # The number that glibc itself starts with.
-    assert faults_of_large_steps(MALLOC_MMAP_MAX_="65536") > 100_000
+    monkeypatch.setenv(variable, "glibc.malloc.arena_max=2")
+    allocator._mallopt.cache_clear()
+    try:
+        assert not give_back_freed_memory()
+        assert not keep_freed_memory()
+    finally:
+        monkeypatch.undo()
+        allocator._mallopt.cache_clear()

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import functools
 import importlib
 import linecache
 import multiprocessing
+import os
+import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 import torch
-from support.models import quiet_options
+from support.models import Mlp, classified, quiet_options
 from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import executable_cache
+from popdist_py import measured_values
+from popdist_py.poptorch.compilation import model_key
+from popdist_py.poptorch.compilation.agreement import Agreement
+
+
+def replicas_of(folder):
+    """Return what runs the replicas of a model that is compiled through the cache."""
+    options = quiet_options().replicationFactor(2).enableExecutableCaching(str(folder))
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training.compile(*classified(8))
+    return training._compiled.program.replicas
+
+
+def test_what_was_the_fastest_is_not_cached(tmp_path, monkeypatch):
+    remembered = "fused graph"
+    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
+    for _ in range(2):
+        assert replicas_of(tmp_path).names == ("fused graph",)
+    # As after a change of the number of threads, and after a user deleted the file.
+    remembered = "graph"
+    assert replicas_of(tmp_path).names == ("graph",)
+    remembered = None
+    assert replicas_of(tmp_path).names == ("fused graph", "graph", "loop")
+
+
+def test_what_agreed_is_cached_once_all_were_compared(tmp_path, monkeypatch):
+    remembered = None
+    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
+    names = replicas_of(tmp_path).names
+    monkeypatch.setattr(Agreement, "difference", lambda *_: pytest.fail("compared again"))
+    assert replicas_of(tmp_path).names == names
+    remembered = "graph"
+    assert replicas_of(tmp_path).names == ("graph",)
 
 
 class Slow(nn.Module):
@@ -189,7 +230,7 @@ def test_a_cached_model_is_found_by_everything_that_compiling_depends_on(tmp_pat
     for way in ways:
         way()
     assert len(list(tmp_path.iterdir())) == len(ways)
-    for place in (executable_cache, torch):
+    for place in (model_key, torch):
         monkeypatch.setattr(place, "__version__", "0.0.0")
         _cached(tmp_path)
         monkeypatch.undo()
@@ -221,6 +262,122 @@ def test_a_training_model_is_compiled_again_when_its_forward_was_edited(tmp_path
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
+@dataclasses.dataclass
+class Settings:
+    depth: int = 1
+
+
+def scaled_by(factor):
+    return lambda x: x * factor
+
+
+class WithSettings(nn.Module):
+    """Does what its attributes and the functions around it say."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        vars(self).update(settings)
+
+    def forward(self, x):
+        return helper(x)
+
+
+def helper(x):
+    return sum(twice(y) for y in [x])
+
+
+def twice(x):
+    return x + x
+
+
+def thrice(x):
+    return 3 * x
+
+
+def test_settings_of_a_module_choose_the_executable(tmp_path):
+    settings = [
+        {}, {"p": 0}, {"p": 0.5}, {"p": True}, {"p": None}, {"p": "a"}, {"p": (1, 2)},
+        {"p": [1, 3]}, {"p": {"a": 1}}, {"p": {"a": 2}}, {"p": {"a", "b", "c"}}, {"q": 0},
+        {"_p": 0}, {"p": Settings(1)}, {"p": Settings(2)}, {"p": scaled_by(1)},
+        {"p": scaled_by(2)}, {"p": functools.partial(twice, x=1)},
+    ]  # fmt: skip
+    cyclic = []
+    cyclic.append(cyclic)
+    settings.append({"p": cyclic})
+    for repetition in range(2):
+        for number, chosen in enumerate(settings, 1):
+            _cached(tmp_path, WithSettings(**chosen))
+            files = len(list(tmp_path.iterdir()))
+            assert files == (number if repetition == 0 else len(settings)), chosen
+
+
+def test_functions_that_a_forward_leads_to_choose_the_executable(tmp_path, monkeypatch):
+    _cached(tmp_path, WithSettings())
+    monkeypatch.setitem(globals(), "twice", thrice)
+    _cached(tmp_path, WithSettings())
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+class WithoutHash(type):
+    __hash__ = None
+
+
+def with_an_empty_cell():
+    code = scaled_by(1).__code__
+    return types.FunctionType(code, {}, closure=(types.CellType(),) * len(code.co_freevars))
+
+
+@pytest.mark.parametrize("held", [WithoutHash("Kind", (), {}), with_an_empty_cell()])
+def test_whatever_a_module_holds_can_be_compiled(tmp_path, held):
+    _cached(tmp_path, WithSettings(p=held))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_model_has_one_key_in_all_processes():
+    """Sets have another order in each."""
+    program = (
+        "import torch\n"
+        "from poptorch.compilation.test_executable_cache import WithSettings\n"
+        "from popdist_py.poptorch.compilation.code_text import code_text\n"
+        "model = WithSettings(p={'a', 'b', 'c', 'd'}, q=torch.ones(2), r=object())\n"
+        "print(code_text(model))\n"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(texts) == 1
+
+
+class Branches(nn.Module):
+    def __init__(self, p, has_second):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.p, self.has_second = p, has_second
+
+    def forward(self, x):
+        y = self.first(x) + (self.second(x) if self.has_second else 0)
+        return poptorch.identity_loss(torch.dropout(y, self.p, True) if self.p else y, "sum")
+
+
+def test_a_model_with_other_settings_trains_as_without_the_cache(tmp_path):
+    def trained(p, has_second, options):
+        torch.manual_seed(0)
+        model = Branches(p, has_second)
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+        training = poptorch.trainingModel(model, options.randomSeed(3), optimizer)
+        training(torch.ones(2, 2))
+        return {name: value.clone() for name, value in training.state_dict().items()}
+
+    for p, has_second in [(0, False), (0, True), (0.5, False)]:
+        cached = trained(p, has_second, quiet_options().enableExecutableCaching(str(tmp_path)))
+        torch.testing.assert_close(cached, trained(p, has_second, quiet_options()))
+
+
 def test_the_folder_of_the_cache_can_move(tmp_path):
     _cached(tmp_path / "one")
     (tmp_path / "one").rename(tmp_path / "two")
@@ -238,3 +395,44 @@ def test_a_cached_executable_that_cannot_be_read_is_compiled_again(tmp_path, mon
         _compile(str(log), str(cache))
     assert log.read_text() == 2 * "traced\n"
     assert list(cache.iterdir()) == [file]
+
+
+class TestFoldersThatCannotBeWritten:
+    """They are no reason to stop: the model is compiled, and the log says what to do."""
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path, caplog):
+        (tmp_path / "file").touch()
+        assert _cached(tmp_path / "file" / "cache") is not None
+        assert f"not cached in {tmp_path / 'file' / 'cache'} (Not a directory)" in caplog.text
+        assert "--executable-cache-path" in caplog.text
+
+    def test_a_folder_without_room(self, tmp_path, caplog, monkeypatch):
+        def full(path, content):
+            path.touch()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", full)
+            _cached(tmp_path)
+        assert "(No space left on device)" in caplog.text
+        (file,) = tmp_path.iterdir()
+        assert file.stat().st_size == 0
+        _cached(tmp_path)
+        assert file.stat().st_size > 0
+
+    def test_what_a_folder_holds_is_used_though_it_is_only_read(
+        self, tmp_path, caplog, monkeypatch
+    ):
+        log = tmp_path / "log"
+        _compile(str(log), str(tmp_path / "cache"))
+        opened = Path.open
+
+        def read_only(path, mode="r", *arguments, **keywords):
+            if mode == "ab":
+                raise PermissionError(errno.EACCES, "Permission denied")
+            return opened(path, mode, *arguments, **keywords)
+
+        monkeypatch.setattr(Path, "open", read_only)
+        _compile(str(log), str(tmp_path / "cache"))
+        assert log.read_text() == "traced\n"
+        assert caplog.text == ""

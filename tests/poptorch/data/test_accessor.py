@@ -302,3 +302,23 @@ def test_single_elements_are_never_short(workers, mode, drop_last):
     )
     assert read(loader) == [[0], [1], [2], [3], [4]]
     loader.terminate()
+
+
+class Shifted(DataLoader):
+    """Iterates in a way of its own."""
+
+    def __iter__(self):
+        for (batch,) in super().__iter__():
+            yield [batch + 100]
+
+
+@pytest.mark.parametrize("mode", [{}, ASYNC])
+def test_a_subclass_changes_each_batch_once(mode):
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = Shifted(Options(), data, batch_size=2, **mode)
+    assert read(loader) == [[100, 101], [102, 103]]
+    loader.terminate()
+    if not mode:
+        accessor = AsynchronousDataAccessor(loader, **FORK)
+        assert read(accessor) == [[100, 101], [102, 103]]
+        accessor.terminate()

@@ -1,12 +1,13 @@
 """The DataLoader in mode Sync: batch sizes, lengths, shares of instances, batch samplers."""
 
 import logging
+import re
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.loading import flat, read
+from support.loading import ASYNC, FORK, REBATCHED, flat, read
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options
@@ -78,6 +79,88 @@ def test_the_options_are_frozen_and_returned():
 def test_other_options_are_refused():
     with pytest.raises(AssertionError, match="Options"):
         DataLoader({"device_iterations": 1}, numbers(4))
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_counts_begin_at_1(count):
+    for setter in (
+        Options().deviceIterations, Options().replicationFactor,
+        Options().Training.gradientAccumulation,
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match=rf"\({count}\): expected 1 or more"):
+            setter(count)
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "4"])
+def test_a_batch_size_is_a_number(size):
+    with pytest.raises(AssertionError, match=r"batch_size=.*: expected a whole number of 1 or mo"):
+        DataLoader(options(processes=2), numbers(10), batch_size=size)
+
+
+def test_a_loader_without_batches_says_so(caplog):
+    caplog.set_level(logging.WARNING, "poptorch::python")
+    made = options(di=5, processes=2)
+    assert len(DataLoader(made, numbers(19), batch_size=2)) == 0
+    said = (
+        "The DataLoader has no batches: the data set's 19 elements do not fill one of 10 elements "
+        "(batch_size 2 x deviceIterations 5 x replicationFactor 1 x gradientAccumulation 1) on "
+        "each of 2 instances, 20 in all"
+    )
+    assert said in caplog.text
+    caplog.clear()
+    assert len(DataLoader(made, numbers(20), batch_size=2)) == 1
+    assert len(DataLoader(made, numbers(0), batch_size=2)) == 0
+    assert caplog.text == ""
+
+
+NO_BATCHES = (
+    "160 elements do not fill one of 400 elements (batch_size 4 x deviceIterations 5 x "
+    "replicationFactor 8 / inputReplicaGrouping 2 x gradientAccumulation 5)"
+)
+
+
+def grouped():
+    return options(di=5, replicas=8, group=2, ga=5)
+
+
+@pytest.mark.parametrize("make", [numbers, Stream])
+def test_every_factor_of_what_is_missing_is_named(make, caplog):
+    caplog.set_level(logging.WARNING, "poptorch::python")
+    loader = DataLoader(grouped(), make(160), batch_size=4)
+    assert NO_BATCHES in caplog.text
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+@pytest.mark.parametrize("mode", [ASYNC, REBATCHED])
+def test_a_loader_process_without_batches_says_so_too(mode):
+    with pytest.raises(poptorch.Error, match=re.escape(NO_BATCHES)) as caught:
+        DataLoader(grouped(), numbers(160), batch_size=4, **mode)
+    assert "worker thread failed to start" in str(caught.value)
+    assert "empty" not in str(caught.value)
+
+
+def test_an_accessor_of_a_loader_without_batches_says_so_too():
+    loader = DataLoader(grouped(), numbers(160), batch_size=4)
+    with pytest.raises(poptorch.Error, match=re.escape(NO_BATCHES)):
+        poptorch.AsynchronousDataAccessor(loader, **FORK)
+
+
+def test_too_few_batches_of_a_sampler(caplog):
+    caplog.set_level(logging.WARNING, "poptorch::python")
+    loader = DataLoader(options(di=3, ga=2), numbers(20), batch_sampler=batches_of(20, 4))
+    assert len(loader) == len(list(loader)) == 0
+    assert (
+        "the batch sampler's 5 batches do not fill one of 6 batches (deviceIterations 3 x "
+        "replicationFactor 1 x gradientAccumulation 2)"
+    ) in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["Async", None, 7])
+def test_a_mode_is_one_of_three(mode):
+    with pytest.raises(AssertionError, match=r"mode=.*DataLoaderMode\.Sync, .*AsyncRebatched"):
+        DataLoader(options(), numbers(4), mode=mode)
+    assert len(DataLoader(options(), numbers(4), mode=0)) == 4
 
 
 def test_without_a_batch_size_items_pass_unchanged():

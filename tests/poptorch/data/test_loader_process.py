@@ -65,6 +65,30 @@ def test_items_that_are_not_tensors():
         AsynchronousDataAccessor(["text"], **FORK)
 
 
+def test_sparse_tensors():
+    with pytest.raises(poptorch.Error, match=r"layout torch\.sparse_coo: call to_dense"):
+        AsynchronousDataAccessor([torch.eye(2).to_sparse()], **FORK)
+
+
+@pytest.mark.parametrize("strategy", ["ForkServer", "SharedMemory", "FileSystem"])
+def test_what_cannot_be_sent_to_another_process(strategy):
+    options = {"sharing_strategy": poptorch.SharingStrategy[strategy]}
+    arguments = {"mode": poptorch.DataLoaderMode.Async, "collate_fn": lambda samples: samples}
+    said = r"failed to start: .*cannot be sent .*<lambda>.*top of a module.*SharingStrategy\.Fork"
+    with pytest.raises(poptorch.Error, match=said):
+        DataLoader(Options(), numbers(4), async_options=options, **arguments)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"buffer_size": "3"}, {"buffer_size": 0}, {"sharing_strategy": "fork"}],
+)
+def test_wrong_arguments_of_an_accessor(wrong):
+    (name,) = wrong
+    with pytest.raises(AssertionError, match=name):
+        AsynchronousDataAccessor(numbers(4), **wrong)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Broken, Killed])
 def test_a_later_item_that_fails(workers, kind):
@@ -140,7 +164,7 @@ if __name__ == "__main__":
     ("workers", "ending", "code"),
     [
         (0, "break", 0),
-        (2, "sys.exit(7)", 7),
+        pytest.param(2, "sys.exit(7)", 7, marks=pytest.mark.sweep),
         pytest.param(2, "raise RuntimeError('of the program')", 1, marks=pytest.mark.sweep),
         pytest.param(0, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
         (2, "signal.pause()", -signal.SIGINT),

@@ -26,6 +26,23 @@ def test_batches_of_a_sampler(workers, drop_last):
     loader.terminate()
 
 
+@pytest.mark.parametrize("iterations", [1, 2])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("elements", [8, 9])
+def test_rebatched_batches_of_a_sampler_have_a_length(elements, drop_last, iterations):
+    sampler = torch.utils.data.BatchSampler(range(elements), 2, drop_last=False)
+    loader = DataLoader(
+        Options().deviceIterations(iterations),
+        numbers(20),  # of which the sampler chooses some
+        drop_last=drop_last,
+        batch_sampler=sampler,
+        **REBATCHED,
+    )
+    whole, short = divmod(elements, 2 * iterations)
+    assert len(loader) == len(read(loader)) == whole + bool(short and not drop_last)
+    loader.terminate()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("worker_size", [None, 1, 4, 6])
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -61,6 +78,13 @@ def test_async_without_dropping_rebatches():
 def test_items_without_tensors_cannot_be_rebatched():
     with pytest.raises(poptorch.Error, match="a int without tensors"):
         AsynchronousDataAccessor([1, 2, 3], rebatched_size=2, **FORK)
+
+
+@pytest.mark.parametrize("more", [torch.tensor(3), torch.arange(6)])
+def test_tensors_of_other_lengths_cannot_be_rebatched(more):
+    source = [(torch.arange(3), more)] * 4
+    with pytest.raises(poptorch.Error, match=r"shapes \[3\], .*the same first dimension"):
+        AsynchronousDataAccessor(source, rebatched_size=2, **FORK)
 
 
 def test_an_accessor_rebatches_on_its_own():

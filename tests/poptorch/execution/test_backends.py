@@ -55,7 +55,7 @@ def train(execution, make, accumulation, group_size, order):
     outputs = []
     for step in range(2):
         outputs += training(*classified(16 * accumulation // group_size, 8, seed=step))
-    found = training._compiled.executable.replica_execution
+    found = training._compiled.program.replicas.back_end
     return found, [*outputs, *copy.deepcopy(model.state_dict()).values()]
 
 

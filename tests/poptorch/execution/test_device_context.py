@@ -62,3 +62,19 @@ def test_the_hosts_random_stream_is_kept_from_what_draws(is_random):
     with context([], is_random=is_random).enter():
         torch.rand(3)
     assert torch.equal(before, torch.get_rng_state()) == is_random
+
+
+def test_torch_reads_no_values_by_itself(monkeypatch):
+    # torch.compile() switches the checks off for the whole process.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+    def reads():
+        return (
+            torch.distributions.Distribution._validate_args,
+            torch.backends.mha.get_fastpath_enabled(),
+        )
+
+    before = reads()
+    with context([]).enter():
+        assert reads() == (False, False)
+    assert reads() == before == (True, True)

@@ -146,3 +146,71 @@ def test_bytes_are_cast_on_the_device():
     x = torch.randint(0, 255, (4, 3), dtype=torch.uint8)
     out = poptorch.inferenceModel(model, quiet_options())(x)
     torch.testing.assert_close(out, model(x).detach())
+
+
+@pytest.mark.parametrize("execution", ["loop", "fused"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_norms_of_half_activations_keep_statistics_in_their_own_format(execution, dtype):
+    torch.manual_seed(0)
+    model = WithLoss(nn.BatchNorm1d(3).half())
+    for name in ("running_mean", "running_var"):
+        setattr(model.model, name, getattr(model.model, name).to(dtype))
+    options = quiet_options().replicationFactor(2)
+    options.Emulator.replicaExecution(execution)
+    training = poptorch.trainingModel(model, options)
+    x = torch.randn(8, 3).half() + 1
+    training(x, torch.zeros(8, 3).half())
+    host = nn.BatchNorm1d(3)
+    host(x[:4].float())
+    for name in ("running_mean", "running_var"):
+        own = getattr(model.model, name)
+        assert own.dtype == dtype
+        torch.testing.assert_close(own, getattr(host, name).to(dtype), rtol=2e-3, atol=1e-4)
+
+
+class Mixed(nn.Module):
+    """Convolutions with batch norms, attention, and layers that share what they read."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.left, self.right = nn.Conv2d(4, 8, 2, stride=2), nn.Conv2d(4, 8, 2, stride=2)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 3))
+
+    def forward(self, x, y):
+        x = torch.relu_(self.norm(self.images(x)))
+        x = (self.left(x) + self.right(x)).flatten(2).transpose(1, 2)
+        x, _ = self.attention(x, x, x, need_weights=False)
+        out = self.last(x.mean(1))
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def train_in_half(execution, replicas):
+    torch.manual_seed(0)
+    model = Mixed().half()
+    options = quiet_options().replicationFactor(replicas)
+    options.Training.gradientAccumulation(2)
+    options.Emulator.set(replica_execution=execution)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training = poptorch.trainingModel(model, options, optimizer)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(4 * replicas, 1, 6, 6, generator=generator).half()
+        training(x, torch.arange(4 * replicas) % 3)
+    assert training._compiled.program.replicas.back_end == execution
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_a_captured_graph_rounds_halves_as_the_loop_does():
+    for replicas in (1, 2):
+        expected = train_in_half("loop", replicas)
+        for name, value in train_in_half("graph", replicas).items():
+            assert torch.equal(value, expected[name]), name
+
+
+def test_all_replicas_at_once_round_halves_as_one_batch():
+    expected = train_in_half("loop", 2)
+    for name, value in train_in_half("fused graph", 2).items():
+        torch.testing.assert_close(value, expected[name], rtol=2e-3, atol=2e-3, msg=name)

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from support.models import Mlp, WithLoss, classified, quiet_options, trained
@@ -25,6 +26,15 @@ class Nested(nn.Module):
         if extra is not None:
             total = total + extra["a"][0] + extra["b"]
         return Pair({"total": total * scale}, [None, 3, (x, "word")])
+
+
+def test_constants_that_are_arrays_compare_by_element():
+    model = poptorch.inferenceModel(lambda x, scales: x * float(scales[1]), quiet_options())
+    for _ in range(2):
+        assert model(torch.ones(1), np.array([1.0, 2.0])).tolist() == [2]
+    for other in ([1.0, 3.0], [1.0, 2.0, 3.0]):
+        with pytest.raises(poptorch.Error, match="Value mismatch for scales"):
+            model(torch.ones(1), np.array(other))
 
 
 class TestArguments:
@@ -82,6 +92,78 @@ class TestArguments:
     def test_the_signature_of_forward_counts(self, args, kwargs, error, text):
         with pytest.raises(error, match=text):
             poptorch.inferenceModel(lambda x, y=1: x + y, quiet_options())(*args, **kwargs)
+
+    @pytest.mark.parametrize("first", [{}, {"scale": torch.tensor([[2.0]])}])
+    def test_a_tensor_may_be_left_to_its_default(self, first):
+        def forward(x, scale=torch.ones(1, 1), shift=torch.zeros(2)):  # noqa: B008
+            return x * scale + shift
+
+        inference = poptorch.inferenceModel(forward, quiet_options())
+        x, two = torch.ones(2, 2), torch.tensor([[2.0]])
+        assert inference(x, **first).sum() == (8 if first else 4)
+        assert inference(x).sum() == 4
+        assert inference(x, scale=two, shift=torch.ones(2)).sum() == 12
+        assert inference(x, two).sum() == 8
+        assert inference(x, two, shift=torch.ones(2)).sum() == 12
+        with pytest.raises(AssertionError, match="scale was passed more than once"):
+            inference(x, two, scale=two)
+        with pytest.raises(AssertionError, match="Too many arguments"):
+            inference(x, two, two, two)
+        with pytest.raises(poptorch.Error, match="Shape mismatch for scale"):
+            inference(x, torch.ones(2, 1))
+
+    @pytest.mark.parametrize("rows", [2, 4])
+    def test_a_forward_sees_a_default_whole(self, rows):
+        """It is for one micro-batch, unless the first call gave a tensor of its shape."""
+        default = torch.arange(float(rows))[:, None]
+
+        def forward(x, shift=default):
+            return x + shift
+
+        options = quiet_options().deviceIterations(2)
+        zeros = torch.zeros(4, 1)
+        inference = poptorch.inferenceModel(forward, options)
+        expected = default.repeat(2, 1) if rows == 2 else default
+        if rows == 4:
+            assert inference(zeros, shift=torch.ones(4, 1)).tolist() == [[1]] * 4
+        assert torch.equal(inference(zeros), expected)
+        assert inference(zeros, shift=torch.ones(4, 1)).tolist() == [[1]] * 4
+        assert torch.equal(inference(zeros), expected)
+
+    def test_defaults_that_cannot_be_inputs_are_constants(self):
+        def forward(x, scale=torch.tensor(3.0), none=torch.zeros(0)):  # noqa: B008
+            return x * scale + none.numel()
+
+        inference = poptorch.inferenceModel(forward, quiet_options().deviceIterations(2))
+        assert inference(torch.ones(2)).tolist() == [3, 3]
+        assert len(inference.getPerfCounters()["input"]) == 1
+        alone = poptorch.inferenceModel(forward, quiet_options())
+        assert alone(torch.ones(2), scale=torch.tensor(2.0)).tolist() == [2, 2]
+        assert alone(torch.ones(2)).tolist() == [3, 3]
+
+    @pytest.mark.parametrize(
+        ("first", "then", "text"),
+        [
+            ({}, "tensor", "mask: expected <class 'NoneType'> but got <class 'torch.Tensor'>"),
+            ({"mask": 1}, "none", "mask: expected <class 'torch.Tensor'> but got .*NoneType"),
+            ({"mask": 1}, "left out", "mask: expected <class 'torch.Tensor'> but got .*NoneType"),
+        ],
+    )
+    def test_none_for_a_tensor_names_the_argument(self, first, then, text):
+        def forward(x, mask=None, more=None):
+            return x if mask is None else x * mask + more
+
+        one = torch.ones(2)
+        inference = poptorch.inferenceModel(forward, quiet_options())
+        inference(one, more=one, **dict.fromkeys(first, one))
+        later = {"tensor": {"mask": one}, "none": {"mask": None}, "left out": {}}[then]
+        with pytest.raises(poptorch.Error, match=f"Type mismatch for {text}"):
+            inference(one, more=one, **later)
+
+    def test_none_may_be_left_out(self):
+        inference = poptorch.inferenceModel(lambda x, mask=None: (x, mask), quiet_options())
+        for given in ({}, {"mask": None}, {}):
+            assert inference(torch.ones(1), **given)[1] is None
 
     def test_dtypes_of_results(self):
         inference = poptorch.inferenceModel(lambda *t: t, quiet_options())

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from support.models import Mlp, classified, quiet_options
+from support.models import Mlp, assert_equal_weights, classified, quiet_options
 from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
@@ -54,6 +54,43 @@ def test_offline_models_are_loaded_with_a_device(tmp_path):
     loaded = poptorch.load(file, lambda options: seen.append(options.modelName("loaded")))
     assert loaded(x).shape == (4, 4)
     assert loaded.options.model_name == "loaded"
+
+
+def test_a_compiled_model_is_exported_as_it_goes_on(tmp_path):
+    x, y = classified(4)
+    models = [Mlp(), Mlp()]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        training = poptorch.trainingModel(model, quiet_options(), optimizer)
+        for step in range(3):
+            training(x, y)
+            if model is models[0] and step == 1:
+                training.compileAndExport(tmp_path / "model.bin", x, y)
+                with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+                    training.compileAndExport(tmp_path / "other.bin", x[:2], y[:2])
+    assert_equal_weights(*models, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_validation_model_beside_an_exported_training(tmp_path, offline):
+    x, y = classified(4)
+    model, options = Mlp(), quiet_options()
+    if offline:
+        options.useOfflineIpuTarget()
+    training = poptorch.trainingModel(model, options)
+    training.compileAndExport(tmp_path / "training.bin", x, y)
+    validation = poptorch.inferenceModel(training, quiet_options())
+    torch.testing.assert_close(validation(x), model(x).detach())
+    validation.compileAndExport(tmp_path / "validation.bin", x)
+    loaded = poptorch.load(tmp_path / "training.bin")
+    beside = poptorch.inferenceModel(loaded.model, quiet_options())
+    beside.loadExecutable(tmp_path / "validation.bin")
+    for _ in range(2):
+        before = beside(x)
+        loaded(x, y)
+        assert not torch.equal(beside(x), before)
+        torch.testing.assert_close(beside(x), loaded.model(x).detach())
 
 
 def test_where_files_go(tmp_path, caplog):

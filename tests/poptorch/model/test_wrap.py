@@ -37,6 +37,21 @@ class TestConstruction:
         assert type(model) is Mlp
         assert poptorch.trainingModel(model, quiet_options()).model is model
 
+    def test_the_options_of_a_wrapper_say_its_output_mode(self):
+        mode, given = poptorch.OutputMode, quiet_options()
+        model = Mlp()
+        training = poptorch.trainingModel(model, given)
+        inference = poptorch.inferenceModel(model, given)
+        assert (training.options.output_mode, inference.options.output_mode) == (
+            mode.Final,
+            mode.All,
+        )
+        assert given.defaultOutputMode()
+        assert not inference.options.defaultOutputMode()
+        assert training.options.toDict()["output_mode"] == mode.Final
+        chosen = poptorch.inferenceModel(model, quiet_options().outputMode(mode.EveryN, 3))
+        assert (chosen.options.output_mode, chosen.options.output_return_period) == (mode.EveryN, 3)
+
     @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
     def test_what_is_no_model(self, wrap):
         with pytest.raises(AssertionError, match=r"Invalid type .*'model'"):
@@ -89,6 +104,19 @@ class TestConstruction:
         assert torch.equal(inference(torch.ones(64)), torch.ones(64))
         model.train()
         assert torch.equal(inference(torch.ones(64)), torch.ones(64))
+
+    def test_programs_read_what_a_wrapper_keeps(self):
+        model, training = trained()
+        assert training._user_model is training.model is model
+        assert training._training
+        assert training._options is training.options
+        states = []
+        for change in (lambda: None, lambda: training(*classified(4)), training.detachFromDevice,
+                       training.destroy):  # fmt: skip
+            change()
+            states.append((training._executable is not None, training._is_attached))
+            assert states[-1] == (training.isCompiled(), training.isAttachedToDevice())
+        assert states == [(False, False), (True, True), (True, False), (False, False)]
 
     def test_text(self):
         model = nn.Sequential(nn.Linear(2, 2), poptorch.BeginBlock(nn.ReLU(), "b", 1))

@@ -73,6 +73,16 @@ def test_setters_chain_and_values_are_attributes():
             ValueError,
             "Sum or ReductionType.Mean",
         ),
+        (lambda o: o.Training.gradientCompression("fp8"), ValueError, "expected 'none', 'fp16'"),
+        (
+            lambda o: o.Training.gradientCompression("fp16", rank=2),
+            ValueError,
+            "only 'powersgd'",
+        ),
+        (lambda o: o.Training.gradientCompression("powersgd", 0), ValueError, "rank=0.*1 or more"),
+        (lambda o: o.Training.gradientCompression("powersgd", 2.0), ValueError, "whole number"),
+        (lambda o: o.Training.gradientCompression("powersgd", 1, -1), ValueError, "0 or more"),
+        (lambda o: o.Training.gradientCompression("powersgd", 1, 1, 1), ValueError, "a bool"),
         (lambda o: o.Precision.setPartialsType(torch.int8), ValueError, "torch.half"),
         (lambda o: o.Precision.enableStochasticRounding(1), AssertionError, "bool"),
         (lambda o: o.TensorLocations.numIOTiles(33), AssertionError, "even"),
@@ -200,6 +210,21 @@ def test_session_options_are_read_as_values(choose, value, before, after):
     assert value(options) == value(options.clone()) == after
 
 
+def test_gradient_compression_is_read_with_its_settings():
+    training = poptorch.Options().Training
+    plain = training._description()
+    assert training.gradient_compression_settings == {"method": "none"}
+    assert training.gradientCompression("powersgd", 4) is training
+    assert training.gradient_compression_settings == {
+        "method": "powersgd", "rank": 4, "start_step": 1000, "warm_start": True
+    }  # fmt: skip
+    assert training.gradientCompression("bf16").gradient_compression_settings == {"method": "bf16"}
+    assert training.gradientCompression("none")._description() == plain
+    options = poptorch.Options()
+    options.from_json('{"Training.gradientCompression": ["powersgd", 2, 10, false]}')
+    assert options.Training.gradient_compression_settings["warm_start"] is False
+
+
 def test_session_options_are_a_group_like_others():
     options = poptorch.Options()
     options._Popart.set("syntheticDataMode", 1).setPatterns({"a": True})
@@ -270,20 +295,62 @@ class TestDistributedOptions:
             poptorch.DistributedOptions(ipus_per_replica=2)
 
     @pytest.mark.parametrize(
-        ("name", "act"),
+        ("name", "act", "instead"),
         [
-            ("useIpuId", lambda o: o.useIpuId(1)),
-            ("replicationFactor", lambda o: o.replicationFactor(1)),
-            ("Distributed.disable", lambda o: o.Distributed.disable()),
-            ("Distributed.setEnvVarNames", lambda o: o.Distributed.setEnvVarNames("a", "b")),
-            ("Distributed.configureProcessId", lambda o: o.Distributed.configureProcessId(0, 1)),
+            ("useIpuId", lambda o: o.useIpuId(1), "poprun-py .*--ipus-per-replica"),
+            ("replicationFactor", lambda o: o.replicationFactor(1), "poprun-py --num-replicas R"),
+            (
+                "Distributed.disable",
+                lambda o: o.Distributed.disable(),
+                "poprun-py --num-instances N",
+            ),
+            (
+                "Distributed.setEnvVarNames",
+                lambda o: o.Distributed.setEnvVarNames("a", "b"),
+                "poprun-py --num-instances N",
+            ),
+            (
+                "Distributed.configureProcessId",
+                lambda o: o.Distributed.configureProcessId(0, 1),
+                "poprun-py --num-instances N",
+            ),
+            # The same by the names of values, and from text.
+            ("useIpuId", lambda o: setattr(o, "ipu_id", 1), "poprun-py .*--ipus-per-replica"),
+            ("useIpuId", lambda o: o.createOrSet(ipu_id=1), "poprun-py .*--ipus-per-replica"),
+            (
+                "replicationFactor",
+                lambda o: o.set(replication_factor=1),
+                "poprun-py --num-replicas R",
+            ),
+            (
+                "replicationFactor",
+                lambda o: setattr(o, "replication_factor", 1),
+                "1 was given, 2 is the launcher.s.*poprun-py --num-replicas R",
+            ),
+            (
+                "replicationFactor",
+                lambda o: o.from_json('{"replicationFactor": 1}'),
+                "poprun-py --num-replicas R",
+            ),
+            (
+                "Distributed.configureProcessId",
+                lambda o: o.Distributed.set(num_distributed_processes=1),
+                "poprun-py --num-instances N",
+            ),
         ],
     )
-    def test_five_setters_are_blocked(self, launched, name, act):
-        with pytest.raises(
-            RuntimeError, match=f"Cannot call `{name}` with popdist.poptorch.Options"
-        ):
-            act(poptorch.DistributedOptions())
+    def test_what_the_launcher_decides_is_blocked(self, launched, name, act, instead):
+        blocked = f"Cannot call `{name}` with popdist.poptorch.Options.*{instead}"
+        for options in (poptorch.DistributedOptions(), poptorch.DistributedOptions().clone()):
+            with pytest.raises(RuntimeError, match=blocked):
+                act(options)
+            assert options.replication_factor == 2
+            assert (options.Distributed.processId, options.Distributed.numProcesses) == (2, 4)
+
+    def test_the_launchers_own_number_of_replicas_is_no_change(self, launched):
+        options = poptorch.DistributedOptions().replicationFactor(2)
+        options.replication_factor = 2
+        assert options.replication_factor == 2
 
     def test_dictionary_of_frozen_options(self, launched):
         options = poptorch.DistributedOptions()
@@ -328,4 +395,10 @@ class TestDistributedOptions:
     def test_alone_it_is_one_instance_with_replicas_set_by_hand(self):
         options = poptorch.DistributedOptions().replicationFactor(3)
         assert options.replication_factor == 3
+        assert (options.Distributed.processId, options.Distributed.numProcesses) == (0, 1)
+        assert not options.exists("ipu_id")
+        with pytest.raises(RuntimeError, match=r"poprun-py --num-instances N"):
+            options.Distributed.configureProcessId(0, 2)
+        options.replicationFactor(1).showCompilationProgressBar(False)
+        assert poptorch.inferenceModel(nn.Linear(1, 1), options)(torch.ones(1, 1)).shape == (1, 1)
         assert (options.Distributed.processId, options.Distributed.numProcesses) == (0, 1)

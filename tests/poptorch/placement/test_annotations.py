@@ -1,12 +1,15 @@
 """Annotations: blocks in every spelling, no effect outside, copies, removal, names."""
 
 import copy
+import io
 import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
+from popdist_py import poptorch
 from popdist_py.poptorch.enums import AutoStage
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.placement.annotations import (
@@ -80,6 +83,44 @@ def test_copies_keep_their_blocks(copied):
     assert blocks_of(model) == [("x", 0), ("y", 3)]
     removeBlocks(model)
     assert blocks_of(model) == []
+
+
+def test_a_loaded_model_keeps_its_blocks_beside_new_hooks(monkeypatch):
+    # Every process counts its hooks from 0.
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)
+    file = io.BytesIO()
+    torch.save(annotated(), file)
+    file.seek(0)
+    RemovableHandle.next_id = 0
+    model = torch.load(file, weights_only=False)
+    calls = []
+    for layer in model:
+        for _ in range(3):
+            layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert blocks_of(model) == [("x", 0), ("y", 3)]
+    assert len(calls) == 9
+    removeBlocks(model)
+    assert blocks_of(model) == []
+
+
+def test_texts_of_blocks():
+    assert repr(Block("a", 1)) == "Block(user_id=a, ipu_id=1)"
+    wrapped = copy.deepcopy(BeginBlock(torch.neg, ipu_id=2))
+    assert repr(wrapped).startswith("BeginBlock(user_id=None, ipu_id=2) <built-in")
+    assert blocks_of(Forward(pickle.loads(pickle.dumps(wrapped)))) == [("0", 2)]
+
+
+def test_remove_blocks_gives_the_devices_back():
+    model = nn.Sequential(*(BeginBlock(nn.Linear(2, 2), ipu_id=i) for i in range(2)))
+    options = poptorch.Options().showCompilationProgressBar(False).deviceIterations(2)
+    inference = poptorch.inferenceModel(model, options)
+    for num_ipus in (2, 1):
+        inference(torch.ones(2, 2))
+        placement = inference._compiled.executable.placement
+        assert (placement.num_ipus, placement.num_stages) == (num_ipus, num_ipus)
+        assert ("BeginBlock" in repr(inference)) == (num_ipus == 2)
+        removeBlocks(model)
+        inference.destroy()
 
 
 def test_remove_blocks_keeps_other_hooks():

@@ -62,6 +62,7 @@ INDICES = torch.tensor([0, 2, 1])
         (lambda _, x: torch.nonzero(x), LINE, "nonzero"),
         (lambda _, x: torch.where(x > 0.5), LINE, "only a condition"),
         (lambda _, x: x.clone().__setitem__(slice(0, 4, 2), 1.0), LINE, "step other than 1"),
+        (lambda m, x: (m.weight * x).sum().backward(), LINE, "cannot be called explicitly"),
     ],
 )  # fmt: skip
 def test_what_the_device_lacks(forward, x, message):

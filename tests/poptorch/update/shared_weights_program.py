@@ -145,6 +145,48 @@ def check_state_moves():
     assert close(other.parameters(), through.parameters())
 
 
+def changed(state):
+    """Return a state: the first layer has twice as large entries, the last bias has none."""
+    return {
+        entry: {
+            name: 2 * value if "body.0" in name and not name.startswith("Step") else value
+            for name, value in state[entry].items()
+            if "body.2.bias" not in name
+        }
+        for entry in ("ipu_state", "ipu_param")
+    }
+
+
+def check_changed_state():
+    """Rates and state that a program changed are used as on instances with own weights."""
+    xs, ys = data(3)
+    for kind, more in {"SGD": {}, "Adam": {}, "RMSprop": {"use_tf_variant": True}}.items():
+        ends = []
+        for value in ("1", "0"):
+            os.environ["POPDIST_SHARED_WEIGHTS"] = value
+            net = Net().double()
+            optimizer = optimizer_for(kind, SETTINGS[kind], net, **more)
+            model = wrapped(net, optimizer)
+            model.compile(own(xs[0]), own(ys[0]))
+            begun = optimizer.state_dict()["ipu_state"]
+            train(model, xs[:1], ys[:1])
+            state = optimizer.state_dict()
+            loaded = changed(state)
+            optimizer.load_state_dict({**state, **loaded})
+            for entry, tensors in loaded.items():
+                read = optimizer.state_dict()[entry]
+                assert list(read) == list(tensors)
+                assert all(torch.equal(read[name], tensors[name]) for name in read)
+            train(model, xs[1:], ys[1:])
+            assert shares(model) == (value == "1")
+            model.copyWeightsToHost()
+            state = optimizer.state_dict()
+            entries = (begun, state["ipu_state"], state["ipu_param"])
+            ends.append([*net.parameters(), *(v for entry in entries for v in entry.values())])
+        del os.environ["POPDIST_SHARED_WEIGHTS"]
+        assert close(*ends), kind
+
+
 def check_loading_is_private_until_the_next_step():
     """What one instance loads early does not show in another that has not loaded yet."""
     xs, ys = data(3)

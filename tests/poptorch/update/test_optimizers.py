@@ -280,6 +280,15 @@ class TestAttributes:
             "Ignoring unexpected group 0 attribute in SGD optimizer: ['extra']",
         ]
 
+    @pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.RMSprop, optim.LAMB])
+    def test_what_loading_a_state_adds_is_expected(self, make, caplog):
+        model = Mlp()
+        optimizer = make(model.parameters(), lr=0.1)
+        training = steps(model, optimizer, 1)
+        optimizer.load_state_dict(optimizer.state_dict())
+        training.setOptimizer(optimizer)
+        assert not caplog.records
+
     @pytest.mark.parametrize(
         ("make", "error", "text"),
         [
@@ -325,3 +334,31 @@ class TestAttributes:
         assert not caplog.records
         optim.SGD(Mlp().parameters(), lr=0.1, velocity_scaling=2.0)
         assert "velocity_scaling is ignored" in caplog.text
+
+    @pytest.mark.parametrize("later", [False, True])
+    def test_the_other_variants_setting_of_a_group_is_ignored(self, caplog, later):
+        model = Mlp()
+        layers = [model.layers[0], model.layers[2]]
+        groups = [{"params": list(layer.parameters())} for layer in layers]
+        optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
+        training = poptorch.trainingModel(model, quiet_options(), optimizer)
+        training(*classified(8))
+        assert not caplog.records
+        if later:
+            optimizer.param_groups[1]["velocity_scaling"] = 3.0
+        else:
+            groups = [{"params": g["params"], "velocity_scaling": 3.0} for g in groups]
+            optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
+        training.setOptimizer(optimizer)
+        training.setOptimizer(optimizer)
+        training(*classified(8))
+        assert [record.message for record in caplog.records] == [optim.VELOCITY_SCALING_IGNORED]
+
+    def test_a_constant_velocity_scaling_of_the_combined_variant_is_refused(self):
+        model = Mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, use_combined_accum=True)
+        training = poptorch.trainingModel(model, quiet_options(), optimizer)
+        training.compile(*classified(8))
+        optimizer.param_groups[0]["velocity_scaling"] = 3.0
+        with pytest.raises(poptorch.Error, match=r"velocity_scaling of group 0.*was constant"):
+            training.setOptimizer(optimizer)

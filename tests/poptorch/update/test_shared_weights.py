@@ -18,4 +18,4 @@ def test_each_instance_updates_a_slice_for_all(poprun, instances):
         timeout=140,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("passed in") == 8
+    assert done.stdout.count("passed in") == 9

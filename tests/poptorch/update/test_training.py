@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from popdist_py import poptorch
+from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import SharedGradients, TreeGradients
 from popdist_py.poptorch.update.loss_scaling import AutomaticLossScaling
 from popdist_py.poptorch.update.training import Training
@@ -50,7 +52,7 @@ def recorder(log, **values):
 def test_a_step_reduces_once_and_then_updates():
     log = []
     gradients = recorder(log, all_reduce=[None])
-    optimizer = recorder(log, step=[None], loss_scaling=4.0)
+    optimizer = recorder(log, step=[None], loss_scaling=4.0, updates_each_alone=False)
     scaler = recorder(log, overflows=[True], adapt=[None], factor=0.5)
     training = Training(
         optimizer=optimizer,
@@ -71,13 +73,39 @@ def test_a_step_reduces_once_and_then_updates():
 def test_without_a_scaler_the_scale_is_the_optimizers_own():
     log = []
     training = Training(
-        optimizer=recorder(log, step=[None], loss_scaling=4.0),
-        gradients=recorder(log, all_reduce=[None]),
+        optimizer=recorder(log, step=[None], loss_scaling=4.0, updates_each_alone=True),
+        gradients=recorder(log, all_reduce=[None], in_parts=[None]),
         gradient_scale=0.25,
     )
     assert training.scale == 1.0
     training.step(0)
-    assert log == [("all_reduce",), ("step", 4.0)]
+    assert log == [("in_parts",), ("all_reduce",), ("step", 4.0)]
+
+
+@pytest.mark.parametrize("kind", [poptorch.optim.SGD, poptorch.optim.AdamW, poptorch.optim.LAMB])
+def test_updates_in_parts_are_those_at_once(kind):
+    def updated(step):
+        torch.manual_seed(0)
+        parameters = [torch.nn.Parameter(torch.randn(size)) for size in (3, 4, 5)]
+        device = DeviceOptimizer(
+            kind([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.5}], lr=0.1),
+            lambda parameter: [parameter],
+            {str(index): parameter for index, parameter in enumerate(parameters)},
+        )
+        assert device.updates_each_alone
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            step(device, parameters)
+            assert all(parameter.grad is not None for parameter in parameters)
+        return torch.cat([parameter.detach() for parameter in parameters])
+
+    with torch.no_grad():
+        at_once = updated(lambda device, _: device.step(2.0))
+        in_parts = updated(
+            lambda device, own: device.step_in_parts(2.0, [[own[2], own[0]], [own[1]]])
+        )
+    assert torch.equal(at_once, in_parts)
 
 
 def gradients_of(values, kind):

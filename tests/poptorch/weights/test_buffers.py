@@ -31,6 +31,25 @@ class TestBuffers:
         inference.copyWeightsToHost()
         assert model.count.item() == 4
 
+    def test_reading_after_training_shows_what_the_forward_changed(self):
+        class Averaging(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(2, 2).half()
+                self.register_buffer("average", torch.full((1,), 0.1))
+
+            def forward(self, x):
+                self.average += 0.1
+                return poptorch.identity_loss(self.layer(x), "mean")
+
+        model = Averaging()
+        training = poptorch.trainingModel(model, quiet_options().deviceIterations(2))
+        training(torch.ones(2, 2).half())
+        # In its own format: nothing of it passed through half.
+        torch.testing.assert_close(model.average, torch.full((1,), 0.3), rtol=1e-6, atol=0)
+        training(torch.ones(2, 2).half())
+        torch.testing.assert_close(model.state_dict()["average"], torch.full((1,), 0.5))
+
     @pytest.mark.parametrize("execution", ["loop", "fused"])
     def test_every_replica_has_its_own(self, execution):
         class Sums(nn.Module):

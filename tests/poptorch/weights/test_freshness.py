@@ -8,10 +8,19 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.models import Mlp, WithLoss, classified, quiet_options, trained
 from torch import nn
 
 import popdist_py.poptorch as poptorch
+
+
+def note_copies(wrapper, name, copies):
+    """Append to ``copies`` what is copied between the host and the device of a wrapper."""
+    weights, state = wrapper._weights, wrapper._compiled.state
+    download, upload = weights._download, state.upload
+    weights._download = lambda: (copies.append(f"{name} to host"), download())
+    state.upload = lambda: (copies.append(f"host to {name}"), upload())
 
 
 class TestWeights:
@@ -47,6 +56,47 @@ class TestWeights:
         training(x, y)
         training.destroy()
         assert not torch.equal(inference(x), after)
+
+    def test_wrappers_of_one_module_copy_once_for_each_change(self, caplog):
+        model, training = trained()
+        inference = poptorch.inferenceModel(model, quiet_options())
+        x, y = classified(4)
+        copies = []
+
+        def copied():
+            """Return what was copied since the last time."""
+            now, copies[:] = list(copies), []
+            return now
+
+        for name, wrapper in (("training", training), ("inference", inference)):
+            wrapper.compile(x, *([y] if wrapper is training else []))
+            note_copies(wrapper, name, copies)
+        inference(x)
+        inference(x)
+        assert copied() == []
+        poptorch.setLogLevel("DEBUG")
+        try:
+            training(x, y)
+            training(x, y)
+            assert copied() == []
+            inference(x)
+            assert copied() == ["training to host", "host to inference"]
+            inference(x)
+            model.state_dict()
+            model.layers[0].weight.sum()
+            training.copyWeightsToHostIfNeeded()
+            assert copied() == []
+            training(x, y)
+            model.layers[0].weight.sum()
+            assert copied() == ["training to host"]
+            inference(x)
+            inference(x)
+            assert copied() == ["host to inference"]
+        finally:
+            poptorch.setLogLevel("WARN")
+        texts = [record.getMessage() for record in caplog.records]
+        assert texts.count("Implicit copyWeightsToHost()") == 2
+        assert texts.count("Implicit copyWeightsToDevice()") == 2
 
     def test_changes_on_the_host_are_not_noticed(self):
         model = nn.Linear(2, 2)
@@ -90,6 +140,57 @@ class TestWeights:
         wrappers[1 - first].destroy()
         assert type(shared.weight) is type(models[first].model[1].weight) is nn.Parameter
 
+    def test_two_trainers_of_an_adversarial_pair_keep_what_each_trains(self):
+        class Judging(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.generator, self.judge = generator, judge
+
+            def forward(self, noise, real=None):
+                fake = self.judge(self.generator(noise))
+                if real is None:
+                    return F.softplus(-fake).mean(), poptorch.identity_loss(-fake, "mean")
+                return poptorch.identity_loss(fake - self.judge(real), "mean")
+
+        torch.manual_seed(0)
+        generator, judge = nn.Linear(4, 2), nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        judge.append(nn.Linear(3, 1))
+        before = copy.deepcopy((generator, judge))
+        trainers = [
+            poptorch.trainingModel(
+                Judging(), quiet_options(), torch.optim.SGD(part.parameters(), lr=0.1)
+            )
+            for part in (judge, generator)
+        ]
+        noise, real = torch.randn(6, 4), torch.randn(6, 2)
+        trainers[0].compile(noise, real)
+        trainers[1].compile(noise)
+        for _ in range(2):
+            trainers[0](noise, real)
+            trainers[1](noise)
+        assert not torch.equal(generator.weight, before[0].weight)
+        assert not torch.equal(judge[0].weight, before[1][0].weight)
+        # Only what a program asks for copies all that a trainer has.
+        trainers[1].copyWeightsToHost()
+        assert torch.equal(judge[0].weight, before[1][0].weight)
+        # A device gets what the other trainer learnt, although nobody has read it yet.
+        trainers[0](noise, real)
+        trainers[1].copyWeightsToDevice()
+        device = trainers[1]._compiled.state.parameters["judge.0.weight"]
+        assert not torch.equal(device, before[1][0].weight)
+        assert torch.equal(device, trainers[0]._compiled.state.parameters["judge.0.weight"])
+
+    def test_another_optimiser_leaves_what_the_first_one_trained(self):
+        model, training = trained()
+        x, y = classified(4)
+        training.setOptimizer(torch.optim.SGD(model.layers[0].parameters(), lr=0.1))
+        before = copy.deepcopy(model.state_dict())
+        training(x, y)
+        training.setOptimizer(torch.optim.SGD(model.layers[2].parameters(), lr=0.1))
+        training(x, y)
+        now = model.state_dict()
+        assert not any(torch.equal(now[name], before[name]) for name in now)
+
     def test_loading_a_state_uploads_it(self):
         model, training = trained()
         x, y = classified(4)
@@ -129,3 +230,17 @@ class TestWeights:
         now = model.state_dict()
         assert torch.equal(now["layers.0.weight"], before["layers.0.weight"])
         assert not torch.equal(now["layers.2.weight"], before["layers.2.weight"])
+
+    def test_an_optimizer_of_a_copy_is_told(self, caplog):
+        model = Mlp()
+        before = copy.deepcopy(model.state_dict())
+        for source in (model, copy.deepcopy(model)):
+            assert not caplog.records
+            optimizer = torch.optim.SGD(source.parameters(), lr=0.5)
+            training = poptorch.trainingModel(model, quiet_options(), optimizer)
+            training(*classified(4))
+            training.destroy()
+            if source is model:
+                model.load_state_dict(before)
+        assert "Nothing is trained: the optimizer has none" in caplog.text
+        assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)

@@ -1,0 +1,85 @@
+"""Plain PyTorch DDP on real handwritten digits: torchrun's script, unchanged under poprun-py.
+
+poprun-py -n 2 examples/ddp.py
+torchrun --nproc-per-node 2 examples/ddp.py
+
+Nothing here knows the launcher: torch.distributed finds rank, size and address in the environment
+that either of them sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """Return training and test set: images [N, 64] in 0..1, labels [N]."""
+    digits = load_digits()
+    images = torch.tensor(digits.data, dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1440], order[1440:]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def train(model: nn.Module, dataset: TensorDataset, args: argparse.Namespace) -> None:
+    """Train ``model`` in place; DDP averages the gradients of all ranks in every step."""
+    sampler = DistributedSampler(dataset, shuffle=True, seed=args.seed)
+    loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.learning_rate)
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        total = loss.detach()
+        dist.all_reduce(total)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: loss {total / dist.get_world_size():.3f}", flush=True)
+
+
+@torch.no_grad()
+def test(model: nn.Module, dataset: TensorDataset) -> float:
+    """Return the accuracy on ``dataset`` in per cent; each rank looks at its share."""
+    images, labels = dataset[dist.get_rank() :: dist.get_world_size()]
+    correct = (model(images).argmax(1) == labels).sum()
+    dist.all_reduce(correct)
+    return 100 * int(correct) / len(dataset)
+
+
+def main() -> None:
+    """Join the other ranks, train, test and leave."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=16, help="samples of one rank")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=42)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(args.seed)
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    )
+    training_set, test_set = load()
+    train(model, training_set, args)
+    accuracy = test(model, test_set)
+    if dist.get_rank() == 0:
+        print(f"test accuracy {accuracy:.1f} % on {dist.get_world_size()} ranks", flush=True)
+    # Waiting lets go of Python's lock, which gloo's thread needs to free the last tensor: in a
+    # program that ends before, torch aborts ("terminate called without an active exception").
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

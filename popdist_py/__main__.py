@@ -1,0 +1,125 @@
+"""``python -m popdist_py PROGRAM``: runs ``python PROGRAM`` where the SDK's names are found.
+
+Python itself is started again, with the hook that gives it the names: the program sees what
+``python PROGRAM`` would show it. The launcher does the same for the instances of a job. Nothing but
+this command, and that which gives the names to a whole environment, lives here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from popdist_py.environment import SDK_NAMES
+
+_USAGE = """\
+usage: python -m popdist_py [--sdk-names auto|yes] PROGRAM [ARGUMENTS]
+       python -m popdist_py [--sdk-names auto|yes] -m MODULE [ARGUMENTS]
+       python -m popdist_py [--sdk-names auto|yes] -c CODE [ARGUMENTS]
+       python -m popdist_py --install-names | --remove-names
+
+Runs `python PROGRAM`, where import poptorch, popdist, horovod and popart find the
+emulation of popdist_py.
+
+--sdk-names      auto (the default): what is not installed; yes: even what is
+--install-names  give them to every program of this Python environment
+--remove-names   take them away again
+"""
+_MODES = ("auto", "yes")
+_HOOK = str(Path(__file__).resolve().parent / "start_hook")
+# A .pth file of one line, which Python runs when it starts: the finder asks where else a package
+# is, also in the base of a virtual environment, which would stand behind a folder named here. Files
+# are read in the order of their names, and this one after those that add folders.
+_PTH = "zz_popdist_py_sdk_names.pth"
+_START = f"""\
+sys.path.insert(0, {_HOOK!r})
+try:
+    import popdist_sdk_finder
+    popdist_sdk_finder.start(default='auto')
+except ImportError:
+    pass  # the package was removed
+finally:
+    sys.path.pop(0)
+"""
+
+
+def main() -> int:
+    """Do what the command line asks for, and return an exit code unless a program was started."""
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["-h"], ["--help"]):
+        sys.stdout.write(_USAGE)
+        return 0
+    if arguments in (["--install-names"], ["--remove-names"]):
+        return _change_environment(install=arguments == ["--install-names"])
+    mode = os.environ.get(SDK_NAMES)
+    if arguments and arguments[0].startswith("--"):
+        option, equals, mode = arguments.pop(0).partition("=")
+        if not equals and arguments:
+            mode = arguments.pop(0)
+        if option != "--sdk-names" or mode not in _MODES:
+            given = f"{option} {mode}".rstrip()
+            return _refuse(
+                f"{given}: expected --sdk-names auto or yes, --install-names, --remove-names or "
+                "--help; the options of the program stand behind it"
+            )
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        return _refuse(
+            "Python's options -E, -I and -S keep it from looking for the SDK's names: leave them "
+            "out, or give the names to the environment with --install-names"
+        )
+    os.environ.update(_variables(mode if mode in _MODES else "auto"))
+    return os.execv(sys.executable, [sys.executable, *_options_of_python(), *arguments])
+
+
+def _variables(mode: str) -> dict[str, str]:
+    """Return the variables that let the Pythons of a program find the names."""
+    path = os.environ.get("PYTHONPATH", "")
+    # First, once: Python runs the sitecustomize that it finds first.
+    rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
+    return {SDK_NAMES: mode, "PYTHONPATH": os.pathsep.join([_HOOK, *rest])}
+
+
+def _options_of_python() -> list[str]:
+    """Return the words between ``python`` and ``-m popdist_py``."""
+    words = ["", "", *sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]]
+    # The last of them are -m popdist_py, -mpopdist_py, or with other letters: -um popdist_py.
+    last = words.pop()
+    letters = last.removesuffix("popdist_py") or words.pop()
+    if not (last.endswith("popdist_py") and letters.startswith("-") and letters.endswith("m")):
+        return []  # started as a file, or called by another program
+    letters = letters.removesuffix("m")
+    return [*words[2:], letters] if letters != "-" else words[2:]
+
+
+def _change_environment(*, install: bool) -> int:
+    """Write or remove the .pth file by which every Python of this environment finds the names."""
+    file = Path(sysconfig.get_path("purelib"), _PTH)
+    if install and not _is_installed():
+        return _refuse("not installed in this environment; first run: pip install poprun-py")
+    try:
+        if install:
+            file.write_text(f"import sys; exec({_START!r})\n", encoding="utf-8")
+        else:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        return _refuse(f"{file}: {error.strerror}; use an environment of your own (python -m venv)")
+    sys.stdout.write(f"{'wrote' if install else 'removed'} {file}\n")
+    return 0
+
+
+def _is_installed() -> bool:
+    """Tell whether a Python of this environment finds this package without any variable."""
+    code = "import importlib.util as u, sys; sys.exit(u.find_spec('popdist_py') is None)"
+    return subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
+
+
+def _refuse(message: str) -> int:
+    sys.stderr.write(f"popdist_py: {message}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

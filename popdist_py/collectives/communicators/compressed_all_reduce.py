@@ -1,0 +1,128 @@
+"""All-reduce whose sums travel compressed between hosts; within a host they are added as they are.
+
+Every part of an array has an owner on each host. It adds up the part over its host, lets a
+compression exchange it with the owners on other hosts, and writes the result to all instances.
+
+Nothing here knows how data are compressed, nor opens memory or connections.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from popdist_py.collectives.arithmetic import Array, Reduction
+from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup
+from popdist_py.collectives.rounds import Compression, Round
+from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
+
+__all__ = ["CompressedAllReduce"]
+
+# While parts are on their way, the next ones are compressed: enough of them that a link is busy
+# while an instance waits for others on its host, or for a core.
+_PARTS_IN_FLIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A part that is being exchanged.
+
+    Attributes:
+        number: of the call that it belongs to.
+        plan: of that call.
+        total: its sum.
+        targets: where the sum goes when it is complete.
+        rounds: what is left to exchange.
+        request: the round on its way.
+    """
+
+    number: int
+    plan: CallPlan
+    total: Array
+    targets: Sequence[Array]
+    rounds: Iterator[Round]
+    request: Any
+
+
+class CompressedAllReduce:
+    """Reduces arrays that lie in a window over the instances of all hosts.
+
+    Args:
+        host: the instances of this host.
+        owners: of the same parts on all hosts; None for an instance that owns none.
+        num_owners: number of owners on each host.
+    """
+
+    def __init__(self, host: HostGroup, owners: MpiGroup | None, num_owners: int) -> None:
+        self._host = host
+        self._owners = owners
+        self._num_owners = num_owners
+        self._num_calls = 0
+        self._started: deque[tuple[int, CallPlan]] = deque()
+        self._in_flight: deque[_Running] = deque()
+
+    def start(self, plan: CallPlan, views: Sequence[Array], compression: Compression) -> None:
+        """Start to sum the arrays of all instances; ``views`` are those of this host's."""
+        self._num_calls += 1
+        self._started.append((self._num_calls, plan))
+        if self._owners is not None:
+            self._start_own_parts(plan, views, compression, self._owners)
+
+    def finish(self) -> None:
+        """Complete the first call that was started and not finished."""
+        number, plan = self._started.popleft()
+        while self._in_flight and self._in_flight[0].number == number:
+            self._complete_first()
+        self._host.barrier.wait_for_all(plan.signature)
+
+    def _start_own_parts(
+        self,
+        plan: CallPlan,
+        views: Sequence[Array],
+        compression: Compression,
+        owners: MpiGroup,
+    ) -> None:
+        reduction = plan.reduction
+        assert reduction is not None
+        targets = views if reduction.is_half else views[1:]  # the first one holds the sums itself
+        for part in compression.parts(self._host.position, self._num_owners):
+            if len(self._in_flight) == _PARTS_IN_FLIGHT:
+                self._complete_first()
+            total = _sum_on_host(reduction, views, part)
+            rounds = compression.rounds(part, total, owners.rank, owners.size)
+            request = owners.start_round(next(rounds), plan.signature)
+            views_of_part = [view[part] for view in targets]
+            self._in_flight.append(
+                _Running(self._num_calls, plan, total, views_of_part, rounds, request)
+            )
+
+    def _complete_first(self) -> None:
+        running = self._in_flight.popleft()
+        owners, reduction, call = self._owners, running.plan.reduction, running.plan.signature
+        assert owners is not None
+        assert reduction is not None
+        owners.wait(running.request, call)
+        for following in running.rounds:
+            owners.wait(owners.start_round(following, call), call)
+        for target in running.targets:
+            reduction.narrow(running.total, target)
+
+
+def _sum_on_host(reduction: Reduction, views: Sequence[Array], part: slice) -> Array:
+    """Return the sum over this host's instances, in the order of an exact reduction.
+
+    It lies in the first instance's array, unless 16-bit floats are added in float32.
+    """
+    if reduction.is_half:
+        total = np.empty(part.stop - part.start, reduction.accumulate_dtype)
+    else:
+        total = views[0][part]
+    for start in range(0, total.size, reduction.chunk_size):
+        stop = min(start + reduction.chunk_size, total.size)
+        chunk = slice(part.start + start, part.start + stop)
+        reduction.accumulate([view[chunk] for view in views], total[start:stop])
+    return total

@@ -1,0 +1,185 @@
+"""``breakpoint()``: pdb in one instance, with the keyboard of the launcher, while the others wait.
+
+The launcher's wrapper is asked for a terminal through a pipe, and answers in the memory that it
+shares with this process. Without the launcher, pdb as it is. Nothing here communicates between
+instances.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pdb
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from popdist_py import context, heartbeat
+from popdist_py.environment import DEBUGGER
+
+__all__ = ["breakpoint"]
+
+_WAIT_SECONDS = 0.01
+
+_num_calls = 0
+
+
+def breakpoint(instance: int = 0, *, header: str | None = None) -> None:
+    """Open pdb in the caller's frame in one instance, while all others wait until it is left.
+
+    Every instance has to call this. ``continue`` leaves the debugger. Neither the launcher's hang
+    timeout nor its time limit counts meanwhile. Where the launcher has no terminal this says so and
+    goes on.
+
+    Args:
+        instance: index of the instance to look into.
+        header: a line to show before the first prompt.
+
+    Raises:
+        ValueError: there is no such instance.
+        WireError: the launcher's variables are incomplete.
+    """
+    global _num_calls
+    job = context.environment()
+    if instance not in range(job.num_instances):
+        raise ValueError(
+            f"breakpoint({instance!r}): expected the index of an instance, 0 to "
+            f"{job.num_instances - 1}"
+        )
+    _num_calls += 1
+    is_here = job.instance_index == instance
+    if not context.is_launched():
+        debugger: pdb.Pdb = pdb.Pdb()
+    elif DEBUGGER not in os.environ:
+        if is_here:
+            _tell(
+                "popdist_py.breakpoint() goes on: there is no keyboard for the debugger; start "
+                "poprun-py from a terminal, without < or |"
+            )
+        return
+    elif is_here:
+        debugger = _Debugger(_num_calls)
+        try:
+            debugger.open()
+        except OSError as error:
+            _ask("leave", _num_calls)
+            _tell(f"popdist_py.breakpoint() goes on: no terminal for the debugger: {error}")
+            return
+    else:
+        _ask("wait", _num_calls, instance)
+        _wait_for(_num_calls)
+        return
+    if header is not None:
+        debugger.message(header)
+    debugger.set_trace(sys._getframe(1))
+
+
+def _tell(sentence: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{sentence}\n")
+
+
+def _wait_for(call: int) -> None:
+    """Return once the debugger of this call was left."""
+    while heartbeat.calls_debugged() < call:
+        time.sleep(_WAIT_SECONDS)
+
+
+class _Debugger(pdb.Pdb):
+    """pdb that has the launcher's keyboard from its first prompt until the program goes on.
+
+    Args:
+        call: the number of the breakpoint() call.
+    """
+
+    def __init__(self, call: int) -> None:
+        self._call = call
+        self._terminal: _Terminal | None = None
+        super().__init__()
+
+    def interaction(self, *args: Any, **kwargs: Any) -> None:
+        """Ask for commands; at a later breakpoint the keyboard is asked for again."""
+        self.open()
+        super().interaction(*args, **kwargs)
+
+    def set_continue(self) -> None:
+        """Let the program go on, and the other instances with it."""
+        super().set_continue()
+        self._leave()
+
+    def set_quit(self) -> None:
+        """End the program."""
+        super().set_quit()
+        self._leave()
+
+    def open(self) -> None:
+        """Wait for the keyboard.
+
+        Raises:
+            OSError: there is no terminal.
+        """
+        if self._terminal is None:
+            self._terminal = _Terminal(self._call)
+            self.stdin, self.stdout = sys.stdin, sys.stdout
+
+    def _leave(self) -> None:
+        if self._terminal is not None:
+            self._terminal.give_back()
+            self._terminal = None
+            self.stdin, self.stdout = sys.stdin, sys.stdout
+
+
+class _Terminal:
+    """The launcher's keyboard as standard input, and the screen as standard output.
+
+    Args:
+        call: the number of the breakpoint() call.
+    """
+
+    def __init__(self, call: int) -> None:
+        self._call = call
+        self._saved: tuple[int, int, Any, Any] | None = None
+        _ask("enter", call)
+        while not (number := heartbeat.lent_terminal()):
+            time.sleep(_WAIT_SECONDS)
+        if number < 0:
+            raise OSError(-number, os.strerror(-number))
+        path = f"/dev/pts/{number - 1}"
+        if _is_terminal(0, path) and _is_terminal(1, path):
+            return
+        # input() edits lines with readline only if the descriptors 0 and 1 are the terminal.
+        sys.stdout.flush()
+        self._saved = (os.dup(0), os.dup(1), sys.stdin, sys.stdout)
+        terminal = os.open(path, os.O_RDWR | os.O_NOCTTY)
+        os.dup2(terminal, 0)
+        os.dup2(terminal, 1)
+        os.close(terminal)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for as long as the debugger)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+    def give_back(self) -> None:
+        """Let the program read and write what it did before."""
+        if self._saved is not None:
+            sys.stdout.flush()
+            stdin, stdout, sys.stdin, sys.stdout = self._saved
+            for saved, descriptor in ((stdin, 0), (stdout, 1)):
+                os.dup2(saved, descriptor)
+                os.close(saved)
+        _ask("leave", self._call)
+        # Or the next debugger would take what is still lent for an answer to itself.
+        while heartbeat.lent_terminal():
+            time.sleep(_WAIT_SECONDS / 10)
+
+
+def _is_terminal(descriptor: int, path: str) -> bool:
+    try:
+        return os.ttyname(descriptor) == path
+    except OSError:
+        return False
+
+
+def _ask(what: str, *numbers: int) -> None:
+    """Tell the wrapper what this program wants: the call comes first."""
+    with Path(os.environ[DEBUGGER]).open("w") as pipe:
+        pipe.write(" ".join([what, *map(str, numbers)]) + "\n")

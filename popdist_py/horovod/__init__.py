@@ -1,0 +1,6 @@
+"""Horovod's API on the collectives of a job: ``popdist_py.horovod.torch`` is its PyTorch face.
+
+PopTorch programs use it beside PopDist, for means of losses and for one start of all weights.
+Horovod's ranks are the instances of the job. Nothing here communicates by itself, and importing
+this package imports no torch. May call: nothing; its one room is ``torch``.
+"""

@@ -1,0 +1,283 @@
+"""One collective of Horovod's: what is checked before it, its handle, and how it is made.
+
+An operation is built once, as a ``Call``, and then made now or in the background. The operations
+themselves live beside this module.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import torch
+
+from popdist_py import leaf_arrays
+from popdist_py.collectives import Communicator
+from popdist_py.collectives import ReduceOp as ArrayOp
+from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.background import Handle as BackgroundCall
+from popdist_py.collectives.signature import Signature
+from popdist_py.errors import CollectiveMismatchError
+from popdist_py.horovod.torch.basics import (
+    ProcessSet,
+    check_process_set,
+    communicator,
+    global_process_set,
+)
+
+__all__ = [
+    "ARRAY_OPS",
+    "Adasum",
+    "Average",
+    "Call",
+    "Handle",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "Tensor",
+    "Tensors",
+    "array_of",
+    "barrier",
+    "check_op",
+    "check_optimizer",
+    "check_rows",
+    "check_tensor",
+    "copy_of",
+    "differentiable",
+    "is_root",
+    "join",
+    "leaf_of",
+    "mark_changed",
+    "numbered",
+    "poll",
+    "started_together",
+    "synchronize",
+]
+
+
+Tensor = torch.Tensor
+Tensors = Sequence[torch.Tensor]
+
+
+class ReduceOp(IntEnum):
+    """How the tensors of all ranks become one; the numbers are Horovod's."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Adasum = ReduceOp.Average, ReduceOp.Sum, ReduceOp.Adasum
+Min, Max, Product = ReduceOp.Min, ReduceOp.Max, ReduceOp.Product
+
+ARRAY_OPS: Final[dict[ReduceOp, ArrayOp]] = {
+    Average: "mean",
+    Sum: "sum",
+    Min: "min",
+    Max: "max",
+    Product: "prod",
+}
+
+
+class Handle:
+    """A collective that runs beside the program; what ``synchronize`` and ``poll`` take."""
+
+    def __init__(self, work: BackgroundCall, finish: Callable[[Any], Any]) -> None:
+        self._work = work
+        self._finish: Callable[[Any], Any] | None = finish
+        self._result: Any = None
+
+    def is_completed(self) -> bool:
+        """Tell whether ``wait`` would return at once."""
+        return self._work.is_completed()
+
+    def wait(self) -> Any:
+        """Return the result once it is there; again, the same one."""
+        if self._finish is not None:
+            self._result = self._finish(self._work.wait())
+            self._finish = None
+        return self._result
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective: ``run`` communicates, in any thread; ``finish`` works in the program's own.
+
+    torch's own threads would start a second time in another thread, so tensors are changed in
+    ``finish`` only.
+    """
+
+    world: Communicator
+    run: Callable[[], Any]
+    finish: Callable[[Any], Any]
+
+    def now(self) -> Any:
+        """Make the call and return its result."""
+        return self.finish(self.run())
+
+    def start(self) -> Handle:
+        """Make the call beside the program."""
+        return Handle(self.world.background.submit(self.run), self.finish)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Return the result of an asynchronous call once it is complete."""
+    return handle.wait()
+
+
+def poll(handle: Handle) -> bool:
+    """Tell whether ``synchronize`` would return at once."""
+    return handle.is_completed()
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return once every rank has called this."""
+    check_process_set(process_set)
+    communicator().barrier()
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001
+    """Return once all ranks have joined: which they must do at the same step.
+
+    Args:
+        device: has no meaning here.
+
+    Returns:
+        the last rank, as all join together.
+
+    Raises:
+        RuntimeError: another rank makes another call, since it has more batches.
+    """
+    world = communicator()
+    try:
+        world.agree(Signature("join"))
+    except CollectiveMismatchError as error:
+        raise RuntimeError(
+            f"join(): {error}. A rank that has joined cannot take part in the calls of the others: "
+            "give all ranks the same number of batches"
+        ) from None
+    return world.num_instances - 1
+
+
+def check_op(op: ReduceOp | int | None, average: bool | None = None) -> ReduceOp:
+    """Return the operation that ``op``, or the deprecated ``average``, asks for.
+
+    The warning names the line that called the caller.
+
+    Raises:
+        ValueError: both are given, or an unknown operation.
+        NotImplementedError: Adasum.
+    """
+    if average is not None:
+        if op is not None:
+            raise ValueError(
+                "The op parameter supersedes average. Please provide only one of them."
+            )
+        warnings.warn(
+            "Parameter `average` has been replaced with `op` and will be removed in v1.0",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return Average if average else Sum
+    if op is None:
+        return Average
+    try:
+        op = ReduceOp(op)
+    except ValueError:
+        names = ", ".join(each.name for each in ARRAY_OPS)
+        raise ValueError(f"op={op!r}: expected one of {names}") from None
+    if op is Adasum:
+        raise NotImplementedError("op=Adasum is not available here: use Average or Sum")
+    return op
+
+
+def check_tensor(call: str, x: Any) -> None:
+    """Refuse what is no tensor, and a sparse one: with a TypeError."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{call}({x!r:.40}): expected a torch tensor, such as torch.tensor(...)")
+    if x.layout is not torch.strided:
+        raise TypeError(
+            f"{call}: a tensor of {x.layout}: expected a dense one; give x.to_dense(), or use "
+            "sparse_allreduce_async()"
+        )
+
+
+def check_optimizer(call: str, optimizer: Any) -> None:
+    """Refuse what is no optimizer, such as a model: with a TypeError."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{call}({type(optimizer).__name__}): expected an optimizer of torch.optim")
+
+
+def is_root(call: str, root_rank: int) -> bool:
+    """Tell whether this process is rank ``root_rank``, among all ranks or those of a group.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    world = communicator()
+    if root_rank not in world.instances:
+        raise ValueError(
+            f"{call}(root_rank={root_rank!r}): expected one of {list(world.instances)}"
+        )
+    return world.instances[world.instance_index] == root_rank
+
+
+def check_rows(call: str, x: Any) -> None:
+    """Refuse what is no tensor, or has no first dimension: with a ValueError."""
+    check_tensor(call, x)
+    if x.dim() == 0:
+        raise ValueError(
+            f"{call}: expected a tensor with at least one dimension; give x.unsqueeze(0)"
+        )
+
+
+def leaf_of(call: str, leaf: leaf_arrays.Leaf | None) -> tuple[Array, Callable[[], Any]]:
+    """Return the array that travels for a tensor, and what brings it back."""
+    assert leaf is not None
+    if leaf.array is None:
+        assert leaf.refusal is not None
+        raise type(leaf.refusal)(f"{call}: {leaf.refusal}")
+    return leaf.array, leaf.result
+
+
+def array_of(call: str, x: Tensor) -> Array:
+    """Return the array that shares the memory of a tensor whose values are sent."""
+    return leaf_of(call, leaf_arrays.movable(x, needs_writing=False))[0]
+
+
+def mark_changed(x: Tensor) -> None:
+    """Tell autograd that a tensor has new values: NumPy wrote them, behind its back."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """Return the names of the calls of a group."""
+    return [f"{name}.{i}" for i in range(count)]
+
+
+def started_together(calls: Sequence[Call]) -> Handle:
+    """Start calls that have one handle."""
+    return Call(
+        communicator(),
+        lambda: [call.run() for call in calls],
+        lambda done: [call.finish(each) for call, each in zip(calls, done, strict=True)],
+    ).start()
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """Return a contiguous copy, which autograd does not follow."""
+    return x.detach().clone(memory_format=torch.contiguous_format)
+
+
+def differentiable(function: Any, *args: Any) -> Any:
+    """Call an autograd function, whose ``apply`` torch leaves without types."""
+    return function.apply(*args)

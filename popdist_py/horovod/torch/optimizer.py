@@ -1,0 +1,341 @@
+"""DistributedOptimizer: gradients are reduced over the ranks while backward runs.
+
+Nothing here knows how an optimizer steps.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popdist_py.horovod.torch.basics import (
+    ProcessSet,
+    check_process_set,
+    global_process_set,
+    size,
+)
+from popdist_py.horovod.torch.calls import check_op, check_optimizer
+from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
+from popdist_py.horovod.torch.mpi_ops import (
+    Average,
+    ReduceOp,
+    allreduce_async_,
+    sparse_allreduce_async,
+)
+
+__all__ = ["DistributedOptimizer"]
+
+Parameter = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """How gradients are reduced."""
+
+    op: ReduceOp
+    compression: type[Compressor]
+    predivide_factor: float
+    sparse_as_dense: bool
+
+    def start(self, parameter: Parameter, name: str) -> Callable[[], None]:
+        """Start to reduce a gradient; return what waits for it and stores it."""
+        if parameter.grad is None:
+            # Another rank may have computed it: models may use a parameter only now and then.
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.is_sparse and self.sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
+        gradient = parameter.grad
+        if gradient.is_sparse:
+            wait = sparse_allreduce_async(gradient, name, self.op)
+
+            def store_sparse() -> None:
+                parameter.grad = wait()
+
+            return store_sparse
+        small, saved = self.compression.compress(gradient)
+        # Average divides by the ranks; the factor moves a part of it in front of the sum.
+        handle = allreduce_async_(
+            small, name=name, op=self.op,
+            prescale_factor=1.0 / self.predivide_factor, postscale_factor=self.predivide_factor,
+        )  # fmt: skip
+
+        def store() -> None:
+            reduced = self.compression.decompress(handle.wait(), saved)
+            if reduced is not gradient:
+                gradient.copy_(reduced)
+
+        return store
+
+
+class _GradientReducer:
+    """Reduces gradients in one order on all ranks, each as soon as it and those before are there.
+
+    Args:
+        names: of the parameters, in their order in the optimizer. Their gradients come in about
+            the reverse order.
+        passes: backward passes whose gradients are added up before they are reduced.
+        reduction: how.
+    """
+
+    def __init__(self, names: dict[Parameter, str], passes: int, reduction: _Reduction) -> None:
+        self.passes = passes
+        self._reduction = reduction
+        self._names: dict[Parameter, str] = {}
+        self._order: list[Parameter] = []
+        self._passes_left: dict[Parameter, int] = {}
+        self._started: list[Callable[[], None]] = []
+        for parameter, name in reversed(names.items()):
+            self.add(parameter, name)
+
+    def add(self, parameter: Parameter, name: str) -> None:
+        """Reduce also the gradient of ``parameter``."""
+        self._names[parameter] = name
+        self._order.append(parameter)
+        self._passes_left[parameter] = self.passes
+        # A parameter outlives its optimizer: the next one must not find hooks that still reduce.
+        on_gradient = weakref.WeakMethod(self._on_gradient)
+
+        def hook(parameter: Parameter) -> None:
+            if (method := on_gradient()) is not None:
+                method(parameter)
+
+        parameter.register_post_accumulate_grad_hook(hook)
+
+    def __contains__(self, parameter: Parameter) -> bool:
+        return parameter in self._names
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether gradients came that were not waited for."""
+        return any(left < self.passes for left in self._passes_left.values())
+
+    def _on_gradient(self, parameter: Parameter) -> None:
+        if self._passes_left[parameter] == 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally."
+            )
+        self._passes_left[parameter] -= 1
+        for ready in self._order[len(self._started) :]:
+            if self._passes_left[ready] > 0:
+                return
+            self._start(ready)
+
+    def _start(self, parameter: Parameter) -> None:
+        with torch.no_grad():
+            self._started.append(self._reduction.start(parameter, self._names[parameter]))
+
+    def wait(self) -> None:
+        """Reduce what is missing, and wait until every parameter has its reduced gradient."""
+        for parameter in self._order[len(self._started) :]:
+            # A gradient of zeros would let what was frozen meanwhile decay.
+            if parameter.requires_grad:
+                self._start(parameter)
+        with torch.no_grad():
+            for store in self._started:
+                store()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a new step."""
+        self._started.clear()
+        self._passes_left = dict.fromkeys(self._order, self.passes)
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """What stands in front of an optimizer's own class; ``DistributedOptimizer`` joins the two."""
+
+    _reducer: _GradientReducer | None
+    _should_synchronize = True
+    _synchronized = False
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set how many backward passes come before a step, from the next step on."""
+        _check_passes(passes)
+        if self._reducer is not None:
+            self._reducer.passes = passes
+            self._reducer.forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, whose gradients are reduced as well."""
+        super().add_param_group(param_group)
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Reduce also what was added, or was frozen until now."""
+        if self._reducer is not None:
+            for name, parameter in _unnamed(self):
+                if parameter.requires_grad and parameter not in self._reducer:
+                    self._reducer.add(parameter, name)
+
+    def synchronize(self) -> None:
+        """Wait until all gradients are reduced: before they are looked at, or clipped."""
+        if self._reducer is not None:
+            self._take_in()
+            self._reducer.wait()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Let ``step()`` use the gradients as they are: after ``synchronize()``."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait until all gradients are reduced, then make a step."""
+        if self._should_synchronize and closure is not None:
+            closure = self._synchronised(closure)
+        elif self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(). This can cause training slowdown. You may want to "
+                    "consider using optimizer.skip_synchronize() context if you use "
+                    "optimizer.synchronize() in your code.",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        result = super().step(closure)
+        self._synchronized = False
+        return result
+
+    # torch would run the hooks of a step around this one, and again around the one it calls.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _synchronised(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            loss = closure()
+            self.synchronize()
+            return loss
+
+        return call
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget all gradients; not between backward and step.
+
+        Raises:
+            AssertionError: gradients are being reduced.
+        """
+        if self._reducer is not None and self._reducer.is_pending:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause "
+                "a race condition."
+            )
+        super().zero_grad(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load a state; gradients of a step that was not made are forgotten."""
+        if self._reducer is not None:
+            self._reducer.forget()
+        self._synchronized = False
+        super().load_state_dict(*args, **kwargs)
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp | int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,  # noqa: ARG001
+    groups: Any = None,  # noqa: ARG001
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return an optimizer that reduces the gradients of all ranks before each step.
+
+    It is an instance of the class of ``optimizer``, and shares its parameter groups and state.
+
+    Args:
+        optimizer: any of torch's.
+        named_parameters: names for messages, as of ``model.named_parameters()``.
+        compression: how gradients are made smaller for their way.
+        backward_passes_per_step: passes whose gradients are added up on each rank before a step.
+        op: Average or Sum, or another operation of ``allreduce``.
+        gradient_predivide_factor: part of the division of an average that comes before the sum.
+        num_groups: has no effect on numbers.
+        groups: has no effect on numbers.
+        sparse_as_dense: whether sparse gradients are made dense before they are reduced.
+        process_set: must be the global one.
+
+    Raises:
+        ValueError: an argument is not accepted.
+        TypeError: it is no optimizer, or ``compression`` cannot compress.
+        NotImplementedError: Adasum.
+    """
+    check_process_set(process_set)
+    check_compression(compression)
+    check_optimizer("DistributedOptimizer", optimizer)
+    reduce_op = check_op(op)
+    _check_passes(backward_passes_per_step)
+    if gradient_predivide_factor != 1.0 and reduce_op is not Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    names = _names_of(optimizer, named_parameters)
+    kind = type(optimizer)
+    result: Any = object.__new__(type(kind.__name__, (_DistributedOptimizer, kind), {}))
+    # A scheduler may have replaced the step of the optimizer given: that one does not reduce.
+    result.__dict__.update({k: v for k, v in optimizer.__dict__.items() if k != "step"})
+    reduction = _Reduction(reduce_op, compression, gradient_predivide_factor, sparse_as_dense)
+    trained = {p: names[p] for p in names if p.requires_grad}
+    result._reducer = (
+        _GradientReducer(trained, backward_passes_per_step, reduction) if size() > 1 else None
+    )
+    return result
+
+
+def _check_passes(passes: int) -> None:
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step={passes}: backward_passes_per_step must be > 0")
+
+
+def _unnamed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Parameter]]:
+    """Return the parameters with names by their place."""
+    return [
+        (f"allreduce.noname.{i}.{j}", parameter)
+        for i, group in enumerate(optimizer.param_groups)
+        for j, parameter in enumerate(group["params"])
+    ]
+
+
+def _names_of(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Parameter]] | None
+) -> dict[Parameter, str]:
+    """Return the name of every parameter, in the order of the optimizer.
+
+    Raises:
+        ValueError: they are no pairs, a name comes twice, or a parameter has none.
+    """
+    placed = _unnamed(optimizer)
+    named = list(named_parameters or ())
+    if not named:
+        return {parameter: name for name, parameter in placed}
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
+        )
+    all_names = [name for name, _ in named]
+    if repeated := sorted({name for name in all_names if all_names.count(name) > 1}):
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(repeated)
+        )
+    names = {parameter: name for name, parameter in named}
+    if missing := [place for place, parameter in placed if parameter not in names]:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: "
+            f"{len(missing)} of {len(placed)}. Give model.named_parameters() of the whole model, "
+            "or leave it out"
+        )
+    return {parameter: names[parameter] for _, parameter in placed}

@@ -1,0 +1,214 @@
+"""From a value to the array that travels in its place, and back: arrays, tensors and numbers.
+
+A torch tensor becomes the array that shares its memory, so that torch is never imported from here.
+Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from popdist_py.collectives import ReduceOp
+from popdist_py.collectives.arithmetic import BFLOAT16, Array, check_dtype, dtype_name
+
+__all__ = [
+    "Leaf",
+    "is_tensor",
+    "marking_repeats",
+    "movable",
+    "own_memory",
+    "reducible",
+    "tensor_like",
+]
+
+_REDUCIBLE = "expected a number, an array or a tensor"
+_MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"
+
+
+# Operations and dtypes that fit each other, as found so far.
+_REDUCED_BEFORE: set[tuple[ReduceOp, np.dtype[Any]]] = set()
+
+
+class Leaf(NamedTuple):
+    """One value of a collective call.
+
+    Attributes:
+        array: C-contiguous; it is changed in place. None if ``refusal`` says why there is none.
+        result: returns what the caller gets, once ``array`` was changed.
+        refusal: what is wrong with the value, such as "a str, 'abc': expected a number".
+        is_number: whether the value is a number and no array.
+        same_as: path of an earlier leaf of the container that is the same memory, such as a tied
+            weight; what happens to that one happens to this one.
+    """
+
+    array: Array | None
+    result: Callable[[], Any]
+    refusal: TypeError | ValueError | None = None
+    is_number: bool = False
+    same_as: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the instances compare, in words."""
+        if self.array is None:
+            return str(self.refusal)
+        if self.same_as is not None:
+            return f"the memory of {self.same_as}"
+        dtype = dtype_name(self.array.dtype)
+        return f"a number ({dtype})" if self.is_number else f"{dtype} of shape {self.array.shape}"
+
+
+def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
+    """Return the memory of an array or tensor as a C-contiguous, writable array.
+
+    None means that ``movable`` or ``reducible`` must look closer. This is the short way of the
+    usual values: what a call runs before it meets the others, everybody waits for.
+
+    Args:
+        x: any value.
+        op: the operation, if it is to be reduced: None is returned at its first use for a dtype.
+    """
+    if type(x) is np.ndarray:
+        array: Array = x
+    elif is_tensor(x):
+        try:
+            array = x.detach().numpy()
+        except (RuntimeError, TypeError):  # on another device, sparse, bfloat16, ...
+            return None
+    else:
+        return None
+    if not array.flags.carray or array.dtype.hasobject:
+        return None
+    try:
+        return array if op is None or (op, array.dtype) in _REDUCED_BEFORE else None
+    except TypeError:  # an op that cannot be hashed is none
+        return None
+
+
+def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
+    """Return ``x`` as a leaf that is reduced: arrays and tensors in place, numbers as new ones."""
+    if isinstance(x, np.ndarray):
+        leaf = _of_array(x, needs_writing=needs_writing)
+    elif is_tensor(x):
+        leaf = _of_tensor(x, needs_writing=needs_writing)
+    else:
+        return _of_number(x, op)
+    try:
+        if leaf.array is not None:
+            check_dtype(op, leaf.array.dtype)
+            _REDUCED_BEFORE.add((op, leaf.array.dtype))
+    except TypeError as error:
+        return _refused(TypeError(f"{'a tensor' if is_tensor(x) else 'an array'} with {error}"))
+    return leaf
+
+
+def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
+    """Return paths and leaves, with ``same_as`` set where memory comes again."""
+    marked: list[tuple[str, Leaf]] = []
+    paths: dict[tuple[int, int], str] = {}
+    for path, leaf in given:
+        if leaf.array is not None and leaf.array.size and not leaf.is_number:
+            memory = (leaf.array.__array_interface__["data"][0], leaf.array.nbytes)
+            first = paths.setdefault(memory, path)
+            leaf = leaf if first is path else leaf._replace(same_as=first)
+        marked.append((path, leaf))
+    return marked
+
+
+def movable(x: Any, *, needs_writing: bool) -> Leaf | None:
+    """Return ``x`` as a leaf whose bytes are sent, or None if it is no array and no tensor."""
+    if isinstance(x, np.ndarray):
+        return _of_array(x, needs_writing=needs_writing)
+    return _of_tensor(x, needs_writing=needs_writing) if is_tensor(x) else None
+
+
+def is_tensor(x: Any) -> bool:
+    """Tell whether ``x`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def tensor_like(x: Any, array: Array) -> Any:
+    """Return ``array`` as a tensor with the dtype and device of the tensor ``x``.
+
+    On the CPU it shares the memory of the array.
+    """
+    torch = sys.modules["torch"]
+    if x.dtype == torch.bfloat16:
+        tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    else:
+        tensor = torch.from_numpy(array)
+    return tensor.to(x.device)
+
+
+def _refused(refusal: TypeError | ValueError) -> Leaf:
+    return Leaf(None, lambda: None, refusal)
+
+
+def _of_number(x: Any, op: ReduceOp) -> Leaf:
+    is_numpys = isinstance(x, np.generic)
+    if not (isinstance(x, bool | int | float) or (is_numpys and x.dtype.kind in "biufc")):
+        text = f", {x!r:.40}" if isinstance(x, str | bytes) else ""
+        return _refused(TypeError(f"a {type(x).__name__}{text}: {_REDUCIBLE}"))
+    dtype: Any = x.dtype if is_numpys else float if isinstance(x, float) else np.int64
+    if op == "mean" and np.dtype(dtype).kind in "biu":
+        dtype = np.float64
+    try:
+        array = np.array([x], dtype)
+    except OverflowError:
+        return _refused(ValueError("an int of more than 64 bits: give a float"))
+    return Leaf(array, lambda: array[0] if is_numpys else array[0].item(), is_number=True)
+
+
+def _of_array(x: Array, *, needs_writing: bool) -> Leaf:
+    if needs_writing and not x.flags.writeable:
+        return _refused(ValueError("a read-only array: give a copy of it"))
+    if x.dtype.hasobject:
+        return _refused(TypeError("an array of Python objects: expected numbers"))
+    if x.flags.c_contiguous:
+        return Leaf(x, lambda: x)
+    contiguous = x.copy(order="C")
+
+    def result() -> Array:
+        if needs_writing:
+            x[...] = contiguous
+        return x
+
+    return Leaf(contiguous, result)
+
+
+def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
+    detached = x.detach()
+    try:
+        contiguous = detached.cpu().contiguous()
+        array = _array_of(contiguous)
+    except (RuntimeError, TypeError):
+        what = f"a tensor of {x.dtype}, {x.layout} on {x.device}"
+        return _refused(TypeError(f"{what}: {_MOVABLE_TENSORS}"))
+    is_copy = needs_writing and contiguous.data_ptr() != detached.data_ptr()
+    sizes_and_strides = zip(detached.shape, detached.stride(), strict=True)
+    if is_copy and any(size > 1 and not stride for size, stride in sizes_and_strides):
+        return _refused(
+            ValueError("a tensor whose elements share memory, as after expand(): give a clone()")
+        )
+
+    def result() -> Any:
+        if is_copy:
+            detached.copy_(contiguous)
+        return x
+
+    return Leaf(array, result)
+
+
+def _array_of(tensor: Any) -> Array:
+    """Return the array that shares the memory of a contiguous tensor."""
+    array: Array
+    if tensor.dtype == sys.modules["torch"].bfloat16:
+        array = tensor.view(sys.modules["torch"].int16).numpy().view(BFLOAT16)
+    else:
+        array = tensor.numpy()
+    return array

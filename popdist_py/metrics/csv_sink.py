@@ -1,0 +1,127 @@
+"""Metrics as a table in a text file: a row for each step, a column for each name.
+
+Nothing here knows which instance writes. Standard library only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from popdist_py.atomic_file import replaced_at_end
+from popdist_py.metrics.sink import AppendedFile
+
+__all__ = ["CsvSink"]
+
+_STEP = "step"
+
+
+class CsvSink:
+    """Writes metrics to a CSV file: ``step``, then a column for each name.
+
+    A row is on the disk's cache when ``write`` returns. A name that appears later becomes a new
+    column: the file is then replaced by one whose earlier rows are empty there.
+
+    A file that exists is continued: rows of the first step that is written, and of later ones, are
+    replaced. So a training that goes on from a checkpoint has each step once. Give each run a file
+    of its own, and several ``Metrics`` one sink.
+
+    Args:
+        path: of the file; its folder is made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._columns: list[str] = []
+        self._last: tuple[int, Mapping[str, float]] | None = None
+        self._file: AppendedFile | None = None
+
+    def __repr__(self) -> str:
+        return f"CsvSink({str(self.path)!r})"
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append a row; values of the same step as the last one join its row.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: the file is there and holds something else.
+        """
+        is_same_step = self._last is not None and self._last[0] == step
+        if is_same_step and self._last is not None:
+            values = {**self._last[1], **values}
+        if self._file is None:
+            self._columns, rows = self._rows_before(step)
+            self._replace([*self._columns, *_new(values, self._columns)], rows)
+        elif new := _new(values, self._columns):
+            rows = _rows(self.path)[1:]
+            self._replace([*self._columns, *new], rows[:-1] if is_same_step else rows)
+            is_same_step = False
+        row = [str(step), *(repr(values[n]) if n in values else "" for n in self._columns[1:])]
+        assert self._file is not None
+        self._file.append(_text([row]), instead_of_last=is_same_step)
+        self._last = step, values
+
+    def close(self) -> None:
+        """Do nothing: every row is written at once."""
+
+    def _rows_before(self, step: int) -> tuple[list[str], list[list[str]]]:
+        """Return the columns of the file, and its rows of steps before ``step``."""
+        if self.path.exists() and not self.path.is_file():
+            # Reading one such as /dev/stdout would wait for ever, or never end.
+            raise ValueError(f"{self.path} is no regular file: give another path")
+        try:
+            rows = _rows(self.path)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            rows = []
+        if not rows:
+            # The first line is written whole: without an end, it is not a sink's.
+            if self.path.exists() and self.path.stat().st_size:
+                raise self._not_ours()
+            return [_STEP], []
+        columns = rows[0]
+        try:
+            steps = [int(row[0]) for row in rows[1:]]
+        except (ValueError, IndexError):
+            steps = None
+        if columns[:1] != [_STEP] or steps is None:
+            raise self._not_ours()
+        kept = [row for row, its_step in zip(rows[1:], steps, strict=True) if its_step < step]
+        if lost := len(steps) - len(kept):
+            logging.getLogger("popdist").warning(
+                "%s: %d rows of an earlier run, from step %d on, are replaced",
+                self.path, lost, step,
+            )  # fmt: skip
+        return columns, kept
+
+    def _not_ours(self) -> ValueError:
+        return ValueError(f"{self.path} holds something else than metrics: give another path")
+
+    def _replace(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
+        """Write the file anew, whole or not at all."""
+        padded = ([*row, *[""] * (len(columns) - len(row))] for row in rows)
+        data = _text([columns, *padded])
+        with replaced_at_end(self.path) as partial:
+            partial.write_bytes(data)
+        self._columns = columns
+        self._file = AppendedFile(self.path, len(data))
+
+
+def _new(values: Mapping[str, float], columns: Sequence[str]) -> list[str]:
+    return [name for name in values if name not in columns]
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """Return the rows of a file, without a last line that a killed writer did not end."""
+    text = path.read_bytes().decode(errors="replace")
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+
+
+def _text(rows: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

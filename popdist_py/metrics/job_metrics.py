@@ -1,0 +1,262 @@
+"""``Metrics``: numbers of all instances, reduced together and written down by the first one.
+
+Only ``compute``, ``log`` and ``state_dict`` communicate. Nothing here knows what a sink does.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, get_args
+
+from popdist_py import context
+from popdist_py.errors import CollectiveMismatchError
+from popdist_py.metrics.accumulated import Accumulated, Reduction, merged, one_number
+from popdist_py.metrics.sink import MetricsSink
+
+__all__ = ["Metrics"]
+
+_REDUCTIONS = get_args(Reduction)
+# The name of a column in files.
+_STEP = "step"
+# How many numbers may wait to be added up: those on a device are read together.
+_MAX_WAITING = 1000
+
+
+class Metrics:
+    """Weighted means over the steps and instances of a job, written to sinks by one instance.
+
+    ``update`` is local and cheap; ``compute`` and ``log`` are collective: all instances call them.
+    An instance that never gave a name, for example because its shard is empty, does not count in
+    it. A NaN makes the result NaN.
+
+    Args:
+        sinks: what ``log`` writes to, such as ``CsvSink("metrics.csv")``; one or several.
+        reductions: what becomes of the numbers of a name: ``mean`` (the default), ``sum``, ``min``,
+            ``max``, or ``last``, which takes the last one of the first instance that gave any.
+            Equal on all instances.
+
+    Raises:
+        TypeError: something else than a sink.
+        ValueError: an unknown reduction.
+    """
+
+    def __init__(
+        self,
+        sinks: MetricsSink | Iterable[MetricsSink] = (),
+        *,
+        reductions: Mapping[str, Reduction] | None = None,
+    ) -> None:
+        self._sinks = tuple(sinks) if isinstance(sinks, Iterable) else (sinks,)
+        for sink in self._sinks:
+            if isinstance(sink, type) or not (hasattr(sink, "write") and hasattr(sink, "close")):
+                raise TypeError(
+                    f"Metrics(sinks=...): {sink!r} is no sink: expected objects with write() and "
+                    "close(), such as CsvSink('metrics.csv')"
+                )
+        self._failed: set[int] = set()  # by id: a sink need not be hashable
+        self._reductions = dict(reductions or {})
+        for name, reduction in self._reductions.items():
+            _check_name(name)
+            if reduction not in _REDUCTIONS:
+                raise ValueError(
+                    f"Metrics(reductions={{{name!r}: {reduction!r}}}): expected one of "
+                    f"{', '.join(_REDUCTIONS)}"
+                )
+        self._so_far: dict[str, Accumulated] = {}
+        self._waiting: list[tuple[str, Any, float]] = []
+
+    def update(
+        self, values: Mapping[str, Any] | None = None, /, *, weight: float = 1.0, **named: Any
+    ) -> None:
+        """Add numbers to those of this instance; nothing is communicated.
+
+        Args:
+            values: numbers by name, where a name is no Python identifier: ``{"train/loss": loss}``.
+            weight: of these numbers in their means, such as the samples of the batch; with 0 they
+                do not count.
+            named: numbers by name. Of an array or tensor, the mean of its elements counts, or their
+                sum, minimum or maximum. A tensor on a device is not waited for.
+
+        Raises:
+            TypeError: one of them is no number, array or tensor; none is added.
+            ValueError: ``weight`` is negative or not finite, or a name is empty, "step" or given
+                twice.
+        """
+        weight = _checked_weight(weight)
+        given = []
+        for name, value in _joined(values, named).items():
+            _check_name(name)
+            try:
+                number = one_number(value, self._reductions.get(name, "mean"))
+            except (TypeError, ValueError, RuntimeError) as error:  # the last is torch's
+                text, reason = " ".join(repr(value).split()), str(error).partition("\n")[0]
+                raise TypeError(
+                    f"update: {name!r} is a {type(value).__name__}, {text:.40}: {reason:.200}"
+                ) from None
+            if number is not None and weight:
+                given.append((name, number, weight))
+        self._waiting += given
+        if len(self._waiting) >= _MAX_WAITING:
+            self._add_up()
+
+    def compute(self) -> dict[str, float]:
+        """Return the reduced numbers of all instances by name: equal on all of them; collective.
+
+        What was given so far stays.
+
+        Raises:
+            CollectiveMismatchError: the instances reduce a name in different ways.
+        """
+        return self._results("metrics")
+
+    def log(self, step: int) -> dict[str, float]:
+        """Write what ``compute`` returns to the sinks, begin anew, and return it; collective.
+
+        The first instance writes. A sink that fails is a warning, once; training goes on.
+
+        Args:
+            step: number of training steps done.
+
+        Raises:
+            TypeError: ``step`` is no whole number.
+            CollectiveMismatchError: the instances are at different steps, or reduce a name in
+                different ways.
+        """
+        try:
+            step = operator.index(step)
+        except TypeError:
+            raise TypeError(f"log(step={step!r}): expected a whole number") from None
+        values = self._results(f"metrics at step {step}")
+        self.reset()
+        if values and context.communicator().instance_index == 0:
+            for sink in self._sinks:
+                self._guard(sink, f"write step {step}", partial(sink.write, step, dict(values)))
+        return values
+
+    def reset(self) -> None:
+        """Forget what this instance was given; nothing is communicated."""
+        self._so_far.clear()
+        self._waiting.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what all instances were given since the last ``log``; collective.
+
+        It is equal on all instances, so that one of them can save it.
+        """
+        whole = self._of_all_instances("state of metrics")
+        return {"so_far": {name: list(accumulated) for name, accumulated in whole.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, with any number of instances.
+
+        All instances make the call; the first one takes over the numbers of all.
+
+        Raises:
+            ValueError: ``state`` is something else.
+        """
+        try:
+            so_far = {name: Accumulated(*parts) for name, parts in state["so_far"].items()}
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError(
+                f"load_state_dict({state!r:.40}): expected what Metrics.state_dict() returned"
+            ) from None
+        self.reset()
+        if context.communicator().instance_index == 0:
+            self._so_far = so_far
+
+    def close(self) -> None:
+        """Close the sinks; calling it again does nothing."""
+        for sink in self._sinks:
+            self._guard(sink, "close", sink.close)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add_up(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for name, number, weight in waiting:
+            new = Accumulated.of(self._reductions.get(name, "mean"), float(number), weight)
+            old = self._so_far.get(name)
+            self._so_far[name] = old.followed_by(new) if old else new
+
+    def _results(self, call: str) -> dict[str, float]:
+        return {name: whole.result for name, whole in self._of_all_instances(call).items()}
+
+    def _of_all_instances(self, call: str) -> dict[str, Accumulated]:
+        """Return what all instances were given, by name; ``call`` is compared between them.
+
+        Names travel along, since an instance may lack some. So one call is enough, and no instance
+        has to know beforehand what the others have.
+        """
+        self._add_up()
+        communicator = context.communicator()
+        own = {name: tuple(accumulated) for name, accumulated in self._so_far.items()}
+        gathered = communicator.all_gather_object(own, call)
+        parts: dict[str, dict[int, Accumulated]] = {}
+        for instance, numbers in zip(communicator.instances, gathered, strict=True):
+            for name, number in numbers.items():
+                parts.setdefault(name, {})[instance] = Accumulated(*number)
+        for name, by_instance in parts.items():
+            _check_reductions(name, by_instance)
+        return {name: merged(by_instance.values()) for name, by_instance in parts.items()}
+
+    def _guard(self, sink: MetricsSink, what: str, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # whatever a sink raises, it must not end a training
+            if id(sink) not in self._failed:
+                self._failed.add(id(sink))
+                logging.getLogger("popdist").warning(
+                    "metrics: %r did not %s: %s: %s; training goes on, and this is said once",
+                    sink, what, type(error).__name__, error,
+                )  # fmt: skip
+
+
+def _joined(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
+    if values is None:
+        return named
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"update({values!r:.40}): expected numbers by name, such as update(loss=0.5) or "
+            'update({"train/loss": 0.5})'
+        )
+    if twice := [name for name in named if name in values]:
+        raise ValueError(f"update: {twice[0]!r} is given twice")
+    return {**values, **named}
+
+
+def _checked_weight(weight: Any) -> float:
+    try:
+        number = float(weight)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"update(weight={weight!r:.40}): expected a finite number of 0 or more")
+    return number
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name or name == _STEP:
+        raise ValueError(f"a metric named {name!r}: expected a text other than {_STEP!r}")
+
+
+def _check_reductions(name: str, by_instance: Mapping[int, Accumulated]) -> None:
+    ways = {accumulated.reduction: instance for instance, accumulated in by_instance.items()}
+    if len(ways) > 1:
+        said = ", ".join(f"{way!r} on instance {instance}" for way, instance in ways.items())
+        raise CollectiveMismatchError(
+            f"metrics: the reduction of {name!r} is {said}: give all instances the same reductions"
+        )

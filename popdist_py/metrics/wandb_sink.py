@@ -1,0 +1,59 @@
+"""Metrics in a run of Weights & Biases. Nothing here knows which instance writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["WandbSink"]
+
+
+class WandbSink:
+    """Writes metrics to a run of Weights & Biases, which begins with the first write.
+
+    Args:
+        arguments: of ``wandb.init``: ``project``, ``name``, ``config``, and so on.
+            ``mode="offline"`` needs no network and no account: ``wandb sync`` sends the run later.
+
+    Raises:
+        ModuleNotFoundError: wandb is not installed.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        spec = find_spec("wandb")
+        # Without an origin, it is the folder that wandb itself makes for runs, and no package.
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(
+                "WandbSink needs the package wandb, which is not installed: pip install wandb"
+            )
+        self._arguments = arguments
+        self._run: Any = None
+        self._start_error: Exception | None = None
+
+    def __repr__(self) -> str:
+        arguments = (f"{name}={value!r}" for name, value in self._arguments.items())
+        return f"WandbSink({', '.join(arguments)})"
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values of one step.
+
+        Raises:
+            wandb.Error: the run cannot begin, for example without an account.
+        """
+        if self._start_error is not None:
+            raise self._start_error  # a second attempt would wait as long as the first
+        if self._run is None:
+            try:
+                self._run = import_module("wandb").init(**self._arguments)
+            except Exception as error:
+                self._start_error = error
+                raise
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """End the run, once everything is sent or on the disk."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()

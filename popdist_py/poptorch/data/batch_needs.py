@@ -1,0 +1,53 @@
+"""What one batch takes of a data set, in words: for a loader that has none.
+
+Text only; sizes are decided in ``dataloader.py``.
+"""
+
+from __future__ import annotations
+
+from popdist_py.poptorch.calls.batching import Batching
+
+__all__ = ["too_few_batches", "too_few_elements"]
+
+
+def too_few_elements(
+    elements: int, batch_size: int, batching: Batching, *, num_instances: int
+) -> str:
+    """Say why ``elements`` of a data set, for all instances together, make no batch."""
+    combined = batch_size * batching.num_slices
+    return _text(
+        f"the data set's {elements} elements do not fill one of {combined} elements",
+        f"batch_size {batch_size} x {_factors(batching)}",
+        combined,
+        num_instances,
+    )
+
+
+def too_few_batches(batches: int, batching: Batching) -> str:
+    """Say why ``batches`` of a batch sampler make no batch."""
+    return _text(
+        f"the batch sampler's {batches} batches do not fill one of {batching.num_slices} batches",
+        _factors(batching),
+        batching.num_slices,
+        num_instances=1,
+    )
+
+
+def _factors(batching: Batching) -> str:
+    grouping = f" / inputReplicaGrouping {batching.group_size}" if batching.group_size > 1 else ""
+    return (
+        f"deviceIterations {batching.device_iterations} x replicationFactor "
+        f"{batching.replicas}{grouping} x gradientAccumulation {batching.gradient_accumulation}"
+    )
+
+
+def _text(what: str, factors: str, needed: int, num_instances: int) -> str:
+    on_each = (
+        f" on each of {num_instances} instances, {needed * num_instances} in all"
+        if num_instances > 1
+        else ""
+    )
+    return (
+        f"The DataLoader has no batches: {what} ({factors}){on_each}. Make one of these factors "
+        "smaller, give more data, or use drop_last=False"
+    )

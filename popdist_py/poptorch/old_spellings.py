@@ -1,0 +1,261 @@
+"""Names and arguments of earlier PopTorch releases: one table, and what makes an entry work.
+
+A program that uses one gets what the present spelling gives, and one warning that names it. Nothing
+here does the work of an option or an operation; docs/old-spellings.md shows the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial, wraps
+from operator import attrgetter
+from typing import Any, Final, TypeVar, cast
+
+from popdist_py import context
+from popdist_py.poptorch.logger import logger
+
+__all__ = [
+    "TABLE",
+    "How",
+    "Spelling",
+    "attribute",
+    "current_name",
+    "find",
+    "module_names",
+    "say",
+    "takes",
+]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class How(Enum):
+    """What becomes of an old spelling."""
+
+    SAME = auto()
+    NOTHING = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """One old spelling.
+
+    Attributes:
+        where: what has the name: a module, a kind of options, an enumeration; of an argument, the
+            function with ``()``.
+        old: the name or the argument.
+        new: what has the same effect, in the same place; dots lead to what lies inside of it.
+        how: whether it works, does nothing, or is refused.
+        why: why it does nothing, or what to do instead of a refused one.
+        given: arguments of the new spelling that the old one stood for.
+    """
+
+    where: str
+    old: str
+    new: str = ""
+    how: How = How.SAME
+    why: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def old_text(self) -> str:
+        """How a program wrote it."""
+        return _written(self.where, self.old)
+
+    @property
+    def new_text(self) -> str:
+        """How a program writes it today; empty if nothing has its effect."""
+        if self.how is not How.SAME:
+            return ""
+        arguments = ", ".join(f"{name}={value}" for name, value in self.given.items())
+        return _written(self.where, self.new) + (f"(..., {arguments})" if arguments else "")
+
+
+def _written(where: str, name: str) -> str:
+    return f"{where[:-1]}{name}=)" if where.endswith("()") else f"{where}.{name}"
+
+
+_NO_AUTOCAST: Final = "half and float mix as in torch; call .half() on what is to be in half"
+
+TABLE: Final = (
+    # Output modes were called anchor modes.
+    Spelling("poptorch", "AnchorMode", "OutputMode"),
+    Spelling("poptorch.enums", "AnchorMode", "OutputMode"),
+    Spelling("Options", "anchorMode", "outputMode"),
+    Spelling("Options", "defaultAnchorMode", "defaultOutputMode"),
+    Spelling("Options", "anchor_mode", "output_mode"),
+    Spelling("Options", "anchor_return_period", "output_return_period"),
+    Spelling("Options.outputMode()", "anchor_mode", "output_mode"),
+    Spelling("Options.outputMode()", "anchor_return_period", "output_return_period"),
+    Spelling("Options.anchorTensor()", "anchor_mode", "output_mode"),
+    Spelling("Options.anchorTensor()", "anchor_return_period", "output_return_period"),
+    # Groups of options.
+    Spelling("Options", "Popart", "_Popart"),
+    Spelling(
+        "Options.Training",
+        "accumulationReductionType",
+        "accumulationAndReplicationReductionType",
+    ),
+    Spelling(
+        "Options.Training",
+        "accumulation_reduction_type",
+        "accumulation_and_replication_reduction_type",
+    ),
+    Spelling("MeanReductionStrategy", "PostAndLoss", "Post"),  # the mean is the same
+    Spelling(
+        "Options.Jit",
+        "traceModel",
+        how=How.NOTHING,
+        why="there is one way of tracing: leave it out",
+    ),
+    Spelling("Options.Precision", "halfFloatCasting", how=How.NOTHING, why=_NO_AUTOCAST),
+    Spelling(
+        "Options.Precision",
+        "runningStatisticsAlwaysFloat",
+        how=How.NOTHING,
+        why="running statistics keep their own format",
+    ),
+    Spelling("Options.Precision", "autocastEnabled", how=How.NOTHING, why=_NO_AUTOCAST),
+    Spelling("Options.Precision", "autocastPolicy", how=How.NOTHING, why=_NO_AUTOCAST),
+    Spelling(
+        "Options.Distributed",
+        "IPUoFConfigFiles",
+        how=How.NOTHING,
+        why="emulated IPUs have no configuration files",
+    ),
+    # Automatic casts ended with 3.0.
+    Spelling("poptorch", "autocast", "autocasting.autocast", How.NOTHING, _NO_AUTOCAST),
+    # Execution strategies and blocks.
+    Spelling("poptorch", "PhasedExecution", "SerialPhasedExecution"),
+    Spelling(
+        "poptorch",
+        "IPU",
+        how=How.REFUSED,
+        why="use poptorch.BeginBlock(layer, ipu_id=n) or, around code, poptorch.Block(ipu_id=n)",
+    ),
+    # Wrappers, which took what options and forwards say today.
+    Spelling(
+        "poptorch.trainingModel()",
+        "loss",
+        how=How.REFUSED,
+        why="compute the loss in the model's forward, and return it",
+    ),
+    *(
+        Spelling(
+            f"poptorch.{wrap}()", name, how=How.REFUSED, why=f"use poptorch.Options().{setter}(n)"
+        )
+        for wrap in ("trainingModel", "inferenceModel")
+        for name, setter in (
+            ("device_iterations", "deviceIterations"),
+            ("replication_factor", "replicationFactor"),
+            ("gradient_accumulation", "Training.gradientAccumulation"),
+        )
+    ),
+    # Optimisers.
+    *(
+        Spelling("poptorch.optim", f"{name}NoBias", name, given={"bias_correction": False})
+        for name in ("AdamW", "LAMB")
+    ),
+    *(
+        Spelling(f"poptorch.optim.{kind}()", old, new)
+        for kind in ("Adam", "AdamW", "LAMB", "RMSprop")
+        for old, new in (
+            ("accumType", "accum_type"),
+            ("firstOrderMomentumAccumType", "first_order_momentum_accum_type"),
+            ("secondOrderMomentumAccumType", "second_order_momentum_accum_type"),
+        )
+    ),
+    *(
+        Spelling(f"poptorch.optim.{kind}()", "biasCorrection", "bias_correction")
+        for kind in ("AdamW", "LAMB")
+    ),
+)
+
+_FOUND: Final = {(spelling.where, spelling.old): spelling for spelling in TABLE}
+_said: set[str] = set()
+
+
+def find(where: str, old: str) -> Spelling | None:
+    """Return the entry of the name ``old`` in the place ``where``, if there is one."""
+    return _FOUND.get((where, old))
+
+
+def say(where: str, old: str) -> None:
+    """Log that a name of the table is old, once in a program, on instance 0."""
+    spelling = _FOUND[where, old]
+    if spelling.old_text in _said or context.environment().instance_index != 0:
+        return
+    _said.add(spelling.old_text)
+    if spelling.how is How.NOTHING:
+        logger.warning("%s is deprecated and does nothing: %s", spelling.old_text, spelling.why)
+    else:
+        logger.warning("%s is an old spelling: write %s", spelling.old_text, spelling.new_text)
+
+
+def current_name(spelling: Spelling) -> str:
+    """Return the present name, after saying that the old one is old.
+
+    Raises:
+        AttributeError: it is refused.
+    """
+    if spelling.how is How.REFUSED:
+        raise AttributeError(f"{spelling.old_text} is gone: {spelling.why}")
+    say(spelling.where, spelling.old)
+    return spelling.new
+
+
+def attribute(spelling: Spelling, owner: Any) -> Any:
+    """Return what the old name stands for in ``owner``.
+
+    Raises:
+        AttributeError: it is refused.
+    """
+    path = current_name(spelling)
+    if not path:
+        return lambda *_, **__: owner  # a setter without effect
+    value = attrgetter(path)(owner)
+    return partial(value, **spelling.given) if spelling.given else value
+
+
+def module_names(where: str, module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of ``module``, which programs know as ``where``."""
+
+    def of_module(name: str) -> Any:
+        spelling = find(where, name)
+        if spelling is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return attribute(spelling, sys.modules[module])
+
+    return of_module
+
+
+def takes(where: str) -> Callable[[_Function], _Function]:
+    """Let a function take the old arguments of ``where``, such as ``Options.outputMode()``."""
+    spellings = {spelling.old: spelling for spelling in TABLE if spelling.where == where}
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def call(*args: Any, **arguments: Any) -> Any:
+            for old in spellings.keys() & arguments.keys():
+                _rename(arguments, spellings[old])
+            return function(*args, **arguments)
+
+        return cast(_Function, call)
+
+    return decorate
+
+
+def _rename(arguments: dict[str, Any], spelling: Spelling) -> None:
+    """Give an argument its present name; TypeError if it is refused, or there already."""
+    if spelling.how is How.REFUSED:
+        raise TypeError(f"{spelling.old_text} is gone: {spelling.why}")
+    if spelling.new in arguments:
+        raise TypeError(
+            f"{spelling.old_text} is {spelling.new_text}, which is given too: leave the old one out"
+        )
+    say(spelling.where, spelling.old)
+    arguments[spelling.new] = arguments.pop(spelling.old)

@@ -1,0 +1,186 @@
+"""Which options do nothing on emulated IPUs, and how a program learns of it.
+
+The one place that knows them. There are two kinds: a program would look in vain for what the first
+promise, such as a report, so they are said aloud; the second change only the speed or the memory of
+hardware, where nothing is missing, so they are said to those who log at INFO. Nothing here changes
+an option, or refuses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.store import OptionStore
+
+__all__ = ["Idle", "idle_options", "say_idle_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """An option that was set and does nothing.
+
+    Attributes:
+        name: how a program sets it.
+        why: what does not happen; empty for what only hardware can do better or worse.
+    """
+
+    name: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})" if self.why else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    idle: Idle
+    applies: Callable[[Any], bool] = lambda _: True
+
+
+_NO_FILES: Final = "no such files are written"
+_BY_SETTER: Final = "the setters of Options decide"
+_REPORTS: Final = Idle("enableProfiling", "no reports are written")
+
+# By the name under which the value is stored.
+_RULES: Final[Mapping[str, _Rule]] = {
+    "log_dir": _Rule(Idle("logDir", "no logs are written to files")),
+    "max_repeat_logs": _Rule(Idle("maxRepeatLogs", "repeated lines are all shown")),
+    "use_model": _Rule(
+        Idle("useIpuModel(False)", "there is no hardware to use"), lambda use: not use
+    ),
+    "model_name": _Rule(Idle("modelName")),
+    "sync_pattern": _Rule(Idle("syncPattern")),
+    "available_memory_proportion": _Rule(Idle("setAvailableMemoryProportion")),
+    "location_activation": _Rule(Idle("TensorLocations.setActivationLocation")),
+    "location_weight": _Rule(Idle("TensorLocations.setWeightLocation")),
+    "location_optimizer": _Rule(Idle("TensorLocations.setOptimizerLocation")),
+    "location_accumulator": _Rule(Idle("TensorLocations.setAccumulatorLocation")),
+}
+
+# Session options, by what comes before the first dot. Those that are not named are hardware's.
+_SESSION_RULES: Final[Mapping[str, _Rule]] = {
+    "enableStableNorm": _Rule(Idle("enableStableNorm")),
+    "partialsTypeMatMuls": _Rule(
+        Idle("Precision.setPartialsType(torch.half)", "products add up in float32"),
+        lambda kind: kind == "half",
+    ),
+    "convolutionOptions": _Rule(
+        Idle("Training.setConvolutionDithering"), lambda given: "enableConvDithering" in given
+    ),
+    **{
+        name: _Rule(Idle(f"_Popart {name}", _NO_FILES))
+        for name in (
+            "exportPoplarComputationGraph",
+            "exportPoplarVertexGraph",
+            "saveInitializersToFile",
+            "serializedPoprithmsShiftGraphsDir",
+        )
+    },
+    **{
+        name: _Rule(Idle(f"_Popart {name}", "nothing is shown"))
+        for name in (
+            "compilationProgressLogger",
+            "dotChecks",
+            "dotOpNames",
+            "hardwareInstrumentations",
+            "timePartitionLogger",
+        )
+    },
+    **{
+        name: _Rule(Idle(f"_Popart {name}", _BY_SETTER))
+        for name in (
+            "accumulationAndReplicationReductionType",
+            "accumulationFactor",
+            "enableGradientAccumulation",
+            "enableReplicatedGraphs",
+            "globalReplicaOffset",
+            "globalReplicationFactor",
+            "meanAccumulationAndReplicationReductionStrategy",
+            "numIOTiles",
+            "replicatedGraphCount",
+        )
+    },
+}
+
+# Session options that are read, by their whole names.
+_READ: Final = frozenset(
+    {
+        "automaticLossScalingSettings.binEdgeLocation",
+        "automaticLossScalingSettings.enabled",
+        "automaticLossScalingSettings.thresholdUpperCountProportion",
+        "automaticLossScalingSettings.updatePeriod",
+        "cachePath",
+        "enableEngineCaching",
+        "enableFloatingPointChecks",
+        "enableStochasticRounding",
+        "instrumentWithHardwareCycleCounter",
+        "syntheticDataMode",
+        "updatableNamedBuffers",
+    }
+)
+
+# What was said already: several models of a program have the same options.
+_said: set[Idle] = set()
+
+
+def idle_options(options: Options) -> list[Idle]:
+    """Return the options that differ from their defaults and do nothing, each once."""
+    return list(dict.fromkeys(_find(options)))
+
+
+def _find(options: Options) -> Iterator[Idle]:
+    stores: tuple[OptionStore, ...] = (options, options.TensorLocations)
+    for store in stores:
+        for name, value in store.changed().items():
+            rule = _RULES.get(name)
+            if rule is not None and rule.applies(value):
+                yield rule.idle
+    if options._source_location_excludes:
+        yield Idle("sourceLocationExcludes")
+    for name, value in options._Popart.changed().items():
+        if name == "engineOptions":
+            yield from _engine(value)
+        elif name not in _READ:
+            yield from _session(name, value)
+    if _wants_reports(from_text.engine_environment()):
+        yield _REPORTS
+
+
+def _session(name: str, value: Any) -> Iterator[Idle]:
+    stem = name.partition(".")[0]
+    rule = _SESSION_RULES.get(stem)
+    if rule is None:
+        yield Idle("_Popart.setPatterns" if stem.startswith("patterns") else f"_Popart {name}")
+    elif rule.applies(value):
+        yield rule.idle
+
+
+def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
+    if _wants_reports(given):
+        yield _REPORTS
+    yield from (Idle(f"engine option {name}") for name in given if not _is_report(name))
+
+
+def _wants_reports(given: Mapping[str, str]) -> bool:
+    return any(str(value).lower() == "true" for name, value in given.items() if _is_report(name))
+
+
+def _is_report(name: str) -> bool:
+    return name.startswith(("autoReport.", "debug.allowOutOfMemory"))
+
+
+def say_idle_options(options: Options) -> None:
+    """Log what :func:`idle_options` finds, each option once in a program, on instance 0."""
+    if options.Distributed.processId != 0:
+        return
+    found = [idle for idle in idle_options(options) if idle not in _said]
+    _said.update(found)
+    if missed := ", ".join(str(idle) for idle in found if idle.why):
+        logger.warning("These options do nothing on emulated IPUs: %s", missed)
+    if for_hardware := ", ".join(str(idle) for idle in found if not idle.why):
+        logger.info("These options change the speed or memory of hardware only: %s", for_hardware)

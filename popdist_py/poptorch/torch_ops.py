@@ -1,0 +1,151 @@
+"""``torch.ops.poptorch``: the operators that programs call below PopTorch's Python functions.
+
+Each has the arguments of PopTorch's operator and does what the Python function does, which lives
+elsewhere. Operators that only build the graph of hardware are not here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from popdist_py.poptorch import ops
+from popdist_py.poptorch.enums import MatMulSerializationMode, OverlapMode, ReductionType
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.execution.losses import identity_loss
+from popdist_py.poptorch.placement.annotations import NameScope
+from popdist_py.poptorch.placement.block_places import BlockPlace
+from popdist_py.poptorch.placement.recorder import current_recorder
+
+__all__ = ["OPERATORS", "install"]
+
+
+# --- Blocks and names -----------------------------------------------------------------------------
+
+
+def _begin_ipu_block(stage_id: int, phase_id: int, ipu_id: int) -> None:
+    """Begin a block whose place is given, not decided by the strategy."""
+    recorder = current_recorder()
+    if recorder is not None:
+        place = BlockPlace(str(stage_id), ipu_id, max(stage_id, 0), max(phase_id, 0))
+        recorder.begin_placed(place)
+
+
+def _end_ipu_block() -> None:
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.end_block()
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.open: list[NameScope] = []
+
+
+_scopes: Final = _Scopes()
+
+
+def _push_name_scope(name: str) -> None:
+    scope = NameScope(name)
+    scope.__enter__()
+    _scopes.open.append(scope)
+
+
+def _pop_name_scope() -> None:
+    if not _scopes.open:
+        raise Error("Unexpected pop_name_scope: every one ends a push_name_scope before it")
+    _scopes.open.pop().__exit__()
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+# By PopTorch's number of each.
+_FLOAT_FORMATS: Final = ("auto", "fixed", "scientific", "none")
+
+
+def _identity_loss(x: torch.Tensor, reduction: int) -> torch.Tensor:
+    return identity_loss(x, ReductionType(reduction))
+
+
+def _ipu_print_tensor(
+    tensor: torch.Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: int = 0,
+    *brackets: str,
+) -> torch.Tensor:
+    if not 0 <= float_format < len(_FLOAT_FORMATS):
+        accepted = ", ".join(f"{number} ({name})" for number, name in enumerate(_FLOAT_FORMATS))
+        raise Error(f"Invalid float_format {float_format!r}: expected one of {accepted}")
+    return ops.ipu_print_tensor(
+        tensor,
+        title,
+        bool(print_gradient),
+        summarise_threshold,
+        edge_items,
+        max_line_width,
+        digits,
+        _FLOAT_FORMATS[float_format],
+        *brackets,
+    )
+
+
+def _set_matmul_serialization(matmul: torch.Tensor, mode: str, *_: Any) -> torch.Tensor:
+    """Return the product ``matmul``; on hardware it is computed in several steps."""
+    MatMulSerializationMode(mode)
+    return ops.nop(matmul)
+
+
+def _set_overlap_for_input(tensor: torch.Tensor, mode: str) -> Any:
+    return ops.set_overlap_for_input(tensor, OverlapMode(mode))
+
+
+def _set_overlap_for_output(tensor: torch.Tensor, mode: str) -> Any:
+    return ops.set_overlap_for_output(tensor, OverlapMode(mode))
+
+
+def _hint(*_: Any) -> None:
+    """Do nothing: a hint for the compiler of hardware."""
+
+
+# --- The name space -------------------------------------------------------------------------------
+
+OPERATORS: Final[Mapping[str, Callable[..., Any]]] = {
+    "begin_ipu_block": _begin_ipu_block,
+    "begin_multi_conv": _hint,
+    "clear_attribute": _hint,
+    "ctc_beam_search_decoder": ops.ctc_beam_search_decoder,
+    "dynamic_slice": ops.dynamic_slice,
+    "dynamic_update": ops.dynamic_update,
+    "end_ipu_block": _end_ipu_block,
+    "end_multi_conv": _hint,
+    "identity_loss": _identity_loss,
+    "ipu_print_tensor": _ipu_print_tensor,
+    "nop": ops.nop,
+    "pop_name_scope": _pop_name_scope,
+    "push_name_scope": _push_name_scope,
+    "recomputation_checkpoint": ops.recomputationCheckpoint,
+    "set_attribute": _hint,
+    "set_available_memory": ops.set_available_memory,
+    "set_matmul_serialization": _set_matmul_serialization,
+    "set_overlap_for_input": _set_overlap_for_input,
+    "set_overlap_for_output": _set_overlap_for_output,
+}
+
+
+def install() -> None:
+    """Put the operators into ``torch.ops.poptorch``, unless somebody else's are there.
+
+    As attributes, because torch's own registry would hide from a traced forward what its Python
+    functions do, and has no rule for running them on several replicas at once.
+    """
+    for name, function in OPERATORS.items():
+        if not hasattr(torch.ops.poptorch, name):
+            setattr(torch.ops.poptorch, name, function)

@@ -1,0 +1,29 @@
+"""PopDist under its own name: every object is that of popdist_py.
+
+As there, a name is imported at its first use: importing this imports neither torch nor NumPy.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import popdist_py as _ours
+
+if TYPE_CHECKING:
+    from popdist_py import *
+
+__all__ = [name for name in _ours.__all__ if not name.startswith("__")]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in ("popdist_core", "poptorch"):
+            return import_module(f"{__name__}.{name}")
+        value = getattr(_ours, name, None)
+        if value is None or isinstance(value, ModuleType):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

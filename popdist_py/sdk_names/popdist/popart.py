@@ -1,0 +1,7 @@
+"""Refuses PopDist's part for PopART's graph builder, which is not emulated."""
+
+raise ModuleNotFoundError(
+    f"{__name__} is for sessions of PopART, which are not emulated: write the model in PyTorch and "
+    "use poptorch with popdist.poptorch.Options",
+    name=__name__,
+)

@@ -1,0 +1,7 @@
+"""Refuses PopDist's part for TensorFlow, which is not emulated."""
+
+raise ModuleNotFoundError(
+    f"{__name__} is for TensorFlow on IPUs, which is not emulated: write the model in PyTorch and "
+    "use poptorch with popdist.poptorch.Options",
+    name=__name__,
+)

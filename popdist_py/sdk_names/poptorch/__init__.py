@@ -1,0 +1,34 @@
+"""PopTorch on emulated IPUs, under PopTorch's own name: every object is that of popdist_py."""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from popdist_py import poptorch as _ours
+from popdist_py.poptorch import *
+from popdist_py.poptorch import __all__, __version__
+
+# Each becomes an attribute in place of the module of ours, as it would if it were imported later.
+for _name in (
+    "autocasting",
+    "enums",
+    "ops",
+    "optim",
+    "options",
+    "poptorch_core",
+    "profiling",
+    "testing",
+):
+    import_module(f"{__name__}.{_name}")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        # What is no part of the documented API, such as earlier spellings; but none of our rooms.
+        try:
+            value = getattr(_ours, name)
+        except AttributeError as error:
+            raise AttributeError(str(error).replace(_ours.__name__, __name__)) from None
+        if isinstance(value, ModuleType):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return value

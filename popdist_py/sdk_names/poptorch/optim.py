@@ -1,0 +1,12 @@
+"""PopTorch's optimisers, under PopTorch's own name: every object is that of popdist_py."""
+
+from typing import TYPE_CHECKING
+
+from popdist_py.poptorch import optim as _ours
+from popdist_py.poptorch.optim import *
+from popdist_py.poptorch.optim import __all__
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return getattr(_ours, name)

@@ -1,0 +1,12 @@
+"""PopTorch's helpers for tests, under PopTorch's own name: every object is that of popdist_py."""
+
+from typing import TYPE_CHECKING
+
+from popdist_py.poptorch import testing as _ours
+from popdist_py.poptorch.testing import *
+from popdist_py.poptorch.testing import __all__
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        return getattr(_ours, name)

@@ -1,0 +1,36 @@
+"""Runs when Python starts with this folder on PYTHONPATH: programs of the SDK find its names.
+
+The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
+PYTHONPATH, so that the Pythons that a program starts find the names as well.
+"""
+
+import os
+import sys
+
+
+def _add_names() -> None:
+    """Let this Python find the names, and import torchvision before them."""
+    import popdist_sdk_finder  # type: ignore[import-not-found]
+
+    if popdist_sdk_finder.start(default="no"):
+        # Every install has it in a .pth file, a checkout on PYTHONPATH has not.
+        import popdist_torchvision_hook  # noqa: F401
+
+
+def _step_aside() -> None:
+    """Take this folder off ``sys.path``, then run the user's ``sitecustomize`` if there is one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        if "sitecustomize" not in sys.modules and ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+_add_names()
+_step_aside()

@@ -1,0 +1,162 @@
+"""The commands ``gc-info`` and ``gc-monitor``: words -> what is shown -> exit code.
+
+A small set of the options of Graphcore's tools, which have many for hardware alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+from poprun_py.devices.listing import device_info as info_of_device
+from poprun_py.devices.listing import device_listing
+from poprun_py.devices.partitions import (
+    ARCHITECTURE,
+    CLOCK_MHZ,
+    Device,
+    Partition,
+    find_partition,
+)
+from poprun_py.devices.survey import survey
+from poprun_py.devices.tables import monitor_json, monitor_text
+from poprun_py.errors import LaunchError, UsageError
+from poprun_py.terminal import UnwritableError, print_out, print_problem, print_warning
+from poprun_py.versions import version_text
+
+__all__ = ["GC_INFO", "GC_MONITOR", "gc_info", "gc_monitor", "run"]
+
+# The partition of Graphcore's tools is named by this variable.
+_PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _partitions() -> list[Partition]:
+    partitions, silent = survey()
+    for launcher in silent:
+        print_warning(
+            f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? What its job holds "
+            "is not shown"
+        )
+    return partitions
+
+
+@click.command("gc-info", context_settings=_HELP)
+@click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
+@click.option("-d", "--device-id", type=int, metavar="ID", help="The device that is asked about.")
+@click.option("-i", "--device-info", is_flag=True, help="Show one device: needs -d.")
+@click.option("--ipu-arch", is_flag=True, help="Show the architecture of a device.")
+@click.option("--ipu-count", is_flag=True, help="Show the number of IPUs, of a device or of all.")
+@click.option("--tile-clock-speed", is_flag=True, help="Show the clock of the tiles.")
+@click.option("-v", "--version", is_flag=True, help="Show the version.")
+def GC_INFO(
+    *,
+    list_devices: bool,
+    device_id: int | None,
+    device_info: bool,
+    ipu_arch: bool,
+    ipu_count: bool,
+    tile_clock_speed: bool,
+    version: bool,
+) -> None:
+    """List the emulated IPUs of this machine, and which processes hold them.
+
+    IPUs of the partition "emulated" are free: any program gets them. Every running job of poprun-py
+    has a partition of its own. -d looks at the partition that IPUOF_VIPU_API_PARTITION_ID names,
+    or else at the free one.
+    """
+    if version:
+        print_out(version_text("text"))
+        return
+    if not (list_devices or device_info or ipu_arch or ipu_count or tile_clock_speed):
+        raise UsageError("expected one of --list-devices, --device-info and others; see --help")
+    partitions = _partitions()
+    partition = find_partition(partitions, os.environ.get(_PARTITION))
+    device = _device(partition, device_id)
+    if device_info and device is None:
+        raise UsageError("--device-info: expected a device, --device-id ID; see --list-devices")
+    if list_devices:
+        print_out(device_listing(partitions))
+    if device_info and device is not None:
+        print_out(info_of_device(partition, device))
+    if ipu_arch:
+        print_out(ARCHITECTURE)
+    if ipu_count:
+        print_out(str(partition.num_ipus if device is None else len(device.ipus)))
+    if tile_clock_speed:
+        print_out(f"{CLOCK_MHZ} MHz")
+
+
+def _device(partition: Partition, wanted: int | None) -> Device | None:
+    """Return the device of this id; None where none is asked for.
+
+    Raises:
+        UsageError: the partition has no such device.
+    """
+    if wanted is None:
+        return None
+    for device in partition.devices():
+        if device.id == wanted:
+            return device
+    last = 2 * partition.num_ipus - 2
+    raise UsageError(
+        f"--device-id {wanted}: the partition {partition.name} has the devices 0 to {last}; see "
+        f"--list-devices, and name another partition in {_PARTITION}"
+    )
+
+
+@click.command("gc-monitor", context_settings=_HELP)
+@click.option("--no-card-info", is_flag=True, help="Show the processes only.")
+@click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("-v", "--version", is_flag=True, help="Show the version.")
+def GC_MONITOR(*, no_card_info: bool, as_json: bool, version: bool) -> None:
+    """Show the emulated IPUs of this machine, and the processes that hold them now.
+
+    The partition "emulated" are the IPUs that any program gets; every running job of poprun-py has
+    a partition of its own. Where IPUOF_VIPU_API_PARTITION_ID names one, only that is shown. To look
+    again and again: watch gc-monitor.
+    """
+    if version:
+        print_out(version_text("text"))
+        return
+    partitions = _partitions()
+    named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]
+    partitions = named or partitions
+    if as_json:
+        print_out(json.dumps(monitor_json(partitions), indent=2))
+    else:
+        print_out(monitor_text(partitions, card_info=not no_card_info))
+
+
+def run(command: click.Command, words: Sequence[str]) -> int:
+    """Do what ``words`` ask for and return the exit code."""
+    try:
+        command.main(list(words), prog_name=command.name, standalone_mode=False)
+        return 0
+    except click.ClickException as error:
+        print_problem(error.format_message())
+        return UsageError.exit_code
+    except LaunchError as error:
+        print_problem(str(error))
+        return error.exit_code
+    except UnwritableError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # The reader of our output has gone, as after ``| head``.
+        return 141 if isinstance(error.reason, BrokenPipeError) else 3
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+
+
+def _main(command: click.Command) -> Callable[[], NoReturn]:
+    def main() -> NoReturn:
+        code = run(command, sys.argv[1:])
+        sys.exit(code)
+
+    return main
+
+
+gc_info, gc_monitor = _main(GC_INFO), _main(GC_MONITOR)

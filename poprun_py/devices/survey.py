@@ -1,0 +1,91 @@
+"""Which partitions there are now: the free IPUs, and one partition for each running job.
+
+Reads /proc, and asks the launchers of running jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from poprun_py.devices.partitions import Holder, Partition, free_partition
+from poprun_py.supervision.inspection import running_jobs
+
+__all__ = ["survey"]
+
+
+def survey() -> tuple[list[Partition], list[int]]:
+    """Return the partitions, the free one first, and the launchers that do not answer."""
+    host = os.uname().nodename
+    partitions, silent = [free_partition(host)], []
+    for launcher, holdings in running_jobs().items():
+        try:
+            if holdings is None or holdings["num_ipus"]:
+                partitions.append(_partition_of(launcher, holdings, host))
+        except (LookupError, TypeError, ValueError):
+            # Nor does what another version answers, or anybody's socket in /tmp.
+            silent.append(launcher)
+    return partitions, silent
+
+
+def _partition_of(launcher: int, holdings: Any, host: str) -> Partition:
+    """Return the partition of a job; the launcher's host is ``host``.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is no answer, or not one of this version.
+    """
+    holders = (
+        Holder(
+            pid=int(each["pid"]),
+            instance=int(each["index"]),
+            host=_printable(str(each["host"])),
+            ipus=tuple(each["ipus"]),
+        )
+        for each in holdings["instances"]
+    )
+    return Partition(
+        name=_printable(str(holdings["partition"] or f"job-{launcher}")),
+        # IPUs are handed out in powers of two.
+        num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
+        host=host,
+        holders=tuple(_with_process(h) if h.host == host else h for h in holders),
+        launcher=launcher,
+    )
+
+
+def _with_process(holder: Holder) -> Holder:
+    """Add what /proc says of a process of this host, if it is still there."""
+    folder = Path("/proc", str(holder.pid))
+    try:
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        uid = folder.stat().st_uid
+    except OSError:
+        return holder
+    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
+    return replace(holder, command=_command(words), user=_user(uid), seconds=max(0.0, seconds))
+
+
+def _command(words: list[str]) -> str:
+    """Return a command line in short: without folders, and without the empty last word."""
+    words = [word for word in words if word]
+    words = [Path(word).name if "/" in word else word for word in words[:2]]
+    return _printable(" ".join(words))
+
+
+def _printable(name: str) -> str:
+    """Return a name that neither breaks a line nor changes the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,25 @@
+"""What lets programs find the SDK's names: the hook of popdist_py/start_hook on PYTHONPATH.
+
+The hook lies beside us on every host, in a checkout and in an install. It reads POPDIST_SDK_NAMES
+in every Python that starts, also behind a shell script.
+"""
+
+import os
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
+
+
+def variables(environ: "Mapping[str, str]") -> dict[str, str]:
+    """Return what to set beside ``environ`` so that Pythons find the names it asks for."""
+    if environ.get("POPDIST_SDK_NAMES") not in ("auto", "yes"):
+        return {}
+    path = environ.get("PYTHONPATH", "")
+    # First, once: Python runs the sitecustomize that it finds first.
+    rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
+    return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest])}

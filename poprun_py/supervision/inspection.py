@@ -1,0 +1,118 @@
+"""Asking the launchers of running jobs: for stacks (``--stacks PID``), or what the jobs hold.
+
+Only the jobs of this user are found, and for root all: a launcher's socket is in a private folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from poprun_py.errors import StartError
+from poprun_py.instance import protocol
+from poprun_py.supervision.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
+
+__all__ = ["ask", "running_jobs"]
+
+_ANSWER_SECONDS = 10.0
+# What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
+_HOLDINGS_SECONDS = 1.0
+
+
+def ask(pid: int) -> str:
+    """Return the stacks of the running job that process ``pid`` launches or belongs to.
+
+    Raises:
+        StartError: there is no such job, or its launcher does not answer.
+    """
+    path = _socket_of(pid)
+    try:
+        answer = _answer(path, "stacks", _ANSWER_SECONDS)
+    except (OSError, ValueError) as error:
+        raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
+    if answer is None:
+        raise StartError(f"--stacks {pid}: the job has just ended")
+    return answer
+
+
+def running_jobs() -> dict[int, dict[str, Any] | None]:
+    """Return what the launcher of every running job says of it, by its process id.
+
+    None stands for a launcher that does not answer.
+    """
+    found: dict[int, dict[str, Any] | None] = {}
+    for pid, path in _sockets():
+        try:
+            answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
+            if answer:
+                found[pid] = json.loads(answer)
+        except (ConnectionRefusedError, FileNotFoundError):
+            continue  # it was killed, or has just ended
+        except (OSError, ValueError):
+            found[pid] = None
+    return found
+
+
+def _answer(path: Path, want: str, seconds: float) -> str | None:
+    """Return a launcher's answer; None if it ended without one."""
+    reader = protocol.Reader()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(seconds)
+        channel.connect(str(path))
+        channel.sendall(protocol.pack(protocol.INSPECT, json.dumps(want).encode()))
+        while data := channel.recv(1 << 16):
+            for _, payload in reader.feed(data):
+                return str(payload.decode())
+    return None
+
+
+def _sockets() -> Iterator[tuple[int, Path]]:
+    """Return the process id and the socket of every launcher on this host, in order."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    folders = set().union(*(_temporary_folders(pid) for pid in pids))
+    found = set()
+    for folder in folders:
+        try:
+            for path in folder.glob(f"{ANY_FOLDER}/{SOCKET_NAME}"):
+                pid = path.parent.name.split("-")[1]
+                # Everybody may make such a folder in /tmp.
+                if pid.isdigit() and os.geteuid() in (0, path.parent.stat().st_uid):
+                    found.add((int(pid), path))
+        except OSError:
+            continue
+    yield from sorted(found)
+
+
+def _socket_of(pid: int) -> Path:
+    """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
+    current = pid
+    while current > 1:
+        for folder in _temporary_folders(current):
+            for path in folder.glob(f"{folder_prefix(current)}*/{SOCKET_NAME}"):
+                return path
+        try:
+            fields = Path(f"/proc/{current}/stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            break
+        current = int(fields[1])
+    raise StartError(
+        f"--stacks {pid}: no job of yours; expected the process id of a running poprun-py on this "
+        "host, or of one of its instances"
+    )
+
+
+def _temporary_folders(pid: int) -> set[Path]:
+    """Return where a launcher with this process id may have its private folder."""
+    import tempfile
+
+    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return folders
+    theirs = (word.removeprefix(b"TMPDIR=") for word in words if word.startswith(b"TMPDIR=/"))
+    return folders | {Path(os.fsdecode(each)) for each in theirs}

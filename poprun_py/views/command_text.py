@@ -1,0 +1,73 @@
+"""A command as text for people that a shell still takes: folded, an option with its values a line.
+
+Only layout is decided here: whatever the words are, a shell reads back the same ones.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+__all__ = ["folded"]
+
+# Options with two values, of which the second may itself begin with a dash. Every other option
+# takes the words that follow it up to the next one.
+_TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
+_NEXT_LINE = " \\\n"
+_INDENT = "  "
+
+
+def folded(command: Sequence[str]) -> str:
+    """Return an mpirun command in lines that can be pasted into a shell together.
+
+    Each part of the command (Open MPI's app contexts, separated by ``:``) is a block that begins
+    with its number of processes.
+
+    Args:
+        command: its words.
+    """
+    lines: list[str] = []
+    for part, words in enumerate(_parts(command)):
+        start = _program_start(words)
+        options, program = list(_options(words[:start])), words[start:]
+        counted = next((n for n, option in enumerate(options) if option[0] in ("-np", "-n")), 0)
+        for number, option in enumerate(options):
+            depth = 0 if not lines else 1 if number <= counted else 2
+            separator = ": " if part and not number else ""
+            lines.append(_INDENT * depth + separator + shlex.join(option))
+        # The wrapper, then what it starts.
+        end = program.index("--") + 1 if "--" in program else len(program)
+        lines += [
+            _INDENT * 2 + shlex.join(words) for words in (program[:end], program[end:]) if words
+        ]
+    return _NEXT_LINE.join(lines)
+
+
+def _parts(command: Sequence[str]) -> Iterator[list[str]]:
+    """Return the parts of a command; a word of a program is never a lone ``:``."""
+    for is_separator, words in groupby(command, key=lambda word: word == ":"):
+        if not is_separator:
+            yield list(words)
+
+
+def _program_start(words: list[str]) -> int:
+    """Return where the wrapper begins, ``PYTHON -I -S FILE --``; the end if there is none."""
+    for number in range(1, len(words)):
+        if words[number : number + 2] == ["-I", "-S"] and words[number + 3 : number + 4] == ["--"]:
+            return number - 1
+    return len(words)
+
+
+def _options(words: list[str]) -> Iterator[list[str]]:
+    """Return the options of a part, each with its values; the first part begins with mpirun."""
+    position = 0
+    while position < len(words):
+        end = position + 1
+        if words[position].startswith("-") and words[position].lstrip("-") in _TWO_VALUES:
+            end += 2
+        else:
+            while end < len(words) and not words[end].startswith("-"):
+                end += 1
+        yield words[position:end]
+        position = end

@@ -1,0 +1,54 @@
+"""Hosts of a large job that look alike: one is drawn, the others are a line.
+
+Alike are neighbours with equal machines whose instances have equal places on them. Only text is
+made here; nothing is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.hosts.host_list import compress
+from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
+from poprun_py.views.drawing import Branch
+
+__all__ = ["instances_of", "others", "runs_of_equal_hosts"]
+
+# So many hosts can all be looked at.
+_ALL_DRAWN = 4
+
+
+def instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
+    """Return the instances of the host with this index."""
+    share = plan.topology.instances_per_host
+    return plan.instances[host * share : (host + 1) * share]
+
+
+def runs_of_equal_hosts(plan: LaunchPlan) -> Iterator[range]:
+    """Give the indices of neighbours that look alike; of few hosts, each by itself."""
+    hosts = range(len(plan.topology.hosts))
+    if len(hosts) <= _ALL_DRAWN:
+        yield from (range(host, host + 1) for host in hosts)
+        return
+
+    def look(host: int) -> object:
+        return plan.machines[host], [each.placement for each in instances_of(plan, host)]
+
+    for _, run in groupby(hosts, key=look):
+        equal = list(run)
+        yield range(equal[0], equal[-1] + 1)
+
+
+def others(plan: LaunchPlan, run: range) -> Branch:
+    """Return the line that stands for all hosts of a run but the first."""
+    names = [plan.topology.hosts[host].name for host in run]
+    first, last = instances_of(plan, run[1])[0].instance, instances_of(plan, run[-1])[-1].instance
+    replicas = range(first.replicas.start, last.replicas.stop)
+    return Branch(
+        kind="host",
+        name=compress(names[1:]),
+        details=f"as {names[0]}, instances {format_cpu_list(range(first.index, last.index + 1))}, "
+        f"replicas {format_cpu_list(replicas)}",
+    )

@@ -1,0 +1,78 @@
+"""The pages that are read from top to bottom: what they show is what their commands show."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, survivors, wait_until
+from support.transcript import File, Terminal, differences, parse
+
+# A page is a sweep where a quicker test runs the same program.
+PAGES = [
+    pytest.param("first-hour.md", marks=pytest.mark.sweep),
+    pytest.param("examples/language_model.md", marks=pytest.mark.sweep),
+    pytest.param("examples/ddp.md", marks=pytest.mark.sweep),
+    "examples/mpi.md",
+    pytest.param("examples/sweep.md", marks=pytest.mark.sweep),
+    "runs.md",
+    pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
+    "devices.md",
+    pytest.param("horovod.md", marks=pytest.mark.sweep),
+]
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Make a folder like the project's after ``make``; what commands write stays in it."""
+    for path in ROOT.iterdir():
+        if not path.name.startswith("."):
+            (tmp_path / path.name).symlink_to(path)
+    environment = tmp_path / ".venv"
+    environment.mkdir()
+    (environment / "bin").symlink_to(Path(sys.executable).parent)
+    for stamp in (".made", ".installed", ".installed-dev"):
+        (environment / stamp).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def terminal(checkout):
+    """Open a terminal in the project's folder; afterwards nothing that it started is left."""
+    name, value = "PAGE_TEST_MARK", f"page-{os.getpid()}-{time.monotonic_ns()}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {
+        **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), name: value,
+        # Two threads would wait for one another where other tests have the cores.
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    one = Terminal(checkout, environ, seconds=240)
+    yield one
+    one.close()
+    wait_until(lambda: not survivors(f"{name}={value}"), 10, "processes of the page are left")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_shows_what_its_commands_show(page, terminal, checkout):
+    for part in parse((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        if isinstance(part, File):
+            (terminal.folder() / part.name).write_text(part.text, encoding="utf-8")
+            continue
+        lines, code = terminal.run(part)
+        problems = differences(part, lines)
+        if code != part.code:
+            problems.append(f"exit code {code}, expected {part.code}")
+        assert not problems, "\n".join([f"$ {part.text}", *lines, "--", *problems])
+
+
+def test_every_page_of_an_example_is_run():
+    names = {param if isinstance(param, str) else param.values[0] for param in PAGES}
+    pages = {f"examples/{path.name}" for path in (ROOT / "docs" / "examples").glob("*.md")}
+    assert pages <= names
+    programs = {path.stem for path in (ROOT / "examples").glob("*.py")} - {"train"}
+    assert {f"examples/{name}.md" for name in programs} <= pages

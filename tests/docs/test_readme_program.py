@@ -1,0 +1,54 @@
+"""The program that the README shows runs as it is pasted, under the launcher and alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+_LOSS = re.compile(r"epoch (\d+), instance (\d+): loss (\d\.\d+)")
+
+
+@pytest.fixture
+def program(script):
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your program")[2]
+    return script(_BLOCK.search(section)[1], "train.py")
+
+
+def losses(stdout):
+    """Return the printed loss of each epoch, by instance."""
+    found = {}
+    for epoch, instance, loss in _LOSS.findall(stdout):
+        found.setdefault(int(instance), {})[int(epoch)] = float(loss)
+    return found
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_under_the_launcher(poprun, program):
+    done = poprun("--num-instances", 2, "--num-replicas", 8, program, timeout=250)
+    assert done.returncode == 0, done.stderr
+    found = losses(done.stdout)
+    assert sorted(found) == [0, 1]
+    for by_epoch in found.values():
+        assert sorted(by_epoch) == list(range(10))
+        assert by_epoch[9] < 0.7 * by_epoch[0], "it learns"
+    # Nobody gave a seed: the instances agree on one, and instance 0 says which.
+    assert done.stderr.count("shuffle without randomSeed: the instances share the seed") == 1
+
+
+@pytest.mark.timeout(300)
+def test_alone(program, tmp_path):
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(losses(done.stdout)) == [0]
+    assert "warning" not in done.stderr

@@ -1,0 +1,51 @@
+"""Horovod's API: every check alone, and all of them as the program of a job."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from popdist_py.horovod import torch as hvd
+
+PROGRAM = Path(__file__).with_name("checks.py")
+_spec = importlib.util.spec_from_file_location("horovod_checks", PROGRAM)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+
+
+@pytest.fixture
+def alone():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
+def test_alone(check, alone):
+    check()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("instances", [2, pytest.param(3, marks=pytest.mark.sweep)])
+def test_as_a_job(poprun, instances):
+    done = poprun(
+        "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    for rank in range(instances):
+        assert f"rank {rank} of {instances}: {len(checks.CHECKS)} checks" in done.stdout
+
+
+def test_nothing_works_before_init_and_after_shutdown():
+    hvd.init()
+    hvd.shutdown()
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, hvd.barrier, hvd.mpi_threads_supported):
+        with pytest.raises(ValueError, match="Horovod has not been initialized"):
+            call()
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(hvd, name) is not None for name in hvd.__all__)

@@ -1,0 +1,35 @@
+"""The programs of docs/collectives.md and docs/metrics.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import ROOT
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
+PROGRAMS = [
+    pytest.param(text, id=f"{name} {number}")
+    for name in ("collectives", "metrics")
+    for number, text in enumerate(_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text()))
+]
+# What a program leaves, by a word that it holds.
+FILES = {
+    "runs/first": ["metrics.csv", "runs/first"],
+    "losses.csv": ["losses.csv", "checkpoints/step-000000000006.checkpoint"],
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_a_program_of_a_page_runs(poprun, script, tmp_path, text):
+    done = poprun("--num-instances", 2, "--num-replicas", 4, script(text))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr.lower()
+    for files in (files for word, files in FILES.items() if word in text):
+        for name in files:
+            assert (tmp_path / name).exists(), name
+
+
+def test_the_pages_have_programs():
+    assert len(PROGRAMS) == 4

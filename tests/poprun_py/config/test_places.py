@@ -1,0 +1,372 @@
+"""Options from several places: which counts, and in whose words a refusal speaks."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.config.environment_options import (
+    INTERNAL_VARIABLES,
+    OPTION_VARIABLES,
+    is_option_variable,
+    variables_layer,
+)
+from poprun_py.config.files import config_from_dict, dump_config, parse_config, parse_project_file
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.layers import merged, places, typed_layer
+from poprun_py.errors import UsageError
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.planning.topology import make_topology
+
+
+def variables(**environ):
+    return variables_layer(environ)[0]
+
+
+def project(text):
+    return parse_project_file(f"[tool.poprun-py]\n{text}", "pyproject.toml")
+
+
+# --- replicas follow the instances --------------------------------------------------------------
+
+
+def test_replicas_are_as_many_as_instances_unless_given():
+    assert LaunchConfig().num_replicas == 1
+    config = LaunchConfig(num_instances=3)
+    assert config.num_replicas == 3
+    assert make_topology(config, (LOCALHOST,)).num_replicas == 3
+    assert repr(config) == "LaunchConfig(num_instances=3)"
+    assert LaunchConfig(num_instances=3, num_replicas=6).num_replicas == 6
+
+
+def test_an_export_shows_the_replicas_but_does_not_fix_them():
+    config = merged(typed_layer({"num_instances": 3}))
+    text = dump_config(config, "c.toml")
+    assert text == (
+        "num-instances = 3  # command line\n# num-replicas = 3 (as many as instances)\n"
+    )
+    again = merged(parse_config(text, "c.toml"), typed_layer({"num_instances": 4}))
+    assert again.num_replicas == 4
+
+
+def test_instances_of_each_host_are_counted_when_the_hosts_are_known():
+    config = LaunchConfig(nproc_per_node=4).on_hosts(3)
+    assert (config.num_instances, config.num_replicas, config.nproc_per_node) == (12, 12, None)
+    config = LaunchConfig(nproc_per_node="auto", num_replicas=12).on_hosts(2, cpus=3)
+    assert (config.num_instances, config.num_replicas) == (6, 12)
+    assert LaunchConfig(num_instances=2).on_hosts(5).num_instances == 2
+
+
+# --- the words of a refusal ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (typed_layer({"num_replicas": 8}), "--num-replicas 8 cannot be"),
+        (variables(POPRUN_NUM_REPLICAS="8"), "POPRUN_NUM_REPLICAS=8 cannot be"),
+        (project("num-replicas = 8"), "num-replicas = 8 in pyproject.toml cannot be"),
+        (parse_config('{"num_replicas": 8}', "job.json"), "num_replicas = 8 in job.json cannot be"),
+        ({"num_replicas": 8}, "num_replicas=8 cannot be"),
+    ],
+)
+def test_a_refusal_names_a_value_as_it_was_given(layer, said):
+    with pytest.raises(UsageError) as caught:
+        merged(layer, typed_layer({"num_instances": 3}))
+    assert str(caught.value).startswith(said)
+    assert "over --num-instances 3 (" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"num_instances": 65_536, "ipus_per_replica": 32},
+         "num-replicas = 65536 (as many as instances) x --ipus-per-replica 32 = 2097152 IPUs"),
+        ({"num_ilds": 2}, "num-instances = 1 (the default) cannot be split evenly over"),
+        ({"only_output_from_instance": (0, 1)},
+         "--only-output-from-instance 1: expected an index from 0 to 0 (num-instances = 1 (the"),
+    ],
+)  # fmt: skip
+def test_a_refusal_calls_a_default_one(values, said):
+    with pytest.raises(UsageError) as caught:
+        merged(typed_layer(values))
+    assert str(caught.value).startswith(said)
+
+
+def test_a_refusal_names_the_instances_of_each_host_and_the_hosts():
+    config = merged(typed_layer({"nproc_per_node": 4, "num_replicas": 12}))
+    with pytest.raises(UsageError) as caught:
+        config.on_hosts(2)
+    assert "over --nproc-per-node 4 x 2 hosts = 8 instances (" in str(caught.value)
+    config = merged(typed_layer({"nproc_per_node": "auto", "num_replicas": 4}))
+    with pytest.raises(UsageError, match=re.escape("--nproc-per-node auto (3 CPUs) = 3 instances")):
+        config.on_hosts(1, cpus=3)
+
+
+def test_a_refusal_of_the_hosts_names_no_option_that_was_not_given():
+    config = merged(variables(POPRUN_NUM_INSTANCES="3"))
+    with pytest.raises(UsageError, match=r"^POPRUN_NUM_INSTANCES=3 cannot be split .* 2 hosts"):
+        make_topology(config, parse_host_list("a,b", source="x"))
+    with pytest.raises(UsageError) as caught:
+        make_topology(config, parse_host_list("a:1", source="x"))
+    assert "--" not in str(caught.value)
+
+
+# --- which place counts -------------------------------------------------------------------------
+
+
+def test_the_command_line_wins_over_variables_those_over_files():
+    weakest = project("timeout = 1\ngrace = 1\nhost = 'a'\nnum-instances = 2")
+    file = parse_config('{"timeout": 2, "grace": 2, "host": "b"}', "job.json")
+    environ = variables(POPRUN_TIMEOUT="3", POPRUN_GRACE="3")
+    config = merged(weakest, file, environ, typed_layer({"timeout": 4, "program": ("x",)}))
+    assert (config.timeout, config.grace, config.host, config.num_instances) == (4, 3, "b", 2)
+    assert {name: origin.source for name, origin in config.origins.items()} == {
+        "timeout": "command line",
+        "grace": "POPRUN_GRACE",
+        "host": "job.json",
+        "num_instances": "pyproject.toml",
+    }
+    assert places(config) == {
+        "pyproject.toml": ["num-instances"],
+        "job.json": ["host"],
+        "the environment": ["POPRUN_GRACE"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("weaker", "stronger"),
+    [
+        (("host", "a"), ("host_file", "f")),
+        (("host_file", "f"), ("host", "a")),
+        (("hardware", "f"), ("hardware_root", "d")),
+        (("num_instances", 2), ("nproc_per_node", 1)),
+        (("nproc_per_node", 1), ("num_instances", 2)),
+        (("nproc_per_node", 3), ("num_instances", 1)),
+    ],
+)
+def test_of_two_ways_to_say_one_thing_the_stronger_place_counts(weaker, stronger):
+    config = merged(config_layer(weaker), typed_layer(dict([stronger])))
+    assert getattr(config, stronger[0]) == stronger[1]
+    assert not config.is_given(weaker[0])
+    with pytest.raises(UsageError, match="exclude one another: give one"):
+        merged(typed_layer(dict([weaker, stronger])))
+
+
+def config_layer(pair):
+    return parse_config(json.dumps(dict([pair])), "job.json")
+
+
+def test_a_list_is_replaced_as_a_whole():
+    config = merged(project('env = ["A=1", "B=2"]'), typed_layer({"env": ("C=3",)}))
+    assert config.env == ("C=3",)
+
+
+def test_no_program_on_the_command_line_keeps_that_of_the_file():
+    file = parse_config('{"program": ["train.py"]}', "job.json")
+    assert merged(file, typed_layer({"program": ()})).program == ("train.py",)
+    assert merged(file, typed_layer({"program": ("x",)})).program == ("x",)
+
+
+# --- variables ----------------------------------------------------------------------------------
+
+
+def test_variables_are_read_as_the_command_line_is():
+    layer, warnings = variables_layer(
+        {
+            "POPRUN_NUM_INSTANCES": "2",
+            "POPRUN_TIMEOUT": "5m",
+            "POPRUN_DRY_RUN": "yes",
+            "POPRUN_ONLY_OUTPUT_FROM_INSTANCE": "all",
+            "POPRUN_ENV": "A=1 2\nB=x,y\n",
+            "POPRUN_GRACE": "",
+            "POPRUN_CPUS": "1,2",
+            "PATH": "/bin",
+        }
+    )
+    assert warnings == ()
+    del layer["origins"]
+    assert layer == {
+        "num_instances": 2, "timeout": 300, "dry_run": True, "only_output_from_instance": None,
+        "env": ("A=1 2", "B=x,y"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("POPRUN_NUM_REPLICAS", "x", "POPRUN_NUM_REPLICAS 'x': expected a whole number"),
+        ("POPRUN_SMT", "maybe", "POPRUN_SMT 'maybe': expected yes or no"),
+        ("POPRUN_LOG_LEVEL", "loud", "POPRUN_LOG_LEVEL 'loud': expected one of TRACE"),
+    ],
+)
+def test_a_wrong_variable_is_named(name, text, said):
+    with pytest.raises(UsageError) as caught:
+        variables_layer({name: text})
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("environ", "level"),
+    [
+        ({"POPRUN_LOG_LEVEL": "TRACE"}, 2),
+        ({"POPRUN_LOG_LEVEL": "info"}, 1),
+        ({"POPRUN_LOG_LEVEL": "OFF"}, 0),
+        ({"POPRUN_LOG_LEVEL": "TRACE", "POPRUN_VERBOSITY": "1"}, 1),
+        ({"POPRUN_LOG_LEVEL": "TRACE", "POPRUN_VERBOSITY": ""}, 2),
+    ],
+)
+def test_poprun_s_log_level_is_the_verbosity(environ, level):
+    assert variables_layer(environ)[0]["verbosity"] == level
+
+
+def test_a_variable_that_is_no_option_is_a_warning_with_the_nearest():
+    assert variables_layer({"POPRUN_NUM_INSTANCE": "2", "POPRUN_ZZZZZZZZ": "1"})[1] == (
+        "POPRUN_NUM_INSTANCE is no option of poprun-py; did you mean POPRUN_NUM_INSTANCES?",
+        "POPRUN_ZZZZZZZZ is no option of poprun-py",
+    )
+    # A job and a plan are named where they are wanted.
+    assert variables_layer({"POPRUN_STACKS": "1", "POPRUN_FROM_PLAN": "p"})[1] == (
+        "POPRUN_FROM_PLAN is no option of poprun-py; give --from-plan on the command line",
+        "POPRUN_STACKS is no option of poprun-py; give --stacks on the command line",
+    )
+
+
+def test_only_a_newline_separates_the_values_of_a_variable():
+    text = "A=one\u2028two\x0bthree\r\n\nB=2\n"
+    assert variables(POPRUN_ENV=text)["env"] == ("A=one\u2028two\x0bthree", "B=2")
+
+
+def test_no_option_takes_the_name_of_a_variable_between_launcher_and_wrapper():
+    assert not {name for name in INTERNAL_VARIABLES if is_option_variable(name)}
+    named = set()
+    for file in (ROOT / "poprun_py").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= set(re.findall(r"\bPOPRUN_[A-Z_]*[A-Z]\b", node.value))
+    unknown = {n for n in named - INTERNAL_VARIABLES if not is_option_variable(n)}
+    assert unknown == set(), "neither an option nor one of INTERNAL_VARIABLES"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(OPTION_VARIABLES)),
+        st.sampled_from(["", "0", "1", "2", "yes", "a", "a,b", "5m", "auto", "A=1\nB=2", "é[", "-"])
+        | st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8),
+        max_size=6,
+    )
+)
+def test_any_variables_are_options_or_refused(environ):
+    with contextlib.suppress(UsageError):
+        merged(variables_layer(environ)[0])
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "\nnum-replicaz = 2",
+            "pyproject.toml, line 5: unknown option 'num-replicaz'; did you mean num-replicas?",
+        ),
+        ("timeout = 'x'", "pyproject.toml, line 4: timeout 'x': expected a number of seconds"),
+        ("num-replicas = ", "pyproject.toml: not TOML"),
+        ("dry-run = true", "line 4: 'dry-run' is no part of a configuration; give --dry-run"),
+    ],
+)
+def test_a_mistake_in_the_project_file_is_named_with_its_line(text, said):
+    before = "[tool.other]\nnum-replicaz = 1\n"
+    with pytest.raises(UsageError) as caught:
+        parse_project_file(f"{before}[tool.poprun-py]\n{text}", "pyproject.toml")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[tool.ruff]\n",
+        "[tool]\nother = 1\n",
+        "tool = 3 # poprun-py = \n",
+        "broken but not about us = = =",
+        '[tool.ruff.per-file-ignores]\n"poprun_py/x.py" = []\n',
+    ],
+)
+def test_a_project_file_of_others_is_left_alone(text):
+    assert parse_project_file(text, "pyproject.toml") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool.poprun-py]\ngrace = '1m'",
+        '[tool."poprun-py"]\ngrace = 60',
+        "[tool]\npoprun-py = {grace = 60}",
+        "[tool]\npoprun-py.grace = 60",
+        "[ tool . poprun-py ]\ngrace = 60.0",
+    ],
+)
+def test_every_spelling_of_the_table_is_found(text):
+    assert parse_project_file(text, "pyproject.toml")["grace"] == 60
+
+
+def test_a_table_of_nearly_the_name_is_refused():
+    with pytest.raises(UsageError, match=re.escape("did you mean [tool.poprun-py]?")):
+        parse_project_file("[tool.poprun_py]\nnum-instances = 2\n", "pyproject.toml")
+
+
+def test_times_and_indices_may_be_texts_or_numbers_in_a_file():
+    config = config_from_dict(
+        {"num-instances": 4, "timeout": "1h30m", "grace": 2.5, "hang-timeout": "auto",
+         "only-output-from-instance": "0,2-3"}
+    )  # fmt: skip
+    assert (config.timeout, config.grace, config.hang_timeout) == (5400, 2.5, "auto")
+    assert config.only_output_from_instance == (0, 2, 3)
+    for value, kept in ((2, (2,)), ([3, 0, 3], (0, 3)), ("all", None)):
+        data = {"num-instances": 4, "only-output-from-instance": value}
+        assert config_from_dict(data).only_output_from_instance == kept
+    for value in ([], [-1], ["1"], True, 1.0):
+        with pytest.raises(UsageError, match="expected indices from 0"):
+            config_from_dict({"num-instances": 4, "only-output-from-instance": value})
+
+
+@pytest.mark.parametrize("path", ["c.toml", "c.json"])
+def test_an_export_tells_where_each_value_came_from_and_is_read_again(path):
+    config = merged(
+        project("grace = 2\nprogram = ['x']"),
+        variables(POPRUN_ENV="A=1"),
+        typed_layer({"num_instances": 1, "only_output_from_instance": None}),
+    )
+    text = dump_config(config, path)
+    if path == "c.toml":
+        assert text.splitlines() == [
+            'program = ["x"]',
+            "num-instances = 1  # command line",
+            'only-output-from-instance = "all"  # command line',
+            "grace = 2  # pyproject.toml",
+            'env = ["A=1"]  # POPRUN_ENV',
+            "# num-replicas = 1 (as many as instances)",
+        ]
+    else:
+        assert json.loads(text)["sources"] == {
+            "num_instances": "command line",
+            "only_output_from_instance": "command line",
+            "grace": "pyproject.toml",
+            "env": "POPRUN_ENV",
+            "num_replicas": "1, as many as instances",
+        }
+    assert merged(parse_config(text, path)) == config
+
+
+def test_an_export_keeps_a_path_with_a_line_break_on_its_line():
+    layer = parse_config('{"grace": 2}', "a\nb.json")
+    assert dump_config(merged(layer), "c.toml") == "grace = 2  # a b.json\n"

@@ -1,0 +1,289 @@
+"""gc-info and gc-monitor: what they show of no job and of running ones, and the name ``poprun``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, wait_until
+
+from poprun_py.devices import commands
+from poprun_py.devices import survey as module_of_survey
+from poprun_py.devices.commands import GC_INFO, GC_MONITOR, run
+from poprun_py.devices.listing import device_info, device_listing
+from poprun_py.devices.partitions import Holder, Partition, free_partition
+from poprun_py.devices.survey import survey
+from poprun_py.devices.tables import monitor_json, monitor_text
+from poprun_py.supervision import inspection
+
+FREE = free_partition("HOST")
+HELD = Partition(
+    "p4", 4, "HOST", launcher=90,
+    holders=(
+        Holder(pid=100, instance=0, host="HOST", ipus=(0, 1), command="python train.py",
+               user="ann", seconds=13.4),
+        # On another host, of which only the launcher speaks.
+        Holder(pid=7, instance=1, host="a-host-with-a-name-of-more-than-30-letters", ipus=(2, 3)),
+    ),
+)  # fmt: skip
+
+
+def test_listing_is_graphcores(golden):
+    golden("listing_p2.txt", device_listing([Partition("p1", 2, "HOST")]) + "\n")
+    golden("listing_p4_in_use.txt", device_listing([HELD]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("num_ipus", "first_ids"),
+    [(1, [0]), (4, [0, 4, 6]), (16, [0, 16, 24, 28, 30]), (64, [0, 64, 96, 112, 120, 124, 126])],
+)
+def test_ids_are_poplars(num_ipus, first_ids):
+    devices = list(Partition("p", num_ipus, "HOST").devices())
+    assert [device.id for device in devices] == list(range(2 * num_ipus - 1))
+    assert [device.id for device in devices if device.ipus.start == 0] == first_ids
+
+
+def test_monitor_tables(golden):
+    golden("monitor.txt", monitor_text([FREE, HELD]) + "\n")
+    golden("monitor_no_card_info.txt", monitor_text([FREE, HELD], card_info=False) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.4, "0s"), (75, "1m15s"), (7300, "2h1m"), (None, "N/A")]
+)
+def test_times(seconds, shown):
+    holder = Holder(pid=1, instance=0, host="HOST", ipus=(0,), seconds=seconds)
+    assert f" {shown} " in monitor_text([Partition("p", 1, "HOST", (holder,))])
+
+
+def test_monitor_json_has_every_ipu_and_process():
+    partition = monitor_json([HELD])["partitions"][0]
+    assert [ipu["pid"] for ipu in partition["ipus"]] == [100, 100, 7, 7]
+    assert [(p["pid"], p["ipus"], p["user"]) for p in partition["processes"]] == [
+        (100, [0, 1], "ann"), (7, [2, 3], None),
+    ]  # fmt: skip
+    assert (partition["name"], partition["launcher"]) == ("p4", 90)
+
+
+def test_device_info_names_the_processes():
+    pair = next(device for device in HELD.devices() if device.id == 5)
+    text = device_info(HELD, pair)
+    assert text.startswith("Device Info:\n  partition: p4\n  device id: 5\n  target: Multi IPU\n")
+    assert "IPUs: 2 3\n" in text
+    assert text.endswith("in use by: 7 (instance 1)")
+
+
+@pytest.fixture
+def partitions(monkeypatch):
+    monkeypatch.setattr(commands, "survey", lambda: ([FREE, HELD], [55]))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-l"], "Partition: emulated [active]\n-+- Id: [0]"),
+        (["--list-devices"], "Partition: p4 [active]\n"),
+        (["--ipu-count"], "16\n"),
+        (["-d", "28", "--ipu-count"], "8\n"),
+        (["-d", "0", "--ipu-arch"], "ipu2\n"),
+        (["--tile-clock-speed"], "1330 MHz\n"),
+        (["-i", "-d", "30"], "number of IPUs: 16\n"),
+        (["--version"], "poprun-py "),
+        (["--help"], "--device-info"),
+    ],
+)
+def test_gc_info(words, shown, partitions, capsys):
+    assert run(GC_INFO, words) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_gc_info_looks_at_the_partition_of_the_variable(partitions, capsys, monkeypatch):
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "p4")
+    assert run(GC_INFO, ["-i", "-d", "6", "--ipu-count"]) == 0
+    shown = capsys.readouterr()
+    assert "in use by: 100 (instance 0), 7 (instance 1)\n4\n" in shown.out
+    assert "the launcher 55 does not answer" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "expected one of --list-devices"),
+        (["-i"], "--device-info: expected a device, --device-id ID"),
+        (["-i", "-d", "31"], "--device-id 31: the partition emulated has the devices 0 to 30"),
+        (["-l", "-d", "31"], "--device-id 31: the partition emulated has the devices 0 to 30"),
+        (["-l", "-i"], "--device-info: expected a device"),
+        (["-i", "-d", "x"], "'x' is not a valid integer"),
+        (["--no-such"], "No such option"),
+    ],
+)
+def test_what_gc_info_does_not_accept_is_one_line(words, says, partitions, capsys):
+    assert run(GC_INFO, words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    errors = [line for line in shown.err.splitlines() if "error: " in line]
+    assert len(errors) == 1
+    assert says in errors[0]
+
+
+def test_gc_monitor(partitions, capsys):
+    assert run(GC_MONITOR, ["--no-card-info"]) == 0
+    assert capsys.readouterr().out == monitor_text([FREE, HELD], card_info=False) + "\n"
+    assert run(GC_MONITOR, ["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == monitor_json([FREE, HELD])
+    assert run(GC_MONITOR, ["more"]) == 2
+
+
+@pytest.mark.parametrize(("name", "shown"), [(HELD.name, [HELD]), ("another", [FREE, HELD])])
+def test_gc_monitor_shows_the_partition_of_the_variable(
+    name, shown, partitions, monkeypatch, capsys
+):
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", name)
+    assert run(GC_MONITOR, ["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == monitor_json(shown)
+
+
+# --- running jobs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_running_job_holds_its_ipus(poprun, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # only this job's launcher is asked
+    job = poprun(
+        "--num-instances", 2, "--num-replicas", 6, "--ipus-per-replica", 2, "--oversubscribe",
+        "sleep", "60", start=True,
+    )  # fmt: skip
+
+    def partition_of_job():
+        return next((p for p in survey()[0] if p.launcher == job.pid and len(p.holders) == 2), None)
+
+    wait_until(lambda: partition_of_job() is not None)
+    partition = partition_of_job()
+    assert partition.name == f"job-{job.pid}"
+    assert partition.num_ipus == 16  # 12, rounded to a power of two
+    assert [(h.instance, h.ipus) for h in partition.holders] == [
+        (0, (0, 1, 2, 3, 4, 5)), (1, (6, 7, 8, 9, 10, 11)),
+    ]  # fmt: skip
+    for holder in partition.holders:
+        assert holder.command == "sleep 60"
+        assert holder.host == os.uname().nodename
+        assert holder.seconds < 60
+        os.kill(holder.pid, 0)
+    assert sorted(partition.holders_by_ipu()) == list(range(12))
+    job.send_signal(signal.SIGINT)
+    job.wait(20)
+    assert partition_of_job() is None
+
+
+@pytest.mark.mpi
+def test_an_instance_that_ended_holds_nothing(poprun, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program = "while [ $RANK = 1 ] || [ ! -e end ]; do sleep 0.01; done"
+    job = poprun("-n", 2, "--num-replicas", 4, "sh", "-c", program, start=True)
+
+    def held():
+        found = {p.launcher: p for p in survey()[0]}.get(job.pid)
+        return found and (found.num_ipus, [(h.instance, h.ipus) for h in found.holders])
+
+    wait_until(lambda: held() == (4, [(0, (0, 1)), (1, (2, 3))]))
+    (tmp_path / "end").touch()
+    wait_until(lambda: held() == (4, [(1, (2, 3))]))
+
+
+@pytest.mark.mpi
+def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(poprun, tmp_path):
+    jobs = {
+        name: poprun("-n", 1, *words, "sleep", "60", start=True, env={"TMPDIR": str(tmp_path)})
+        for name, words in (
+            ("offline", ("--offline-mode", "yes")),
+            ("named", ("--vipu-partition", "p-of-test")),
+        )
+    }
+
+    def answers():
+        found = inspection.running_jobs()
+        return {name: found.get(job.pid) for name, job in jobs.items()}
+
+    wait_until(lambda: all(a and a["instances"] for a in answers().values()))
+    assert answers()["offline"]["num_ipus"] == 0
+    partitions = {p.launcher: p for p in survey()[0]}
+    assert jobs["offline"].pid not in partitions
+    assert partitions[jobs["named"].pid].name == "p-of-test"
+
+
+def test_a_launcher_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
+    monkeypatch.setattr(inspection, "_HOLDINGS_SECONDS", 0.1)
+    silent, gone = tmp_path / "poprun-123-abc", tmp_path / "poprun-124-abc"
+    for folder in (silent, gone, tmp_path / "poprun-cache"):
+        folder.mkdir()
+    (tmp_path / "poprun-cache" / "control").touch()
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as closed:
+        listener.bind(str(silent / "control"))
+        listener.listen()
+        closed.bind(str(gone / "control"))
+        assert inspection.running_jobs() == {123: None}
+        assert survey()[1] == [123]
+
+
+def test_what_no_launcher_would_answer_is_told_too(monkeypatch):
+    # As root looks at everybody's jobs, and another version may answer otherwise.
+    answers = ([1], {"num_ipus": "x"}, {"num_ipus": 1}, {"num_ipus": 1, "instances": [1]})
+    monkeypatch.setattr(module_of_survey, "running_jobs", lambda: dict(enumerate(answers)))
+    assert survey() == ([free_partition(os.uname().nodename)], [0, 1, 2, 3])
+
+
+def test_names_change_neither_the_terminal_nor_the_table(monkeypatch):
+    instance = {"pid": 2**30, "index": 0, "host": "a\x1b[2J", "ipus": [0]}
+    job = {"num_ipus": 1, "partition": "\x1b[31m\n" + "p" * 150, "instances": [instance]}
+    monkeypatch.setattr(module_of_survey, "running_jobs", lambda: {5: job})
+    partitions, _ = survey()
+    lines = monitor_text(partitions).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert "a?[2J" in "".join(lines)
+    assert "partition ?[31m?ppp" in "".join(lines)
+    assert module_of_survey._command(["/bin/sh", "a\nb\x1b"]) == "sh a?b?"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder")
+def test_only_root_asks_the_launchers_of_other_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspection, "_temporary_folders", lambda _: {tmp_path})
+    with socket.socket(socket.AF_UNIX) as listener:
+        (tmp_path / "poprun-123-abc").mkdir()
+        listener.bind(str(tmp_path / "poprun-123-abc" / "control"))
+        assert [pid for pid, _ in inspection._sockets()] == [123]
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+        assert list(inspection._sockets()) == []
+
+
+def as_poprun(*words):
+    """Run the launcher under the name ``poprun``."""
+    code = (
+        "import sys; sys.argv[0] = '/opt/bin/poprun'; from poprun_py.__main__ import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_messages_and_help_say_the_name_that_was_called():
+    done = as_poprun("--num-instances", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("poprun: error: no program given: expected poprun [options]")
+    done = as_poprun("--help")
+    assert done.stdout.startswith("Usage: poprun [OPTIONS] PROGRAM")
+    assert "poprun -n 2 train.py --epochs 3" in done.stdout
+    assert "poprun-py" not in done.stdout
+    completion = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'poprun'\n"
+         "from poprun_py.cli import main; main()"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "_POPRUN_COMPLETE": "zsh_source"},
+    )  # fmt: skip
+    assert "#compdef poprun\n" in completion.stdout

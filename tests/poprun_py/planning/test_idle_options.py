@@ -1,0 +1,246 @@
+"""No option is accepted and silently does nothing: code reads it, or a warning says why not."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from conftest import ROOT
+from support.plans import plan_blindly
+
+from poprun_py.cli import run
+from poprun_py.config.environment_options import variables_layer
+from poprun_py.config.files import parse_config
+from poprun_py.config.launch_config import options
+from poprun_py.config.layers import merged, typed_layer
+from poprun_py.config.option_kinds import FLAG, YES_NO
+from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
+from poprun_py.hosts.remote_shell import Shell
+from poprun_py.hosts.survey import Survey
+from poprun_py.planning.idle_options import idle_option_warnings
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
+from poprun_py.planning.plan_warnings import plan_warnings
+
+_REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
+_HARDWARE = ROOT / "tests" / "support" / "snapshots"
+_IDLE = ROOT / "poprun_py" / "planning" / "idle_options.py"
+
+
+def said(*layers, hosts="", kind=OPEN_MPI_5):
+    """Return what is said of options that do nothing in a job on ``hosts``, or on this machine."""
+    planned = plan_blindly(
+        merged(*layers),
+        hosts=parse_host_list(hosts, source="test") if hosts else (LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=kind),
+        environ={"PATH": "/bin"},
+        reached=_REACHED if hosts else None,
+    )
+    found = idle_option_warnings(planned)
+    assert set(found) <= set(plan_warnings(planned))
+    return found
+
+
+def typed(**values):
+    return typed_layer({"program": ("x",), **values})
+
+
+# --- every option -------------------------------------------------------------------------------
+
+
+def read_fields():
+    """Return the fields of configurations that code reads outside of their declaration."""
+    names = set()
+    for file in (ROOT / "poprun_py").rglob("*.py"):
+        if file.parent.name == "config" or file == _IDLE:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("config"):
+                names.add(node.attr)
+    return names
+
+
+# What each of these is given, and still nothing happens. Those of the second kind are passed on in
+# variables that nothing here reads.
+_NEVER = {
+    "vipu_partition_attempts": 2,
+    "vipu_cluster": "c",
+    "vipu_allocation": "a",
+    "update_partition": True,
+    "reset_partition": True,
+    "remove_partition": True,
+    "sync_type": "ST_GS2_DEFAULT",
+    "synchronise_poplar_sdk": True,
+    "distribute_ssh_key": True,
+}
+_PASSED_ON = {
+    "vipu_server_host": "h",
+    "vipu_server_port": 8090,
+    "vipu_server_timeout": 9,
+    "vipu_partition": "p",
+}
+
+
+def test_every_option_is_read_by_code_or_says_that_it_does_nothing():
+    # The name of a file is read before there is a configuration.
+    unread = set(options()) - set(read_fields()) - {"import_config"}
+    assert unread == set(_NEVER)
+
+
+@pytest.mark.parametrize("name", [*_NEVER, *_PASSED_ON])
+def test_an_option_for_real_ipus_says_that_it_does_nothing(name):
+    value = {**_NEVER, **_PASSED_ON}[name]
+    (sentence,) = said(typed(**{name: value}))
+    assert sentence.startswith(f"--{name.replace('_', '-')} has no effect: ")
+    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    (sentence,) = said(variables_layer({f"POPRUN_{name.upper()}": text})[0])
+    assert sentence.startswith(f"POPRUN_{name.upper()} has no effect: ")
+    (sentence,) = said(parse_config(json.dumps({name: value}), "job.json"), hosts="a")
+    assert sentence.startswith(f"{name} in job.json has no effect: ")
+
+
+def test_options_with_one_reason_share_a_sentence():
+    given = {"vipu_cluster": "c", "sync_type": "ST_GS2_DEFAULT", "vipu_server_port": 8091}
+    assert said(typed(**given, vipu_partition="p")) == (
+        "--vipu-server-port has no effect: IPUs are emulated, no V-IPU server is asked; instances "
+        "only get the IPUOF_VIPU_API_ variables",
+        "--vipu-partition has no effect: IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, "
+        "gc-info and gc-monitor show the name",
+        "--vipu-cluster, --sync-type have no effect: IPUs are emulated, and no partition is made "
+        "or changed",
+    )
+
+
+def test_defaults_and_wishes_for_nothing_say_nothing():
+    assert said(typed()) == ()
+    nothing = dict.fromkeys(
+        (n for n in _NEVER if options()[n].kind in (YES_NO, FLAG) and n != "remove_partition"),
+        False,
+    )
+    assert len(nothing) == 4
+    assert said(typed(**nothing, remove_partition=False)) == ()
+
+
+# --- options that do nothing in some jobs -------------------------------------------------------
+
+_FOR_HOSTS = {
+    "host_subnet": "banana",
+    "ssh_args": "-p 2",
+    "ssh_config": "/no/file",
+    "no_check": True,
+    "sync": "/no/folder",
+    "synchronise_python_venv": True,
+    "allow_fewer_hosts": True,
+}
+
+
+@pytest.mark.parametrize("name", _FOR_HOSTS)
+def test_options_for_hosts_do_nothing_on_this_machine(name):
+    layer = typed(**{name: _FOR_HOSTS[name]}, max_restarts=1)
+    (sentence,) = said(layer)
+    assert sentence == (
+        f"--{name.replace('_', '-')} has no effect: all instances run on this machine"
+    )
+    assert said(layer, hosts="a,b") == ()
+
+
+@pytest.mark.parametrize("place", ["file", "variable"])
+def test_what_a_place_says_for_all_jobs_is_no_mistake_of_one(place):
+    layer = (
+        parse_config('{"host-subnet": "eth0"}', "job.json")
+        if place == "file"
+        else variables_layer({"POPRUN_HOST_SUBNET": "eth0"})[0]
+    )
+    assert said(layer) == ()
+    assert len(said({"host_subnet": "eth0"})) == 1  # from Python, for this job
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"allow_fewer_hosts": True},
+         "--allow-fewer-hosts has no effect: a job is started again with --max-restarts only"),
+        ({"process_placement": "packnuma", "numa_aware": True},
+         "--process-placement has no effect: --numa-aware yes decides"),
+        ({"overwrite_config": True},
+         "--overwrite-config has no effect: there is no --export-config"),
+        ({"run": True}, "--run has no effect: the job runs anyway; it is for --export-plan"),
+        ({"print_topology": "tree", "export_plan": "-"},
+         "--print-topology has no effect: --export-plan - takes standard output"),
+        ({"allow_fewer_hosts": True, "max_restarts": 1}, None),
+        ({"process_placement": "packnuma"}, None),
+        ({"overwrite_config": True, "export_config": "c.toml"}, None),
+        ({"run": True, "export_plan": "p"}, None),
+        ({"print_topology": "tree", "export_plan": "p"}, None),
+    ],
+)  # fmt: skip
+def test_an_option_that_another_one_overrules(values, sentence):
+    found = said(typed(num_instances=4, **values), hosts="a,b")
+    assert found == ((sentence,) if sentence else ())
+
+
+def test_options_for_open_mpi_do_nothing_with_another():
+    assert said(typed(mpi_fast_start=True)) == ()
+    assert said(typed(mpi_fast_start=False), kind=MPICH) == ()
+    (sentence,) = said(typed(mpi_fast_start=True), kind=MPICH)
+    assert sentence.startswith("--mpi-fast-start has no effect: it is for Open MPI")
+    assert said(typed(allow_run_as_root=False)) == ()
+    assert said(typed(allow_run_as_root=True), kind=MPICH) == ()
+    (sentence,) = said(typed(allow_run_as_root=False), kind=MPICH)
+    assert sentence == "--allow-run-as-root has no effect: this MPI lets root start jobs"
+
+
+@pytest.mark.parametrize(
+    ("words", "machine", "part"),
+    [
+        (["--process-placement", "packnuma"], "two-socket-smt", "--process-placement has no"),
+        (["--numa-aware", "yes"], "two-socket-smt", "--numa-aware has no effect: one instance"),
+        (["--numa-aware", "yes", "-n", "2"], "two-socket-smt", ""),
+        (["--process-placement", "packnuma", "--cores-per-instance", "1"], "two-socket-smt", ""),
+        (["--strict-binding"], "two-socket-smt", "--strict-binding has no effect: no instance is"),
+        (["--strict-binding", "-n", "2"], "two-socket-smt", ""),
+        (["--smt", "yes"], "two-socket-smt", ""),
+        (["--smt", "yes"], "one-node", ""),
+        (["--smt", "yes"], "hybrid", ""),
+        (["--smt", "yes"], "bare", "--smt has no effect: no core has more than one hardware"),
+    ],
+)
+def test_placement_that_changes_nothing(words, machine, part, capsys):
+    file = _HARDWARE / f"{machine}.json"
+    assert run([*words, "--hardware", str(file), "--dry-run", "x"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no effect" in line]
+    assert len(lines) == bool(part)
+    assert part in "".join(lines)
+
+
+# --- through the command ------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+def test_a_launch_warns_before_it_runs(poprun):
+    done = poprun("--host-subnet", "banana", "--vipu-cluster", "c", "true")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "poprun-py: warning: --vipu-cluster has no effect: IPUs are emulated, and no partition is "
+        "made or changed",
+        "poprun-py: warning: --host-subnet has no effect: all instances run on this machine",
+    ]
+
+
+def test_a_malformed_network_is_refused_on_this_machine_too(capsys):
+    assert run(["--host-subnet", "10.0.0.0/99", "--dry-run", "x"]) == 2
+    assert "--host-subnet '10.0.0.0/99': " in capsys.readouterr().err
+
+
+def test_a_network_that_a_host_is_not_on_is_refused_before_the_others_are_asked(capsys):
+    words = ["--host", "127.0.0.1,elsewhere", "-n", "2", "--host-subnet", "banana", "--dry-run"]
+    assert run([*words, "x"]) == 3
+    assert "host 127.0.0.1 is not on --host-subnet banana; it has " in capsys.readouterr().err
+
+
+def test_options_beside_stacks_do_nothing(capsys):
+    assert run(["--stacks", "1", "-n", "2", "--timeout", "5m", "-v"]) == 3
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "poprun-py: warning: --num-instances, --timeout have no effect: --stacks asks a job that "
+        "runs already"
+    )

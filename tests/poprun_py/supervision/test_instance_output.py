@@ -1,0 +1,106 @@
+"""What of all that instances write is shown, in which order, and whose words are the last."""
+
+from __future__ import annotations
+
+import pytest
+
+from poprun_py.supervision.control_channel import Peer
+from poprun_py.supervision.instance_output import InstanceOutput
+from poprun_py.supervision.job import Job
+
+TRACEBACK = b"Traceback (most recent call last):\n  File x\nValueError: rank %d\n"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the output of a job of three instances; its stderr is a file."""
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+
+        def make(**fields):
+            fields = {"variables": ({},) * 3, **fields}
+            job = Job(command=("mpirun",), environ={}, **fields)
+            output = InstanceOutput(job, (out.fileno(), err.fileno()), print)
+            peers = []
+            for index in range(3):
+                stdout, stderr = output.make_streams(index)
+                peers.append(Peer(index=index, channel=None, host="h", pid=1,
+                                  stdout=stdout, stderr=stderr))  # fmt: skip
+            return output, peers, (tmp_path / "err").read_text
+
+        yield make
+
+
+def test_the_last_words_are_those_of_all_who_wrote_them(start):
+    output, peers, shown = start()
+    for peer in (peers[1], peers[0]):
+        output.feed_stderr(peer, TRACEBACK % peer.index)
+    assert "rank 0" not in shown()
+    for peer in peers:
+        output.finish(peer)
+    assert shown().splitlines()[-2:] == [
+        "[1,1]<stderr>:ValueError: rank 1",
+        "[1,0]<stderr>:the same traceback as instance 1",
+    ]
+    assert output.last_words == {0, 1}
+
+
+def test_words_that_many_lines_follow_are_not_the_last(start):
+    output, peers, _ = start()
+    output.feed_stderr(peers[0], b"a\n")
+    output.feed_stderr(peers[1], b"b\n" * 8)
+    assert output.last_words == {0, 1}
+    output.feed_stderr(peers[1], b"b\n")
+    assert output.last_words == {1}
+
+
+def test_a_held_end_without_a_newline_is_shown_although_its_instance_has_ended(start):
+    output, peers, shown = start()
+    output.feed_stderr(peers[0], TRACEBACK % 0)
+    output.feed_stderr(peers[1], TRACEBACK % 1 + b"bye")
+    output.finish(peers[1])
+    assert "bye" not in shown()
+    deadline = output.next_deadline()
+    output.on_time(deadline, None)
+    assert shown().splitlines()[-2:] == [
+        "[1,1]<stderr>:the same traceback as instance 0", "[1,1]<stderr>:bye",
+    ]  # fmt: skip
+    assert shown().endswith("\n")
+
+
+def test_a_hidden_instance_is_neither_shown_nor_compared(start):
+    output, peers, shown = start(only_output_from=frozenset({1}))
+    for peer in peers:
+        output.feed_stderr(peer, TRACEBACK % peer.index)
+        output.finish(peer)
+    assert shown() == "".join(
+        f"[1,1]<stderr>:{line}\n" for line in (TRACEBACK % 1).decode().splitlines()
+    )
+    assert output.last_words == {1}
+
+
+def test_plain_output_holds_nothing(start):
+    output, peers, shown = start(output="plain")
+    for peer in peers:
+        output.feed_stderr(peer, TRACEBACK % 0)
+    assert shown() == (TRACEBACK % 0).decode() * 3
+
+
+def test_a_bar_that_stands_still_is_waited_for(start):
+    output, peers, shown = start()
+    assert output.next_deadline() == float("inf")
+    output.feed_stderr(peers[0], b"\r 5%")
+    assert shown() == ""
+    output.on_time(output.next_deadline() + 0.01, None)
+    assert shown() == "[1,0]<stderr>: 5%\n"
+    assert output.next_deadline() == float("inf")
+
+
+@pytest.mark.parametrize(("num_instances", "is_split"), [(3, True), (64, False)])
+def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split):
+    output, peers, shown = start(variables=({},) * num_instances)
+    output.feed_stderr(peers[0], b"words")
+    fed = peers[0].stderr.fed_at
+    output.on_time(fed + 0.3, None)
+    assert (shown() != "") is is_split
+    output.on_time(fed + 3.0, None)
+    assert shown() == "[1,0]<stderr>:words"

@@ -1,0 +1,98 @@
+"""What is kept of a run whose folder makes trouble."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from support.plans import plan_blindly
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import StartError, UsageError
+from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.output.run_folder import RunFolder
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.run_record import RunRecord
+from poprun_py.supervision.job import LaunchResult
+
+
+def planned(output_dir, environ=None):
+    return plan_blindly(
+        LaunchConfig(program=("x",), output_dir=output_dir),
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ=environ or {},
+    )
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    def refuse(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "make_attempt", refuse)
+
+
+def test_without_a_folder_nothing_is_kept():
+    record = RunRecord(planned(None, {"POPRUN_RUN_ID": "mine"}))
+    assert record.run_id == "mine"
+    assert record.begin(planned(None), 0) is None
+    record.end(LaunchResult(exit_code=0))
+    record.refuse(StartError("no"))
+    record.finish(LaunchResult(exit_code=0))
+    record.close()
+    assert record.trouble == ""
+
+
+def test_a_first_attempt_that_cannot_be_kept_is_refused(tmp_path, full_disk):
+    record = RunRecord(planned(str(tmp_path)))
+    with pytest.raises(UsageError, match=r"^output_dir .*No space left on device"):
+        record.begin(planned(str(tmp_path)), 0)
+    record.close()
+
+
+def test_a_later_attempt_goes_on_without_its_files(tmp_path, full_disk):
+    record = RunRecord(planned(str(tmp_path)))
+    assert record.begin(planned(str(tmp_path)), 1) is None
+    assert "No space left on device" in record.trouble
+    record.close()
+
+
+def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
+    plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
+    record = RunRecord(plan)
+    record.begin(plan, 0)
+    record.end(LaunchResult(exit_code=7, reason="failed"))
+    shutil.rmtree(tmp_path / "mine")
+    record.begin(plan, 1)
+    record.end(LaunchResult(exit_code=0))
+    record.finish(LaunchResult(exit_code=0))
+    record.close()
+    report = json.loads((tmp_path / "mine" / "report.json").read_text())
+    assert [a["exit_code"] for a in report["attempts"]] == [7, 0]
+    assert (report["state"], report["exit_code"], record.trouble) == ("ended", 0, "")
+
+
+def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
+    plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
+    (tmp_path / "mine").mkdir()
+    for text in ("{}", "{}", '{"attempts": {}}', '{"attempts": [1]}', "[]", "no"):
+        (tmp_path / "mine" / "report.json").write_text(text)
+        with pytest.raises(UsageError, match="is no report of a run"):
+            RunRecord(plan)
+    (tmp_path / "mine" / "report.json").unlink()
+    RunRecord(plan).close()
+
+
+def test_an_attempt_whose_launcher_was_killed_is_told_by_the_next_launch(tmp_path):
+    environ = {"POPRUN_RUN_ID": "mine"}
+    killed = RunRecord(planned(str(tmp_path), environ))
+    killed.begin(planned(str(tmp_path), environ), 0)
+    killed.close()  # as the kernel does
+    record = RunRecord(planned(str(tmp_path), environ))
+    record.begin(planned(str(tmp_path), environ), 0)
+    record.end(LaunchResult(exit_code=0))
+    record.close()
+    report = json.loads((tmp_path / "mine" / "report.json").read_text())
+    assert [attempt["cause"] for attempt in report["attempts"]] == ["launcher_lost", "completed"]

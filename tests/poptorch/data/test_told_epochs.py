@@ -1,0 +1,97 @@
+"""Samplers that the program tells of epochs, as torch's DistributedSampler: also in Async mode."""
+
+import pytest
+from support.loading import ASYNC, REBATCHED, flat, numbers, read
+from torch.utils.data import BatchSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from popdist_py.poptorch import DataLoader, Options
+
+
+def distributed(rank=1, replicas=2, count=24):
+    return DistributedSampler(numbers(count), num_replicas=replicas, rank=rank, seed=3)
+
+
+def order(epoch, **arguments):
+    sampler = distributed(**arguments)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+def of_two_processes(di=1):
+    options = Options().deviceIterations(di)
+    options.Distributed.configureProcessId(1, 2)
+    return options
+
+
+@pytest.mark.parametrize("mode", [{}, ASYNC, REBATCHED])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.sweep)])
+def test_a_distributed_sampler_gives_the_share_and_its_epochs(mode, workers):
+    sampler = distributed()
+    loader = DataLoader(
+        of_two_processes(), numbers(24), 4, sampler=sampler, num_workers=workers, **mode
+    )
+    assert len(loader) == 3
+    for epoch in (0, 1, 1, 5):
+        sampler.set_epoch(epoch)
+        assert flat(read(loader)) == order(epoch)
+    loader.terminate()
+
+
+def test_a_sampler_for_one_process_is_shared_out():
+    sampler = distributed(rank=0, replicas=1)
+    loader = DataLoader(of_two_processes(), numbers(24), 4, sampler=sampler, **ASYNC)
+    for epoch in (2, 4):
+        sampler.set_epoch(epoch)
+        assert flat(read(loader)) == order(epoch, rank=0, replicas=1)[12:]
+    loader.terminate()
+
+
+def test_inside_a_batch_sampler_and_after_a_break():
+    sampler = distributed()
+    loader = DataLoader(
+        of_two_processes(di=2),
+        numbers(24),
+        batch_sampler=BatchSampler(sampler, 2, drop_last=True),
+        auto_distributed_partitioning=False,
+        **ASYNC,
+    )
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            assert batch[0].tolist() == order(epoch)[:4]
+            break
+    assert loader.state_dict()["epoch"] == 3
+    sampler.set_epoch(7)
+    assert flat(read(loader)) == order(7)
+    assert loader.state_dict()["epoch"] == 5
+    loader.terminate()
+
+
+def test_the_next_epoch_is_not_loaded_twice_where_nothing_was_told():
+    sampler = distributed()
+    sampler.set_epoch(2)
+    loader = DataLoader(of_two_processes(), numbers(24), 4, sampler=sampler, **ASYNC)
+    for _ in range(2):
+        assert flat(read(loader)) == order(2)
+    assert loader._accessor._epoch == 2
+    loader.terminate()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_epoch_goes_on_in_its_order(told):
+    sampler = distributed()
+    loader = DataLoader(of_two_processes(), numbers(24), 4, sampler=sampler, **ASYNC)
+    sampler.set_epoch(6)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.terminate()
+    again = distributed()
+    resumed = DataLoader(of_two_processes(), numbers(24), 4, sampler=again, **ASYNC)
+    resumed.load_state_dict(state)
+    if told:
+        again.set_epoch(6)
+    assert flat(read(resumed)) == order(6)[4:]
+    again.set_epoch(7)
+    assert flat(read(resumed)) == order(7)
+    resumed.terminate()

@@ -1,0 +1,341 @@
+"""Every option does something, or says that it does not: no silent nothing among the setters."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from support.models import Mlp, classified, quiet_options
+from torch import nn
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch import old_spellings
+from popdist_py.poptorch.options import without_effect
+from popdist_py.poptorch.options.store import OptionStore
+
+# The tests, without those of options as values, that see what a setter does.
+_EFFECTS = {
+    "Options.anchorTensor": "execution/test_anchors.py",
+    "Options.autoRoundNumIPUs": "model/test_lifetime.py",
+    "Options.broadcastBuffers": "weights/test_buffers.py",
+    "Options.connectionType": "options/test_without_effect.py",
+    "Options.deviceIterations": "execution/test_device_loop.py",
+    "Options.disableModuleNamescope": "execution/test_anchors.py",
+    "Options.enableExecutableCaching": "compilation/test_executable_cache.py",
+    "Options.enableSyntheticData": "execution/test_synthetic_data.py",
+    "Options.inputReplicaGrouping": "calls/test_batching.py",
+    "Options.logCycleCount": "execution/test_timings.py",
+    "Options.outputMode": "execution/test_device_loop.py",
+    "Options.randomSeed": "execution/test_replicas.py",
+    "Options.relaxOptimizerAttributesChecks": "options/test_without_effect.py",
+    "Options.replicationFactor": "execution/test_replicas.py",
+    "Options.setExecutionStrategy": "placement/test_overlapped_io.py",
+    "Options.showCompilationProgressBar": "options/test_without_effect.py",
+    "Options.updatableNamedBuffers": "weights/test_buffers.py",
+    "Options.useIpuId": "model/test_lifetime.py",
+    "Options.useOfflineIpuTarget": "model/test_lifetime.py",
+    "Training.accumulationAndReplicationReductionType": "calls/test_batching.py",
+    "Training.gradientAccumulation": "calls/test_batching.py",
+    "Training.gradientCompression": "update/compression_program.py",
+    "Training.setAutomaticLossScaling": "update/test_optimizers.py",
+    "Precision.enableFloatingPointExceptions": "execution/test_precision.py",
+    "Precision.enableStochasticRounding": "update/test_rounding.py",
+    "TensorLocations.numIOTiles": "placement/test_overlapped_io.py",
+    "Emulator.deterministicReduction": "execution/test_replicas.py",
+    "Emulator.doublePrecision": "execution/test_precision.py",
+    "Emulator.replicaExecution": "execution/test_replicas.py",
+}
+# What sets other options, or one that all setters of the group share; test_options.py has them.
+_NO_OPTIONS = {
+    "Options.batching",
+    "Options.check_ipus",
+    "Options.clone",
+    "Options.defaultOutputMode",
+    "Options.from_json",
+    "Options.loadFromFile",
+    "Options.overlap_conditions",
+    "Options.resolved_output_mode",
+    "Distributed.configureProcessId",
+    "Distributed.disable",
+    "Distributed.setEnvVarNames",
+    "_Popart.check",
+    "_Popart.set",
+    "_Popart.update",
+}
+# The mean is the same whenever it is divided, so there is nothing to say.
+_RIGHT_ANYWAY = {"Training.setMeanAccumulationAndReplicationReductionStrategy"}
+_DEPRECATED = {
+    "Jit.traceModel": lambda o: o.Jit.traceModel(False),
+    "Precision.halfFloatCasting": lambda o: o.Precision.halfFloatCasting(None),
+    "Precision.runningStatisticsAlwaysFloat": lambda o: o.Precision.runningStatisticsAlwaysFloat(
+        True
+    ),
+}
+_PLACE = poptorch.TensorLocationSettings().useOnChipStorage(False)
+# What is said aloud, and how.
+_SAID = {
+    "Options.enableProfiling": (
+        lambda o: o.enableProfiling("reports"),
+        "enableProfiling (no reports are written)",
+    ),
+    "Options.logDir": (lambda o: o.logDir("logs"), "logDir (no logs are written to files)"),
+    "Options.maxRepeatLogs": (lambda o: o.maxRepeatLogs(2), "maxRepeatLogs (repeated lines"),
+    "Options.useIpuModel": (lambda o: o.useIpuModel(False), "useIpuModel(False) (there is no"),
+    "Precision.setPartialsType": (
+        lambda o: o.Precision.setPartialsType(torch.half),
+        "setPartialsType(torch.half) (products add up in float32)",
+    ),
+    "_Popart.setEngineOptions": (
+        lambda o: o._Popart.setEngineOptions({"autoReport.all": "true"}),
+        "enableProfiling (no reports are written)",
+    ),
+    "a session option that promises a file": (
+        lambda o: o._Popart.set("exportPoplarVertexGraph", "graph"),
+        "_Popart exportPoplarVertexGraph (no such files are written)",
+    ),
+    "a session option that a setter has": (
+        lambda o: o._Popart.set("accumulationFactor", 4),
+        "_Popart accumulationFactor (the setters of Options decide)",
+    ),
+}
+# What only hardware can do better or worse.
+_HARDWARE = {
+    "Options.appendToLocationExcludes": (
+        lambda o: o.appendToLocationExcludes("a"),
+        "sourceLocationExcludes",
+    ),
+    "Options.sourceLocationExcludes": (
+        lambda o: o.sourceLocationExcludes(["a"]),
+        "sourceLocationExcludes",
+    ),
+    "Options.enableStableNorm": (lambda o: o.enableStableNorm(True), "enableStableNorm"),
+    "Options.modelName": (lambda o: o.modelName("mine"), "modelName"),
+    "Options.setAvailableMemoryProportion": (
+        lambda o: o.setAvailableMemoryProportion({"IPU0": 0.5}),
+        "setAvailableMemoryProportion",
+    ),
+    "Options.syncPattern": (
+        lambda o: o.syncPattern(poptorch.SyncPattern.SinglePipeline),
+        "syncPattern",
+    ),
+    "Training.setConvolutionDithering": (
+        lambda o: o.Training.setConvolutionDithering(True),
+        "Training.setConvolutionDithering",
+    ),
+    **{
+        f"TensorLocations.set{kind}Location": (
+            lambda o, kind=kind: getattr(o.TensorLocations, f"set{kind}Location")(_PLACE),
+            f"TensorLocations.set{kind}Location",
+        )
+        for kind in ("Accumulator", "Activation", "Optimizer", "Weight")
+    },
+    "_Popart.setPatterns": (lambda o: o._Popart.setPatterns({"a": True}), "_Popart.setPatterns"),
+    "any session option": (
+        lambda o: o._Popart.set("outlineThreshold", 1.0),
+        "_Popart outlineThreshold",
+    ),
+    "any engine option": (
+        lambda o: o._Popart.setEngineOptions({"target.size": "1"}),
+        "engine option target.size",
+    ),
+}
+
+
+def setters():
+    """Every public method of the options and their groups, as Group.name."""
+    whole = poptorch.Options()
+    for group, store in {"Options": whole, **whole._groups()}.items():
+        for name, _ in inspect.getmembers(type(store), inspect.isfunction):
+            shared = getattr(OptionStore, name, None) is getattr(type(store), name)
+            if not name.startswith("_") and not shared and name != "toDict":
+                yield f"{group}.{name}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(without_effect, "_said", set())
+    poptorch.profiling._say_nothing_is_recorded.cache_clear()
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, logger="poptorch::python")
+    return caplog
+
+
+def compiled(options):
+    options.showCompilationProgressBar(False)
+    poptorch.inferenceModel(nn.Linear(2, 2), options).compile(torch.ones(1, 2))
+
+
+def texts(log, level):
+    return [r.getMessage() for r in log.records if r.levelno == level]
+
+
+def test_effects_that_no_other_test_looks_at(log, capsys):
+    model = Mlp()
+    for relaxed in (True, False):
+        optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+        options = quiet_options().relaxOptimizerAttributesChecks(relaxed)
+        training = poptorch.trainingModel(model, options, optimizer)
+        training.compile(*classified(2))
+        optimizer.surprise = 1
+        training.setOptimizer(optimizer)
+        assert ("unexpected optimizer attribute" in log.text) is not relaxed
+        training.destroy()
+    assert "Graph compilation" not in capsys.readouterr().err
+    options = poptorch.Options().showCompilationProgressBar(True)
+    poptorch.inferenceModel(nn.Linear(2, 2), options).compile(torch.ones(1, 2))
+    assert "Graph compilation" in capsys.readouterr().err
+    for kind, attached in (
+        (poptorch.ConnectionType.Always, True),
+        (poptorch.ConnectionType.Never, False),
+    ):
+        inference = poptorch.inferenceModel(nn.Linear(2, 2), quiet_options().connectionType(kind))
+        inference.compile(torch.ones(1, 2))
+        assert inference.isAttachedToDevice() is attached
+
+
+def test_every_setter_is_known():
+    said = {*_SAID, *_HARDWARE, *_DEPRECATED}
+    groups = [set(_EFFECTS), _NO_OPTIONS, _RIGHT_ANYWAY, {n for n in said if "." in n}]
+    known = set().union(*groups)
+    assert sum(map(len, groups)) == len(known), "a setter has one kind"
+    assert set(setters()) == known
+
+
+@pytest.mark.parametrize("setter", _EFFECTS)
+def test_a_test_sees_the_effect(setter):
+    text = (ROOT / "tests" / "poptorch" / _EFFECTS[setter]).read_text(encoding="utf-8")
+    assert f".{setter.partition('.')[2]}(" in text
+
+
+@pytest.mark.parametrize("what", _SAID)
+def test_what_is_missing_is_said_once(what, log):
+    choose, text = _SAID[what]
+    options = poptorch.Options()
+    choose(options)
+    for _ in range(2):
+        compiled(options.clone())
+    (line,) = texts(log, logging.WARNING)
+    assert line.startswith("These options do nothing on emulated IPUs: ")
+    assert text in line
+
+
+@pytest.mark.parametrize("what", _HARDWARE)
+def test_what_only_hardware_has_is_said_to_those_who_ask(what, log):
+    choose, text = _HARDWARE[what]
+    options = poptorch.Options()
+    choose(options)
+    compiled(options)
+    assert texts(log, logging.WARNING) == []
+    assert texts(log, logging.INFO) == [
+        f"These options change the speed or memory of hardware only: {text}"
+    ]
+
+
+@pytest.mark.parametrize("what", _DEPRECATED)
+def test_what_is_deprecated_says_so_at_once(what, log, monkeypatch):
+    monkeypatch.setattr(old_spellings, "_said", set())
+    _DEPRECATED[what](poptorch.Options())
+    assert len(texts(log, logging.WARNING)) == 1
+
+
+def test_all_of_them_make_one_line(log):
+    options = poptorch.Options()
+    for choose, _ in _SAID.values():
+        choose(options)
+    compiled(options)
+    (line,) = texts(log, logging.WARNING)
+    assert line.count(" (") == len(_SAID) - 1  # two of them ask for reports
+
+
+def test_options_as_they_are_say_nothing(log):
+    options = quiet_options().logDir(".").useIpuModel(True)
+    options.Precision.enableStochasticRounding(True)
+    options.Precision.setPartialsType(torch.float)
+    options.Training.setAutomaticLossScaling(True)
+    options.enableSyntheticData(True).logCycleCount(True).updatableNamedBuffers([])
+    options._Popart.setEngineOptions({"autoReport.all": "false"})
+    compiled(options)
+    assert log.records == []
+
+
+def test_only_instance_0_speaks(log):
+    options = poptorch.Options().logDir("logs")
+    options.Distributed.configureProcessId(1, 2)
+    compiled(options)
+    assert log.records == []
+
+
+def test_training_models_say_it_too(log):
+    model = Mlp()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    poptorch.trainingModel(model, quiet_options().logDir("logs"), optimizer).compile(*classified(2))
+    assert len(texts(log, logging.WARNING)) == 1
+
+
+def test_reports_that_the_environment_asks_for(log, monkeypatch):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
+    compiled(poptorch.Options())
+    assert "no reports are written" in log.text
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "autoReport.all=true")
+    with pytest.raises(poptorch.Error, match="expected a JSON object"):
+        compiled(poptorch.Options())
+
+
+def test_tracepoints_say_once_that_nothing_is_recorded(log):
+    channel = poptorch.profiling.Channel("mine")
+    model = Mlp()
+    assert channel.instrument(model, "forward") is model
+    with channel.tracepoint("step"):
+        pass
+    assert texts(log, logging.WARNING) == [
+        "profiling.Channel does nothing on emulated IPUs: no trace is recorded"
+    ]
+
+
+def test_a_correction_that_cannot_be_left_out_says_so(log):
+    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=True)
+    assert log.records == []
+    poptorch.optim.AdamW(Mlp().parameters(), bias_correction=False)
+    assert "bias_correction=False is ignored" in log.text
+
+
+@pytest.mark.parametrize("share", [1.5, -0.1, float("nan"), "0.5"])
+def test_a_share_of_the_memory_is_from_0_to_1(share):
+    with pytest.raises(AssertionError, match=r"memory proportion.*for IPU0"):
+        poptorch.Options().setAvailableMemoryProportion({"IPU0": share})
+    with pytest.raises(AssertionError, match=r"memory proportion.*for set_available_memory"):
+        poptorch.set_available_memory(torch.ones(1), share)
+    assert poptorch.Options().setAvailableMemoryProportion({"IPU0": 0, "IPU1": 1})
+
+
+@pytest.mark.parametrize("indices", [{7}, {2, 3}, {-1}, {"0"}])
+def test_a_call_that_no_instance_would_make(indices, monkeypatch):
+    with pytest.raises(ValueError, match="this job has instance 0 only"):
+        popdist_py.execute_on_instances(indices, print)
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+    monkeypatch.setenv("POPDIST_NUM_LOCAL_REPLICAS", "1")
+    monkeypatch.setenv("POPDIST_REPLICA_INDEX_OFFSET", "0")
+    monkeypatch.setenv("POPDIST_UNIFORM_REPLICAS_PER_INSTANCE", "1")
+    with pytest.raises(ValueError, match=r"no instance has one.*the instances 0 to 1"):
+        popdist_py.execute_on_instances(indices, print)
+
+
+@pytest.mark.parametrize(
+    "indices", [np.array([0, 1]), iter([1, 0]), (i for i in (0, 7)), np.array([0])],
+    ids=["array", "iterator", "generator", "array of one"],
+)  # fmt: skip
+def test_indices_may_come_as_any_iterable(indices):
+    assert popdist_py.execute_on_instances(indices, lambda: 1) == 1
+
+
+def test_a_call_of_some_instances_that_exist():
+    assert popdist_py.execute_on_instances({0, 7}, lambda: 1) == 1
+    assert popdist_py.execute_on_instances(set(), lambda: 1) is None

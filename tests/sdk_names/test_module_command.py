@@ -1,0 +1,212 @@
+"""``python -m popdist_py`` behaves as ``python``: arguments, path, tracebacks, exit codes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.surroundings import copied_sources, install, new_environment
+
+SEEN = """
+import os, sys
+print(__name__, __package__, __file__, sys.argv, sys.orig_argv[1:], sys.flags.dev_mode)
+print([p for p in sys.path if 'start_hook' not in p], sys.gettrace(), len(sys.warnoptions))
+"""
+
+
+def as_python(python, *words, options=(), **more):
+    """Run the same words under ``python`` and ``python -m popdist_py``; both must show the same."""
+    plain = python(*options, *words, program="", **more)
+    ours = python(*options, "-m", "popdist_py", *words, program="", **more)
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert ours.stderr == plain.stderr
+    return ours
+
+
+@pytest.mark.parametrize(
+    "words", [("program.py",), ("./program.py", "a", "-m", "--help"), ("-m", "program", "-c", "x"),
+              ("-m", "package.inner", "1"), ("-c", SEEN.replace("__file__", "0"), "y", "-z"),
+              ("package", "arguments"), ("-u", "program.py"), ("-P", "program.py")],
+    ids=lambda words: " ".join(words)[:20],
+)  # fmt: skip
+def test_a_program_sees_what_python_shows_it(python, tmp_path, words):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    for name in ("program.py", "package/inner.py", "package/__main__.py"):
+        (tmp_path / name).write_text(SEEN)
+    assert as_python(python, *words).returncode == 0
+
+
+@pytest.mark.parametrize("options", [("-X", "dev"), ("-B", "-O"), ("-W", "error"), ("-Xdev", "-u")])
+def test_options_of_python_are_kept(python, tmp_path, options):
+    (tmp_path / "program.py").write_text(SEEN)
+    assert as_python(python, "program.py", options=options).returncode == 0
+
+
+@pytest.mark.parametrize("words", [("-mpopdist_py",), ("-Bm", "popdist_py"), ("-Bmpopdist_py",)])
+def test_the_module_may_be_named_in_all_ways_of_python(python, words):
+    code = "import sys; print(sys.orig_argv[1:], sys.flags.dont_write_bytecode)"
+    done = python(*words, "-c", code, "-m", program="", PYTHONDONTWRITEBYTECODE="")
+    kept = ["-B"] if "B" in words[0] else []
+    assert done.stdout == f"{[*kept, '-c', code, '-m']} {len(kept)}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["1/0", "import sys; sys.exit(7)", "raise SystemExit('a message')", "def f(:",
+             "import poptorchh", "import os; os.kill(os.getpid(), 15)"],
+)  # fmt: skip
+def test_a_program_that_fails_fails_as_under_python(python, tmp_path, text):
+    (tmp_path / "program.py").write_text(text)
+    done = as_python(python, "program.py")
+    assert done.returncode != 0
+    assert "popdist_py" not in done.stderr
+
+
+def test_a_program_that_is_not_there(python):
+    assert "can't open file" in as_python(python, "nowhere.py").stderr
+    assert "No module named nowhere" in as_python(python, "-m", "nowhere").stderr
+
+
+def test_ctrl_c_reaches_the_program(tmp_path):
+    code = "import time; print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "popdist_py", "-c", code], stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in stderr
+
+
+def test_without_a_program_it_is_pythons_prompt(tmp_path):
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-q", "-m", "popdist_py"], stdin=follower, stdout=follower,
+        stderr=follower, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}, cwd=tmp_path,
+    )  # fmt: skip
+    os.close(follower)
+    os.write(leader, b"import popdist; print(popdist.getNumInstances() + 40)\nexit()\n")
+    assert process.wait(30) == 0
+    text = b""
+    try:
+        while part := os.read(leader, 4096):
+            text += part
+    except OSError:
+        pass  # the terminal's other end is closed
+    os.close(leader)
+    assert b"\n41\r\n" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(f"{ROOT}/popdist_py/__main__.py",), ("-c", "from popdist_py.__main__ import main; main()")],
+)
+def test_it_may_be_started_as_a_file_or_a_function(python, words):
+    done = python(*words, "-c", "import popart; print(popart.__name__)", program="")
+    assert done.stdout == "popart\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--sdk-names", "maybe", "x.py"), "--sdk-names maybe: expected --sdk-names auto or yes"),
+        (("--sdk-names=no", "x.py"), "--sdk-names no: expected --sdk-names auto or yes"),
+        (("--sdk-names",), "--sdk-names: expected --sdk-names auto or yes"),
+        (("--install-nmaes",), "--install-nmaes: expected .* --install-names"),
+    ],
+)
+def test_a_wrong_option_is_one_line(python, words, says):
+    done = python(*words)
+    assert done.returncode == 2
+    assert re.match(f"popdist_py: {says}", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["-E", "-I", "-S"])
+def test_options_that_keep_the_names_away_are_refused(python, python_with_names, option):
+    # Without site-packages, the library is found on PYTHONPATH.
+    executable = sys.executable if option == "-S" else python_with_names[0]
+    done = python(option, "-m", "popdist_py", "x.py", program="", executable=executable)
+    assert done.returncode == 2
+    assert "-E, -I and -S keep it from" in done.stderr
+
+
+def test_help(python):
+    done = python("--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: python -m popdist_py")
+    assert max(map(len, done.stdout.splitlines())) < 100
+
+
+@pytest.fixture(scope="module")
+def python_with_names(tmp_path_factory):
+    """Install the project into a new environment; return its Python and site-packages."""
+    folder = tmp_path_factory.mktemp("environment")
+    python = new_environment(folder / "installed")
+    install(python, copied_sources(folder / "sources"))
+    site = sysconfig.get_path("purelib", vars={"base": str(folder / "installed")})
+    return python, site
+
+
+def test_an_environment_is_given_the_names_and_loses_them_again(python_with_names, tmp_path):
+    python, site = python_with_names
+
+    def run(*words, code=0, env=()):
+        done = subprocess.run(
+            [python, *words],
+            cwd=tmp_path,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    file = f"{site}/zz_popdist_py_sdk_names.pth"
+    look = ("-c", "import popdist; print(popdist.getNumInstances(), popdist.__file__)")
+    assert "No module named 'popdist'" in run(*look, code=1)
+    for _ in range(2):
+        assert run("-m", "popdist_py", "--install-names") == f"wrote {file}\n"
+    ours = f"1 {site}/popdist_py/sdk_names/popdist/__init__.py\n"
+    assert run(*look) == ours
+    # What -m popdist_py refuses works then.
+    assert run("-I", *look) == ours
+    # What stands behind on the path is installed too: the base of a virtual environment, say.
+    theirs = tmp_path / "base" / "popdist.py"
+    theirs.parent.mkdir()
+    theirs.write_text("getNumInstances = int\n")
+    last = Path(site, "zzz_base.pth")
+    last.write_text(f"{theirs.parent}\n")
+    assert run(*look) == f"0 {theirs}\n"
+    always = ("-m", "popdist_py", "--sdk-names", "yes")
+    assert run(*always, *look) == ours
+    last.unlink()
+    # A job that asks for none gets none; nor is a package that was removed missed.
+    refused = {"POPDIST_SDK_NAMES": "no"}
+    assert "No module named 'popdist'" in run(*look, code=1, env=refused)
+    hook = Path(site, "popdist_py", "start_hook")
+    hook.rename(tmp_path / "removed")
+    assert run("-c", "print(1)") == "1\n"
+    (tmp_path / "removed").rename(hook)
+    for _ in range(2):
+        assert run("-m", "popdist_py", "--remove-names") == f"removed {file}\n"
+    assert "No module named 'popdist'" in run(*look, code=1)
+
+
+def test_names_are_given_only_to_an_environment_that_has_the_library(python, tmp_path):
+    executable = new_environment(tmp_path / "environment")
+    done = python("--install-names", executable=executable)
+    assert done.returncode == 2
+    assert "not installed in this environment; first run: pip install" in done.stderr
+    assert not list(tmp_path.glob("environment/lib/*/site-packages/*popdist*"))

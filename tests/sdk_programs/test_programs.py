@@ -1,0 +1,183 @@
+"""Programs of PopTorch's tutorials run as they are printed, each in a process of its own.
+
+What they print is compared with ``printed/``, of which the page docs/tutorials-verbatim.md is made.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import time
+
+import pytest
+import torch
+from conftest import ROOT, survivors, wait_until
+from sdk_programs.catalog import COMMANDS, HERE, RUNS
+from sdk_programs.running import comparable, plan, run_program
+from support.sdk_data import make_data
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data-sets")
+    make_data(folder)
+    return folder
+
+
+@pytest.fixture
+def mark():
+    """Give a variable for all processes of a program; afterwards none of them may be left."""
+    name, value = "SDK_PROGRAMS_MARK", f"{os.getpid()}-{time.monotonic_ns()}"
+    yield name, value
+    wait_until(lambda: not survivors(f"{name}={value}"), 15, "processes of the program are left")
+
+
+def params():
+    for run in RUNS:
+        yield pytest.param(run, id=run.name, marks=[] if run.by_default else pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("run", list(params()))
+def test_program_prints_what_the_page_says(run, data, tmp_path, mark, request):
+    lines, code = run_program(run, tmp_path, data, mark)
+    text = "\n".join(lines)
+    assert code == run.code, text
+    for bound in run.within:
+        found = re.search(bound.pattern, text)
+        assert found, text
+        assert bound.low <= float(found[1]) <= bound.high, text
+    assert_equal_weights(tmp_path / "work" / "checkpoints")
+    file = HERE / "printed" / f"{run.name}.txt"
+    lines = [line.replace(str(tmp_path), "...").replace(str(ROOT), "...") for line in lines]
+    if request.config.getoption("--rewrite-goldens"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    expected = file.read_text(encoding="utf-8").splitlines()
+    vary = run.numbers_vary
+    assert comparable(lines, numbers_vary=vary) == comparable(expected, numbers_vary=vary)
+
+
+def assert_equal_weights(folder):
+    """Compare what the instances saved: weights, and not the statistics of batch norms."""
+    saved = [torch.load(path)["model_state_dict"] for path in folder.glob("*.pt")]
+    for other in saved[1:]:
+        for name, value in saved[0].items():
+            if "running" not in name and "num_batches" not in name:
+                assert torch.equal(other[name], value), name
+
+
+def rows(table: str) -> list[list[str]]:
+    """Return the cells of each row of a topology table."""
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split("|")][1:]
+        for line in table.splitlines()
+        if re.match(r"\s*\| (hosts|instances|replicas) ", line)
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.name)
+def test_command_line_of_the_launcher_is_planned(command, tmp_path, mark):
+    shown, code = plan(
+        command, tmp_path, mark, dry_run="yes", repaired="yes" if command.repaired else ""
+    )
+    assert code == 0, shown
+    assert tuple(map(len, rows(shown))) == command.rows
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.repaired], ids=lambda c: c.name)
+def test_what_is_repaired_would_not_be_planned_as_meant(command, tmp_path, mark):
+    shown, code = plan(command, tmp_path, mark, dry_run="yes")
+    assert code == 2
+    assert command.as_printed in shown
+
+
+def test_command_line_for_one_host_runs_a_stand_in(tmp_path, mark):
+    command = COMMANDS[0]
+    shown, code = plan(command, tmp_path, mark, oversubscribe="yes")
+    assert code == 0, shown
+    found = re.findall(r"replicas (\d+) (\d+)$", shown, re.M)
+    assert sorted(int(x) for pair in found for x in pair) == list(range(16))
+
+
+def test_printed_topology_is_the_launchers(poprun):
+    done = poprun("--num-replicas", 8, "--num-instances", 2, "--print-topology=yes", "--dry-run",
+                  "true")  # fmt: skip
+    table = (HERE / "commands" / "topology.txt").read_text()
+    shown = [line.strip() for line in done.stdout.splitlines()]
+    expected = [line.strip() for line in table.splitlines()]
+    assert shown[: len(expected)] == expected
+
+
+def test_options_are_shown_with_the_values_that_the_notebook_shows():
+    import popdist_py.poptorch as poptorch
+
+    options = poptorch.Options()
+    shown = repr(options)
+    for value in (
+        "replication_factor=1", "broadcast_buffers=True", "device_iterations=1", "log_dir='.'",
+        "auto_round_num_ipus=False", "anchored_tensors={}", "output_return_period=1",
+        "available_memory_proportion={}", "num_distributed_processes=1",
+        "distributed_process_id=0", "trace_model=False", "rearrangeAnchorsOnHost=False",
+        "instrumentWithHardwareCycleCounter=False",
+    ):  # fmt: skip
+        assert value in shown
+    assert (options.output_mode, options.connection_type, options.sync_pattern) == (4, 0, 0)
+    assert repr(options.Training.gradientAccumulation(10)).startswith(
+        "_TrainingOptions(gradient_accumulation=10, "
+        "accumulation_and_replication_reduction_type=<ReductionType.Mean: 1>, "
+        "meanAccumulationAndReplicationReductionStrategy=<MeanReductionStrategy.Post: 1>"
+    )
+    location = poptorch.TensorLocationSettings().useOnChipStorage(False)
+    assert repr(options.TensorLocations.setOptimizerLocation(location)).startswith(
+        "_TensorLocationOptions(location_optimizer={'onChip': 0}"
+    )
+    assert options.outputMode(poptorch.OutputMode.All).output_mode == 2
+    assert options.deviceIterations(10).device_iterations == 10
+
+
+def test_printed_arguments_of_the_hands_on_session_are_read_as_it_shows(monkeypatch):
+    path = HERE / "programs" / "hands_on" / "utils.py"
+    spec = importlib.util.spec_from_file_location("utils", path)
+    utils = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(utils)
+    text = (HERE / "commands" / "hands_on.sh").read_text().replace("\\\n", "")
+    found = []
+    for line in text.splitlines():
+        monkeypatch.setattr("sys.argv", line.split()[1:])
+        found.append(utils.parse_arguments())
+    assert repr(found[0]) == (
+        "Namespace(async_dataloader=False, batch_size=64, device_iterations=1, "
+        "eight_bit_io=False, epochs=1, gradient_accumulation=3, precision='32.32', replicas=1)"
+    )
+    assert repr(found[1]) == (
+        "Namespace(async_dataloader=False, batch_size=64, device_iterations=1, "
+        "eight_bit_io=False, epochs=5, gradient_accumulation=3, precision='16.16', replicas=1)"
+    )
+    assert [one.gradient_accumulation for one in found] == [3, 3, 8, 8, 8, 8]
+    assert [one.device_iterations for one in found] == [1, 1, 1, 4, 4, 4]
+    assert [one.eight_bit_io for one in found] == [False] * 4 + [True] * 2
+    assert [one.async_dataloader for one in found] == [False] * 5 + [True]
+
+
+def test_printed_class_with_dots_is_no_python():
+    with pytest.raises(SyntaxError):
+        compile("class MyDataset(Dataset):\n    def __init__(self, ...):\n        ...", "", "exec")
+
+
+def test_every_program_is_run():
+    files = {str(path.relative_to(HERE)) for folder in ("programs", "recreated")
+             for path in (HERE / folder).rglob("*.py")}  # fmt: skip
+    assert files - {"programs/hands_on/utils.py"} == {run.file for run in RUNS}
+    assert {path.stem for path in (HERE / "printed").glob("*.txt")} == {run.name for run in RUNS}
+
+
+def test_page_is_what_programs_and_prints_make():
+    script = ROOT / "docs" / "tutorials_verbatim.py"
+    spec = importlib.util.spec_from_file_location("tutorials_verbatim", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = (ROOT / "docs" / "tutorials-verbatim.md").read_text(encoding="utf-8")
+    assert found == module.page(), "the page is old: python docs/tutorials_verbatim.py"

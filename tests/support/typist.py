@@ -1,0 +1,118 @@
+"""A user at a terminal: starts a command in a pseudo-terminal, waits for texts, types.
+
+Everything is polled with a limit. What appears is the whole screen's stream, escape codes and all.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import termios
+import time
+
+import pytest
+from conftest import ROOT
+
+__all__ = ["Typist"]
+
+_LIMIT_SECONDS = 40.0
+LAUNCHER = [sys.executable, "-m", "poprun_py"]
+
+
+class Typist:
+    """A command in a terminal of its own, whose user this is.
+
+    Args:
+        command: what to start; it is the leader of the terminal's session.
+        env: variables beside those of this process.
+        cwd: the folder.
+        size: rows and columns.
+    """
+
+    def __init__(self, command, *, env=None, cwd=None, size=(24, 80)):
+        self.seen = ""
+        self._code = None
+        self._looked_from = 0
+        start_read, start_write = os.pipe()
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.close(start_write)
+            os.read(start_read, 1)  # until the terminal has its size
+            if cwd is not None:
+                os.chdir(cwd)
+            variables = {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NO_COLOR": "1", **(env or {})}
+            os.execvpe(str(command[0]), [str(w) for w in command], {**os.environ, **variables})
+        os.close(start_read)
+        self.resize(*size)
+        self.first_modes = self.modes()
+        os.close(start_write)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
+
+    def modes(self):
+        """Return the modes of the terminal, flags and control characters."""
+        return termios.tcgetattr(self.master)
+
+    def echoes(self):
+        return bool(self.modes()[3] & termios.ECHO)
+
+    def is_canonical(self):
+        return bool(self.modes()[3] & termios.ICANON)
+
+    def resize(self, rows, columns):
+        termios.tcsetwinsize(self.master, (rows, columns))
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def read(self, seconds=0.05):
+        """Take what appears within some time; False once nobody has the terminal open."""
+        if select.select([self.master], [], [], seconds)[0]:
+            try:
+                data = os.read(self.master, 1 << 16)
+            except OSError:
+                return False
+            self.seen += data.decode(errors="replace")
+        return True
+
+    def expect(self, pattern, limit=_LIMIT_SECONDS):
+        """Wait until the pattern appears after the last one; returns the match."""
+        deadline = time.monotonic() + limit
+        while not (match := re.compile(pattern, re.M | re.S).search(self.seen, self._looked_from)):
+            if not self.read() or time.monotonic() > deadline:
+                pytest.fail(f"{pattern!r} did not appear in {self.seen[self._looked_from :]!r}")
+        self._looked_from = match.end()
+        return match
+
+    def wait_until(self, condition, limit=_LIMIT_SECONDS):
+        """Wait for something that does not appear."""
+        deadline = time.monotonic() + limit
+        while not condition():
+            self.read(0.01)
+            if time.monotonic() > deadline:
+                pytest.fail(f"it did not come true; there was {self.seen!r}")
+
+    def ended(self, limit=_LIMIT_SECONDS):
+        """Wait for the end of the command; returns its exit code, negative for a signal."""
+        deadline = time.monotonic() + limit
+        while self._code is None:
+            self.read(0.01)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                pytest.fail(f"it did not end; there was {self.seen!r}")
+        while select.select([self.master], [], [], 0)[0] and self.read():
+            pass
+        return self._code
