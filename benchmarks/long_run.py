@@ -100,6 +100,12 @@ def unused_shared_memory() -> set[str]:
     return files
 
 
+def bytes_per_line(screen: bytes) -> float:
+    """Return the screen's bytes for each line of the program, from its first line on."""
+    lines = screen[screen.index(b'"step"') :].count(b'"step"')
+    return (len(screen) - screen.index(b'"step"')) / lines
+
+
 def train(folder: Path, seconds: float, steps: int) -> dict[str, Any]:
     """Run the training in ``folder`` and return the figures of its processes and instances."""
     words = [Path(sys.executable).with_name("poprun-py"), "-n", "2", "--output-dir", "output"]
@@ -130,7 +136,7 @@ def train(folder: Path, seconds: float, steps: int) -> dict[str, Any]:
     windows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     return {
         "seconds": took,
-        "bytes_of_log_per_line": len(text) / sum(map(len, windows)),
+        "bytes_of_log_per_line": bytes_per_line(text),
         "left_in_shared_memory": sorted(unused_shared_memory() - before),
         "processes": [growth(roles[pid], seen) for pid, seen in lasting.items()],
         "instances": [step_times(each) for each in windows],
