@@ -1,0 +1,237 @@
+"""Which IPU does what in each step of a run: schedules as data.
+
+In a step an IPU does one thing. A pipeline moves on after a cycle, which is one or more steps: in
+PopART's pipeline ("grouped") a forward, perhaps a recomputation, and a backward of every stage.
+Steps in which nobody does anything are left out.
+Nothing here knows how long a step takes; drawings are made elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Final, Literal, TypeAlias
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.settings import Settings, Strategy
+
+__all__ = ["Action", "Cell", "Schedule", "idle_share", "least_accumulation", "schedule"]
+
+Action: TypeAlias = Literal["forward", "recompute", "backward", "update", "exchange", "idle"]
+_WORK: Final = ("forward", "recompute", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one IPU does in one step.
+
+    Attributes:
+        step: counted from 1.
+        action: what it does. "exchange" is the all-reduce of replicas before an update, or
+            Streaming Memory between phases.
+        micro_batch: of which, counted from 1 over the whole call; None where none is meant.
+        stage: of which stage or phase of the forward; None where none is meant.
+    """
+
+    step: int
+    action: Action = "idle"
+    micro_batch: int | None = None
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A run, or its beginning.
+
+    Attributes:
+        rows: for each IPU one cell for each step.
+        cycles: for each step the cycle that it is part of, counted from 1.
+    """
+
+    rows: tuple[tuple[Cell, ...], ...]
+    cycles: tuple[int, ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of cells in which nothing is done, of the steps before an update."""
+        steps = [cells for cells in zip(*self.rows, strict=True) if _is_work(cells)]
+        idle = sum(cell.action == "idle" for cells in steps for cell in cells)
+        return idle / (len(steps) * len(self.rows)) if steps else 0.0
+
+    @property
+    def full_from(self) -> int | None:
+        """The first cycle in which all IPUs work, None if there is none.
+
+        That some wait while others recompute does not count.
+        """
+        work: set[int] = set()
+        waiting: set[int] = set()
+        for cycle, cells in zip(self.cycles, zip(*self.rows, strict=True), strict=True):
+            actions = {cell.action for cell in cells}
+            if actions & {"forward", "backward"}:
+                work.add(cycle)
+                if "idle" in actions:
+                    waiting.add(cycle)
+        return min(work - waiting, default=None)
+
+
+# What each IPU does, one thing after the other, while the others do theirs.
+_Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]
+_Slot: TypeAlias = Mapping[int, list[tuple[Action, int | None, int | None]]]
+
+
+def schedule(placement: Placement, settings: Settings, *, steps: int | None = None) -> Schedule:
+    """Return what every IPU of a replica does during one call.
+
+    Args:
+        placement: stages and their IPUs; phases for phased execution.
+        settings: of the run.
+        steps: how many to return at most; None for all.
+    """
+    ipus = range(placement.num_ipus)
+    rows: list[list[Cell]] = [[] for _ in ipus]
+    cycles: list[int] = []
+    for cycle, slot in islice(_slots(placement, settings), steps):
+        for index in range(max(map(len, slot.values()), default=0)):
+            cycles.append(cycle)
+            for ipu in ipus:
+                tasks = slot.get(ipu, [])
+                task = tasks[index] if index < len(tasks) else ("idle", None, None)
+                rows[ipu].append(Cell(len(cycles), *task))
+    return Schedule(tuple(tuple(row[:steps]) for row in rows), tuple(cycles[:steps]))
+
+
+def idle_share(strategy: Strategy, stages: int, micro_batches: int) -> float:
+    """Return the idle share of a run on one IPU a stage, without recomputation, in closed form.
+
+    Forward and backward take a step each: of a pipeline's ``M + N - 1`` steps of each sort an IPU
+    works in M. In cycles of PopART's pipeline the share is ``(2N - 2) / (M + 2N - 2)``.
+    """
+    if strategy in ("grouped", "interleaved"):
+        return (stages - 1) / (micro_batches + stages - 1)
+    return 1 - 1 / stages
+
+
+def least_accumulation(stages: int, *, is_training: bool) -> int:
+    """Return how many micro-batches a pipeline needs: one for each stage, the backward's too."""
+    return 2 * stages - 1 if is_training else stages
+
+
+def _is_work(cells: Iterable[Cell]) -> bool:
+    return any(cell.action in _WORK for cell in cells)
+
+
+def _slots(placement: Placement, settings: Settings) -> Iterator[tuple[int, _Slot]]:
+    """Yield what happens at a time, each with its cycle, and nothing empty."""
+    window = settings.accumulation if settings.is_training else settings.device_iterations
+    windows = settings.device_iterations if settings.is_training else 1
+    cycle = 0
+    for index in range(windows):
+        first = index * window + 1
+        for slots in _window(placement, settings, first, window):
+            cycle += 1
+            yield from ((cycle, slot) for slot in slots if slot)
+        if settings.is_training:
+            cycle += 1
+            if settings.replicas > 1:
+                yield cycle, {ipu: [("exchange", None, None)] for ipu in set(placement.ipus)}
+            yield cycle, {ipu: [("update", None, None)] for ipu in set(placement.ipus)}
+
+
+def _window(
+    placement: Placement, settings: Settings, first: int, count: int
+) -> Iterator[list[_Slot]]:
+    """Yield the cycles of the micro-batches between two updates."""
+    if settings.strategy == "grouped":
+        return _grouped(placement, settings, first, count)
+    if settings.strategy == "interleaved":
+        return _interleaved(placement, settings, first, count)
+    numbers = range(first, first + count)
+    one = _phased if settings.is_phased else _one_by_one
+    return chain.from_iterable(one(placement, settings, number) for number in numbers)
+
+
+def _grouped(
+    placement: Placement, settings: Settings, first: int, count: int
+) -> Iterator[list[_Slot]]:
+    """PopART's pipeline: stage s has the forward of micro-batch m in cycle m + s.
+
+    Its backward comes 2 (N - 1 - s) cycles later: at once on the last stage.
+    """
+    last = placement.num_stages - 1
+    recomputing = settings.recomputing(placement)
+    for cycle in range(count + (2 * last if settings.is_training else last)):
+        forward: _Tasks = {}
+        again: _Tasks = {}
+        backward: _Tasks = {}
+        for stage, ipu in enumerate(placement.ipus):
+            if 0 <= (m := cycle - stage) < count:
+                forward.setdefault(ipu, []).append(("forward", first + m, stage))
+            if settings.is_training and 0 <= (m := cycle - 2 * last + stage) < count:
+                if stage in recomputing:
+                    again.setdefault(ipu, []).append(("recompute", first + m, stage))
+                backward.setdefault(ipu, []).append(("backward", first + m, stage))
+        yield [forward, again, backward]
+
+
+def _interleaved(
+    placement: Placement, settings: Settings, first: int, count: int
+) -> Iterator[list[_Slot]]:
+    """Forwards and backwards take turns on every IPU, and neighbours have different turns."""
+    if not settings.is_training:
+        yield from _grouped(placement, settings, first, count)
+        return
+    stages = placement.num_stages
+    recomputing = settings.recomputing(placement)
+    for cycle in range(2 * (count + stages - 1)):
+        again: _Tasks = {}
+        now: _Tasks = {}
+        for stage, ipu in enumerate(placement.ipus):
+            m, rest = divmod(cycle - stage, 2)
+            if not rest and 0 <= m < count:
+                now.setdefault(ipu, []).append(("forward", first + m, stage))
+            m, rest = divmod(cycle - (2 * stages - 1 - stage), 2)
+            if not rest and 0 <= m < count:
+                if stage in recomputing:
+                    again.setdefault(ipu, []).append(("recompute", first + m, stage))
+                now.setdefault(ipu, []).append(("backward", first + m, stage))
+        yield [again, now]
+
+
+def _one_by_one(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
+    """One micro-batch passes all stages, one IPU at a time."""
+    for action, stage in _passage(placement, settings):
+        yield [{placement.ipus[stage]: [(action, number, stage)]}]
+
+
+def _phased(placement: Placement, settings: Settings, number: int) -> Iterator[list[_Slot]]:
+    """One micro-batch passes all phases; each is loaded before it runs.
+
+    In parallel phased execution an IPU loads while another one computes.
+    """
+    loaded: int | None = None
+    tasks = list(_passage(placement, settings))
+    for index, (action, stage) in enumerate(tasks):
+        ipu = placement.ipus[stage]
+        if stage != loaded:
+            yield [{ipu: [("exchange", number, stage)]}]
+        slot: _Tasks = {ipu: [(action, number, stage)]}
+        loaded = stage
+        if settings.strategy == "parallel phased" and index + 1 < len(tasks):
+            following = tasks[index + 1][1]
+            if placement.ipus[following] != ipu:
+                slot[placement.ipus[following]] = [("exchange", number, following)]
+                loaded = following
+        yield [slot]
+
+
+def _passage(placement: Placement, settings: Settings) -> Iterator[tuple[Action, int]]:
+    recomputing = settings.recomputing(placement)
+    for stage in range(placement.num_stages):
+        yield "forward", stage
+    if settings.is_training:
+        for stage in reversed(range(placement.num_stages)):
+            if stage in recomputing:
+                yield "recompute", stage
+            yield "backward", stage

@@ -1,0 +1,188 @@
+"""What a run is asked to do: the options that change memory, schedule or time on the device.
+
+Nothing here computes. Defaults are PopTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from popdist_py.ipu.graph import Placement, Type
+
+__all__ = [
+    "ADAM",
+    "HALF_ADAM",
+    "MOMENTUM",
+    "SGD",
+    "Location",
+    "Optimizer",
+    "OutputMode",
+    "Recompute",
+    "Settings",
+    "Strategy",
+]
+
+Strategy: TypeAlias = Literal[
+    # One pipeline step holds forwards and backwards together, as PopART's does.
+    "grouped",
+    "interleaved",
+    "sequential",
+    "sharded",
+    "serial phased",
+    "parallel phased",
+]
+# "stage" keeps what enters a stage and what is marked as a checkpoint; "norm" makes norms and what
+# follows them again; "default" is "stage" in pipelines over more than one IPU, else "none".
+Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
+OutputMode: TypeAlias = Literal["final", "all", "sum"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """What an optimiser keeps for each element of a trained weight.
+
+    Attributes:
+        state: types of its tensors: moments, velocity.
+        accumulator: type of the accumulated gradient.
+        is_combined: whether gradients are accumulated into the first tensor of the state.
+    """
+
+    state: tuple[Type, ...] = ()
+    accumulator: Type = "float32"
+    is_combined: bool = False
+
+
+SGD: Final = Optimizer()
+MOMENTUM: Final = Optimizer(state=("float32",))
+ADAM: Final = Optimizer(state=("float32", "float32"))
+# The types of the half-precision example: second moments stay in float32.
+HALF_ADAM: Final = Optimizer(state=("float16", "float32"), accumulator="float16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Location:
+    """Where tensors of one sort lie, as ``TensorLocationSettings``.
+
+    Attributes:
+        on_chip: False for Streaming Memory.
+        is_sharded: whether each replica keeps a part (replicated tensor sharding).
+        min_off_chip: tensors with fewer elements stay on the chip.
+        min_sharded: tensors with fewer elements are kept whole.
+    """
+
+    on_chip: bool = True
+    is_sharded: bool = False
+    min_off_chip: int = 2
+    min_sharded: int = 8192
+
+    def held(self, elements: int, replicas: int) -> int:
+        """Return how many elements of a tensor a replica keeps on the chip all the time."""
+        return 0 if self.is_off_chip(elements) else self.part(elements, replicas)
+
+    def part(self, elements: int, replicas: int) -> int:
+        """Return how many elements of a tensor belong to a replica, wherever they lie."""
+        sharded = self.is_sharded and elements >= self.min_sharded
+        return -(-elements // replicas) if sharded else elements
+
+    def is_off_chip(self, elements: int) -> bool:
+        """Return whether a tensor of so many elements lies in Streaming Memory."""
+        return not self.on_chip and elements >= self.min_off_chip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The options of a run.
+
+    Attributes:
+        is_training: whether there is a backward and an update.
+        strategy: how stages follow one another.
+        accumulation: micro-batches of an update, 1 for inference.
+        device_iterations: updates of a call; micro-batches of a call for inference.
+        replicas: over all instances.
+        optimizer: what it keeps.
+        recompute: what is kept for the backward.
+        weight_location: of weights; likewise the other three.
+        partials: type of the sums inside products.
+        memory_proportion: available memory proportion, for all IPUs or for each.
+        io_tiles: tiles that only load and store.
+        overlaps_io: whether they do so while the others compute.
+        output_mode: what the host gets of a call; None is PopTorch's: "final" when training.
+        synthetic_data: whether nothing comes from the host or goes there.
+
+    Raises:
+        ValueError: a number that has to be positive is not, or the number of I/O tiles is odd.
+    """
+
+    is_training: bool = True
+    strategy: Strategy = "grouped"
+    accumulation: int = 1
+    device_iterations: int = 1
+    replicas: int = 1
+    optimizer: Optimizer = SGD
+    recompute: Recompute = "default"
+    weight_location: Location = field(default_factory=Location)
+    accumulator_location: Location = field(default_factory=Location)
+    optimizer_location: Location = field(default_factory=Location)
+    activation_location: Location = field(default_factory=Location)
+    partials: Type = "float32"
+    memory_proportion: float | tuple[float, ...] = 0.6
+    io_tiles: int = 0
+    overlaps_io: bool = False
+    output_mode: OutputMode | None = None
+    synthetic_data: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("accumulation", "device_iterations", "replicas"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        if not self.is_training and self.accumulation != 1:
+            raise ValueError(f"accumulation is {self.accumulation}: inference updates nothing")
+        if self.io_tiles % 2 or self.io_tiles < 0:
+            raise ValueError(f"io_tiles is {self.io_tiles}: an even number is needed")
+        if any(not 0 < value <= 1 for value in self._proportions):
+            raise ValueError("memory_proportion lies above 0 and is at most 1")
+
+    @property
+    def _proportions(self) -> Sequence[float]:
+        value = self.memory_proportion
+        return value if isinstance(value, tuple) else (value,)
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether several micro-batches are in flight at a time."""
+        return self.strategy in ("grouped", "interleaved")
+
+    @property
+    def is_phased(self) -> bool:
+        """Whether weights and activations move between the chip and Streaming Memory."""
+        return self.strategy in ("serial phased", "parallel phased")
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a replica in a call."""
+        return self.accumulation * self.device_iterations
+
+    def proportion(self, ipu: int) -> float:
+        """Return the available memory proportion of an IPU; the last one given holds further on."""
+        values = self._proportions
+        return values[min(ipu, len(values) - 1)]
+
+    def recompute_for(self, placement: Placement) -> Recompute:
+        """Return what is kept, the default looked up."""
+        if not self.is_training:
+            return "none"
+        if self.recompute != "default":
+            return self.recompute
+        return "stage" if self.is_pipelined and placement.num_ipus > 1 else "none"
+
+    def recomputing(self, placement: Placement) -> frozenset[int]:
+        """Return the stages that make their activations again.
+
+        The last one of a pipeline has its backward at once and needs none.
+        """
+        if self.recompute_for(placement) == "none":
+            return frozenset()
+        alone = placement.num_stages == 1 or not self.is_pipelined
+        return frozenset(range(placement.num_stages - (0 if alone else 1)))

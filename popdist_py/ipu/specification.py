@@ -1,0 +1,153 @@
+"""What an IPU has: tiles, memory, rates and links, each figure with its source.
+
+Nothing here computes what a graph needs. ``dataclasses.replace`` makes another device of one here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["BOW", "IPU", "IPUS", "MK1", "MK2", "sources"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IPU:
+    """One IPU.
+
+    Attributes:
+        name: as in ``IPUS``.
+        tiles: number of tiles.
+        tile_bytes: memory of one tile.
+        clock: cycles a second.
+        threads: worker threads of a tile.
+        half_flops: flops of products a tile and cycle, operands and partials in float16.
+        float_flops: the same in float32. Float16 with partials in float32 has half of the rate of
+            float16.
+        memory_rate: bytes a tile and cycle between its memory and its registers.
+        exchange_rate: bytes a tile and cycle into it from other tiles.
+        link_bandwidth: bytes a second over all IPU-Links, in and out together.
+        host_bandwidth: bytes a second from the host or to it, one direction.
+        streaming_bandwidth: bytes a second to and from Streaming Memory; 0 where there is none.
+    """
+
+    name: str
+    tiles: int
+    tile_bytes: int
+    clock: float
+    threads: int
+    half_flops: int
+    float_flops: int
+    memory_rate: int
+    exchange_rate: int
+    link_bandwidth: float
+    host_bandwidth: float
+    streaming_bandwidth: float
+
+    @property
+    def memory(self) -> int:
+        """Bytes of all tiles."""
+        return self.tiles * self.tile_bytes
+
+    def product_rate(self, operands: str, partials: str) -> float:
+        """Return the highest flops a cycle of a product, all tiles together."""
+        if operands != "float16":
+            return float(self.tiles * self.float_flops)
+        return self.tiles * self.half_flops / (1 if partials == "float16" else 2)
+
+    def peak(self, operands: str, partials: str | None = None) -> float:
+        """Return the highest flops a second of a product."""
+        return self.clock * self.product_rate(operands, partials or operands)
+
+
+MK1: Final = IPU(
+    name="mk1",
+    tiles=1216,
+    tile_bytes=256 * 1024,
+    clock=1.6e9,
+    threads=6,
+    half_flops=64,
+    float_flops=16,
+    memory_rate=16,
+    exchange_rate=4,
+    link_bandwidth=320e9,
+    host_bandwidth=32e9,
+    streaming_bandwidth=0.0,
+)
+MK2: Final = IPU(
+    name="mk2",
+    tiles=1472,
+    tile_bytes=624 * 1024,
+    clock=1.33e9,
+    threads=6,
+    half_flops=128,
+    float_flops=32,
+    memory_rate=24,
+    exchange_rate=4,
+    link_bandwidth=320e9,
+    host_bandwidth=32e9,
+    streaming_bandwidth=20e9,
+)
+BOW: Final = IPU(
+    name="bow",
+    tiles=1472,
+    tile_bytes=624 * 1024,
+    clock=1.85e9,
+    threads=6,
+    half_flops=128,
+    float_flops=32,
+    memory_rate=24,
+    exchange_rate=4,
+    link_bandwidth=320e9,
+    host_bandwidth=32e9,
+    streaming_bandwidth=20e9,
+)
+IPUS: Final[Mapping[str, IPU]] = MappingProxyType({ipu.name: ipu for ipu in (MK1, MK2, BOW)})
+
+# "inferred" and "uncertain" say that no source gives the figure itself.
+_COMMON: Final = {
+    "name": "Graphcore's names: GC2 is Mk1, GC200 is Mk2",
+    "tiles": "PopTorch user guide, environment variables: ipu1 1,216 tiles, ipu2 1,472 tiles",
+    "threads": "Poplar and PopLibs user guide: six worker threads and a supervisor",
+    "exchange_rate": "PopLibs' default exchange bytes a cycle; 8 TB/s on Mk2 follows from it",
+    "link_bandwidth": "GC200: ten IPU-Links, 320 GB/s a chip",
+    "host_bandwidth": "PCIe generation 4 x16: 64 GB/s both ways",
+    "streaming_bandwidth": "uncertain: about 20 GB/s an IPU",
+}
+_OF: Final = {
+    "mk1": {
+        "tile_bytes": "Jia et al., Dissecting the Graphcore IPU (arXiv 1912.03413): 256 KiB",
+        "clock": "the same: six cycles are 3.75 ns",
+        "half_flops": "inferred: 124.5 Tflop/s (the same) / tiles / clock",
+        "float_flops": "inferred: 31.1 Tflop/s (the same) / tiles / clock",
+        "memory_rate": "inferred: two reads of 8 bytes; 31.1 TB/s (the same)",
+        "link_bandwidth": "uncertain: that of Mk2",
+        "host_bandwidth": "uncertain: that of Mk2",
+        "streaming_bandwidth": "none on Mk1",
+    },
+    "mk2": {
+        "tile_bytes": "Memory and performance guide, text of the error: 638,976 bytes",
+        "clock": "inferred: 250 Tflop/s / tiles / 128; 1.35 GHz in the press",
+        "half_flops": "inferred: 250 Tflop/s (GC200) / tiles / clock",
+        "float_flops": "half-precision tutorial: a quarter of the rate of float16",
+        "memory_rate": "inferred: two reads and one write of 8 bytes; 47.5 TB/s (GC200)",
+    },
+    "bow": {
+        "tiles": "Bow-2000 datasheet: 5,888 tiles in four IPUs",
+        "tile_bytes": "inferred: as Mk2; 3.6 GB in four IPUs (Bow-2000 datasheet)",
+        "clock": "press: 1.85 GHz",
+        "half_flops": "inferred: 350 Tflop/s (Bow-2000 datasheet) / tiles / clock",
+        "float_flops": "inferred: a quarter of the rate of float16",
+        "memory_rate": "inferred: as Mk2; 65 TB/s",
+        "link_bandwidth": "inferred: that of Mk2",
+    },
+}
+
+
+def sources(ipu: IPU) -> dict[str, str]:
+    """Return where each figure of an IPU comes from, by the name of its field."""
+    own = _OF.get(ipu.name, {})
+    given = "given by the user"
+    return {f.name: own.get(f.name, _COMMON.get(f.name, given)) for f in fields(ipu)}

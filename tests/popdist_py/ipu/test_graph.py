@@ -1,0 +1,71 @@
+"""Graphs and placements: what is wrong is said, sizes follow batch and types."""
+
+from __future__ import annotations
+
+import pytest
+from support.ipu_graphs import mlp
+
+from popdist_py.ipu.graph import Graph, Operation, Placement, Tensor, Weight
+
+
+def test_sizes_follow_batch_and_types():
+    graph = mlp([10, 20, 5], batch=4)
+    assert graph.bytes_of("input") == 4 * 10 * 4
+    assert graph.with_batch(8).bytes_of("input") == 8 * 10 * 4
+    half = graph.cast(data="float16", weights="float16")
+    assert half.bytes_of("input") == 4 * 10 * 2
+    assert half.weights[0].bytes == 10 * 20 * 2
+    assert half.bytes_of("labels") == graph.bytes_of("labels") == 4 * 4
+    assert graph.cast(data="float16").weights == graph.weights
+
+
+def test_views_and_in_place_operations_share_memory():
+    a = Tensor("a", 4)
+    graph = Graph(
+        inputs=(a,),
+        weights=(),
+        operations=(
+            Operation("view", "view", ("a",), Tensor("b", 4)),
+            Operation("relu", "elementwise", ("b",), Tensor("c", 4), is_in_place=True),
+            Operation("tanh", "elementwise", ("c",), Tensor("d", 4)),
+        ),
+        outputs=("d",),
+        batch=1,
+    )
+    assert dict(graph.root_of) == {"a": "a", "b": "a", "c": "a", "d": "d"}
+    assert graph.needs_gradient == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, "at least one sample"),
+        ({"inputs": (Tensor("x", 1), Tensor("x", 1))}, "same name"),
+        ({"operations": (Operation("f", "view", ("y",), Tensor("z", 1)),)}, "f reads y"),
+        ({"operations": (Operation("f", "view", ("x",), Tensor("x", 1)),)}, "made twice"),
+        ({"outputs": ("y",)}, "output y"),
+    ],
+)
+def test_graphs_that_cannot_be(changes, message):
+    given = {
+        "inputs": (Tensor("x", 1),),
+        "weights": (Weight("w", 1),),
+        "operations": (),
+        "outputs": ("x",),
+        "batch": 1,
+    } | changes
+    with pytest.raises(ValueError, match=message):
+        Graph(**given)
+
+
+def test_placement_by_modules():
+    graph = mlp([4, 4, 4, 4], batch=1)
+    placement = Placement.cut(graph, ["layers.1", "layers.2"])
+    assert placement.ipus == (0, 1, 2)
+    assert [o.name for o in placement.operations_of(graph, 1)] == ["layers.1", "layers.1.relu"]
+    with pytest.raises(ValueError, match=r"no operation of layers\.0"):
+        Placement.cut(graph, ["layers.1", "layers.0"])
+    with pytest.raises(ValueError, match="stages fall"):
+        Placement((0, 1, 0), (0, 1))
+    with pytest.raises(ValueError, match="2 IPUs given"):
+        Placement((0, 0), (0, 1))

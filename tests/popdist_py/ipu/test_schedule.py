@@ -1,0 +1,158 @@
+"""Schedules: whole grids, and what holds of every one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.schedule import idle_share, least_accumulation, schedule
+from popdist_py.ipu.schedule_views import grid, svg
+from popdist_py.ipu.settings import Settings
+
+
+def line(stages: int) -> Placement:
+    return Placement(tuple(range(stages)), tuple(range(stages)))
+
+
+STRATEGIES = ("grouped", "interleaved", "sequential", "sharded")
+GRIDS = {
+    "one IPU, accumulation": (line(1), {"accumulation": 3}),
+    "two IPUs": (line(2), {"accumulation": 4, "recompute": "none"}),
+    "three IPUs": (line(3), {"accumulation": 5, "recompute": "none"}),
+    "four IPUs": (line(4), {"accumulation": 7, "recompute": "none"}),
+    "recomputation": (line(3), {"accumulation": 5}),
+    "replicas, two updates": (line(2), {"accumulation": 3, "replicas": 2, "device_iterations": 2}),
+    "inference": (line(4), {"is_training": False, "device_iterations": 6}),
+    "interleaved": (line(4), {"accumulation": 7, "strategy": "interleaved", "recompute": "none"}),
+    "sequential": (line(3), {"accumulation": 2, "strategy": "sequential"}),
+    "sharded": (line(3), {"accumulation": 2, "strategy": "sharded"}),
+    "stages that come back": (
+        Placement((0, 1, 2), (0, 1, 0)),
+        {"accumulation": 5, "recompute": "none"},
+    ),
+    "serial phased": (Placement((0, 1, 2), (0, 0, 0)), {"strategy": "serial phased"}),
+    "parallel phased": (Placement((0, 1, 2, 3), (0, 1, 0, 1)), {"strategy": "parallel phased"}),
+}
+
+
+def test_grids(golden):
+    parts = []
+    for title, (placement, settings) in GRIDS.items():
+        made = schedule(placement, Settings(**settings))
+        parts.append(f"{title}\n{grid(made, by='cycle')}\nin steps\n{grid(made)}\n")
+    golden("grids.txt", "\n".join(parts))
+
+
+def test_popart_s_figure():
+    made = schedule(line(3), Settings(accumulation=5, recompute="none"))
+    assert grid(made, by="cycle") == (
+        "     1  2  3  4    5    6    7  8  9  10\n"
+        "IPU0 F1 F2 F3 F4   F5B1 B2   B3 B4 B5 U\n"
+        "IPU1 .  F1 F2 F3B1 F4B2 F5B3 B4 B5 .  U\n"
+        "IPU2 .  .  X1 X2   X3   X4   X5 .  .  U\n"
+    )
+
+
+@given(
+    stages=st.integers(1, 5),
+    accumulation=st.integers(1, 12),
+    strategy=st.sampled_from(STRATEGIES),
+    recompute=st.sampled_from(["default", "none", "stage"]),
+    iterations=st.integers(1, 2),
+    replicas=st.integers(1, 2),
+)
+def test_every_schedule_conserves_work(
+    stages, accumulation, strategy, recompute, iterations, replicas
+):
+    settings = Settings(
+        strategy=strategy,
+        accumulation=accumulation,
+        device_iterations=iterations,
+        replicas=replicas,
+        recompute=recompute,
+    )
+    made = schedule(line(stages), settings)
+    again = settings.recomputing(line(stages))
+    for ipu, row in enumerate(made.rows):
+        # One cell a step: no IPU does two things in one step.
+        assert [cell.step for cell in row] == list(range(1, len(made.cycles) + 1))
+        done = Counter(cell.action for cell in row)
+        assert done["forward"] == done["backward"] == accumulation * iterations
+        assert done["recompute"] == (accumulation * iterations if ipu in again else 0)
+        assert done["update"] == iterations
+        assert done["exchange"] == (iterations if replicas > 1 else 0)
+    check_order(made, stages)
+
+
+def check_order(made, stages):
+    """A forward follows the stage before, a backward the stage behind and its recomputation."""
+    at = {(c.action, c.micro_batch, c.stage): c.step for row in made.rows for c in row}
+    for action, number, stage in at:
+        step = at[action, number, stage]
+        if action == "forward" and stage:
+            assert at["forward", number, stage - 1] < step
+        if action == "backward":
+            before = (
+                ("backward", number, stage + 1)
+                if stage + 1 < stages
+                else ("forward", number, stage)
+            )
+            assert at[before] < step
+            assert at.get(("recompute", number, stage), 0) < step
+
+
+@given(
+    stages=st.integers(1, 6),
+    extra=st.integers(0, 9),
+    strategy=st.sampled_from(STRATEGIES),
+)
+def test_idle_share_in_closed_form(stages, extra, strategy):
+    count = least_accumulation(stages, is_training=True) + extra
+    made = schedule(line(stages), Settings(accumulation=count, strategy=strategy, recompute="none"))
+    assert made.idle_share == pytest.approx(idle_share(strategy, stages, count))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("strategy", ["grouped", "interleaved"])
+def test_pipelines_are_full_with_the_smallest_accumulation(stages, strategy):
+    settings = {"strategy": strategy, "recompute": "none"}
+    least = least_accumulation(stages, is_training=True)
+    assert least == 2 * stages - 1
+    made = schedule(line(stages), Settings(accumulation=3 * stages, **settings))
+    assert made.full_from == 2 * stages - 1
+    # And it stays so: every cycle up to the last forward, the one that the tutorial names too.
+    grouped = strategy == "grouped"
+    until = 3 * stages if grouped else 2 * 3 * stages - 1
+    assert made.full_from <= 2 * stages + 1 <= until
+    busy = [
+        cell.action != "idle"
+        for row in made.rows
+        for cell in row
+        if made.full_from <= made.cycles[cell.step - 1] <= until
+    ]
+    assert all(busy)
+    if grouped:
+        assert schedule(line(stages), Settings(accumulation=least, **settings)).full_from == least
+        fewer = schedule(line(stages), Settings(accumulation=least - 1, **settings))
+        assert fewer.full_from is None
+        again = schedule(line(stages), Settings(accumulation=least, recompute="stage"))
+        assert again.full_from == least
+
+
+def test_only_the_first_steps():
+    made = schedule(line(2), Settings(accumulation=4, device_iterations=10**9), steps=5)
+    assert [len(row) for row in made.rows] == [5, 5]
+    assert len(made.cycles) == 5
+
+
+def test_pictures_have_a_box_for_each_cell():
+    made = schedule(line(3), Settings(accumulation=5, replicas=2))
+    root = ElementTree.fromstring(svg(made))
+    name = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{name}g")) == 3 * len(made.cycles)
+    assert root.find(f"{name}g/{name}title").text == "step 1: forward, stage 0"
