@@ -215,6 +215,19 @@ class Graph:
                 found.add(operation.output.name)
         return frozenset(found)
 
+    @cached_property
+    def gradient_roots(self) -> frozenset[str]:
+        """Where the tensors that have a gradient lie."""
+        return frozenset(self.root_of[name] for name in self.needs_gradient)
+
+    @cached_property
+    def root_bytes(self) -> Mapping[str, int]:
+        """By the name of each root, the bytes of the largest tensor that lies there."""
+        sizes: dict[str, int] = {}
+        for name, root in self.root_of.items():
+            sizes[root] = max(sizes.get(root, 0), self.bytes_of(name))
+        return MappingProxyType(sizes)
+
     def bytes_of(self, name: str) -> int:
         """Return the bytes of a tensor."""
         return self.tensors[name].bytes(self.batch)

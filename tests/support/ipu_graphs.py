@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from popdist_py.ipu.graph import (
@@ -48,6 +49,7 @@ class Builder:
         product: Product | None = None,
         is_in_place: bool = False,
         is_checkpoint: bool = False,
+        saved: Sequence[str] | None = None,
     ) -> str:
         size = self.sizes[inputs[0]] if elements is None else elements
         output = Tensor(f"{name}:out", size, self.type, is_batched=kind != "loss")
@@ -58,7 +60,9 @@ class Builder:
                 tuple(inputs),
                 output,
                 tuple(weights),
-                saved_by(kind, inputs, output.name, has_weights=bool(weights)),
+                saved_by(kind, inputs, output.name, has_weights=bool(weights))
+                if saved is None
+                else tuple(saved),
                 product,
                 is_in_place,
                 is_checkpoint,
@@ -233,7 +237,15 @@ def _encoder_layer(build: Builder, name: str, x: str, sizes: tuple[int, int, int
     x = build.add(f"{name}.attention.add", "add", [mixed, x], is_in_place=True)
     x = build.norm(f"{name}.attention.norm", x, width, has_statistics=False)
     inner = build.linear(f"{name}.inner", x, length, (width, 4 * width))
-    inner = build.add(f"{name}.gelu", "norm", [inner])
+    inner = build.add(f"{name}.gelu", "elementwise", [inner], saved=[inner])
     outer = build.linear(f"{name}.outer", inner, length, (4 * width, width))
     outer = build.add(f"{name}.add", "add", [outer, x], is_in_place=True)
     return build.norm(f"{name}.norm", outer, width, has_statistics=False)
+
+
+def with_checkpoints(graph: Graph, ending: str) -> Graph:
+    """Return a graph whose operations with names that end so keep their output."""
+    operations = tuple(
+        replace(o, is_checkpoint=True) if o.name.endswith(ending) else o for o in graph.operations
+    )
+    return replace(graph, operations=operations)

@@ -1,0 +1,374 @@
+"""Memory of every IPU as a function of graph, placement, settings and device, part by part.
+
+What is always live (weights, optimiser state, stash, code, streams) and what is live at the worst
+moment of the rest are added up; a tile is taken to hold an equal part of an IPU's bytes.
+Nothing here runs or changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
+from popdist_py.ipu.liveness import (
+    Peak,
+    Stage,
+    backward_moments,
+    forward_moments,
+    kept,
+    peak,
+)
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import IPU
+
+__all__ = [
+    "ESTIMATES",
+    "Category",
+    "Contribution",
+    "Estimates",
+    "IpuMemory",
+    "MemoryReport",
+    "memory",
+    "stage_of",
+    "stash_depth",
+    "weights_of",
+]
+
+Category: TypeAlias = Literal[
+    "weights",
+    "accumulators",
+    "optimizer state",
+    "stash",
+    "code",
+    "streams",
+    "activations",
+    "gradients",
+    "working set",
+    "gaps",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimates:
+    """What no source tells: bytes a tile, chosen so that published runs fit or do not as they did.
+
+    Attributes:
+        base_code: control code, stack and library of any program.
+        distinct_code: vertices and exchange of a pass of an operation; equal ones share it.
+        call_code: calling that, for each pass of each operation.
+        gaps: share of all variables that lies between them, or uneven over the tiles.
+    """
+
+    base_code: int = 32 * 1024
+    distinct_code: int = 640
+    call_code: int = 48
+    gaps: float = 0.05
+
+
+ESTIMATES: Final = Estimates()
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Part of an IPU's memory.
+
+    Attributes:
+        name: of a weight, an operation or a tensor, with its module.
+        category: what it is.
+        bytes: on the whole IPU.
+        is_always_live: whether it stays during the whole run.
+    """
+
+    name: str
+    category: Category
+    bytes: int
+    is_always_live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IpuMemory:
+    """Memory of one IPU.
+
+    Attributes:
+        ipu: which one.
+        tiles: over which everything is spread; I/O tiles are others.
+        capacity: their bytes.
+        contributions: what is always live, and what is live at the peak of the rest.
+        peak_at: when that is.
+    """
+
+    ipu: int
+    tiles: int
+    capacity: int
+    contributions: tuple[Contribution, ...]
+    peak_at: str
+
+    @property
+    def always_live(self) -> int:
+        """Bytes that stay during the whole run."""
+        return sum(part.bytes for part in self.contributions if part.is_always_live)
+
+    @property
+    def not_always_live(self) -> int:
+        """Bytes of the rest, at its peak."""
+        return sum(part.bytes for part in self.contributions if not part.is_always_live)
+
+    @property
+    def needed(self) -> int:
+        """All of it."""
+        return sum(part.bytes for part in self.contributions)
+
+    @property
+    def per_tile(self) -> int:
+        """Bytes of a tile."""
+        return -(-self.needed // self.tiles)
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self.needed <= self.capacity
+
+    def by_category(self) -> dict[Category, int]:
+        """Return the bytes of each category, largest first."""
+        sums: dict[Category, int] = {}
+        for part in self.contributions:
+            sums[part.category] = sums.get(part.category, 0) + part.bytes
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def largest(self, count: int = 5) -> tuple[Contribution, ...]:
+        """Return the largest contributions, largest first."""
+        ordered = sorted(self.contributions, key=lambda part: (-part.bytes, part.name))
+        return tuple(ordered[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Memory of all IPUs of a replica."""
+
+    ipus: tuple[IpuMemory, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room on every IPU."""
+        return all(ipu.fits for ipu in self.ipus)
+
+    @property
+    def fullest(self) -> IpuMemory:
+        """The IPU with the least room, or that lacks the most."""
+        return max(self.ipus, key=lambda ipu: ipu.needed - ipu.capacity)
+
+
+def memory(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    estimates: Estimates = ESTIMATES,
+) -> MemoryReport:
+    """Return what every IPU of a replica holds."""
+    tiles = ipu.tiles - settings.io_tiles
+    found = []
+    for number in range(placement.num_ipus):
+        stages = [s for s, where in enumerate(placement.ipus) if where == number]
+        parts = [
+            part for s in stages for part in _always(graph, placement, settings, s, tiles=tiles)
+        ]
+        parts += _code(graph, placement, settings, stages, tiles, estimates)
+        at, rest = _worst(graph, placement, settings, ipu, number)
+        parts += rest
+        variables = sum(part.bytes for part in parts if part.category != "code")
+        parts.append(Contribution("between variables", "gaps", _part(variables, estimates), True))
+        found.append(IpuMemory(number, tiles, tiles * ipu.tile_bytes, tuple(parts), at))
+    return MemoryReport(tuple(found))
+
+
+def stash_depth(stage: int, stages: int, settings: Settings) -> int:
+    """Return for how many micro-batches a stage keeps activations beside the one that it works on.
+
+    PopART's pipeline: ``2 (N - 1 - s) + 1``, none on the last stage; interleaved: ``N - s``.
+    """
+    if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
+        return 0
+    return stages - stage if settings.strategy == "interleaved" else 2 * (stages - 1 - stage) + 1
+
+
+def weights_of(graph: Graph, placement: Placement, stage: int) -> tuple[Weight, ...]:
+    """Return the weights that lie with a stage: the first that reads them."""
+    first: dict[str, int] = {}
+    for operation, where in zip(graph.operations, placement.stages, strict=True):
+        for name in operation.weights:
+            first.setdefault(name, where)
+    return tuple(weight for weight in graph.weights if first.get(weight.name) == stage)
+
+
+def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
+    """Return one stage with what memory and time of it depend on."""
+    return Stage(
+        graph=graph,
+        operations=tuple(placement.operations_of(graph, stage)),
+        settings=settings,
+        ipu=placement.ipus[stage],
+        tiles=ipu.tiles - settings.io_tiles,
+        memory=(ipu.tiles - settings.io_tiles) * ipu.tile_bytes,
+    )
+
+
+def _part(variables: int, estimates: Estimates) -> int:
+    return round(variables * estimates.gaps)
+
+
+def _always(
+    graph: Graph, placement: Placement, settings: Settings, stage: int, *, tiles: int
+) -> Iterator[Contribution]:
+    """Yield what stays on the chip for a stage, code left out."""
+    if not settings.is_phased:
+        for weight in weights_of(graph, placement, stage):
+            yield from _variables(weight, settings)
+    depth = stash_depth(stage, placement.num_stages, settings)
+    on_chip = settings.activation_location.on_chip
+    if depth and on_chip:
+        operations = tuple(placement.operations_of(graph, stage))
+        here = Stage(graph, operations, settings, placement.ipus[stage], tiles, 0)
+        for root in sorted(kept(here, settings.recompute_for(placement))):
+            size = depth * graph.bytes_of(root)
+            yield Contribution(_module(root), "stash", size, True)
+    if not settings.synthetic_data and not settings.io_tiles:
+        yield from _streams(graph, placement, stage)
+
+
+def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
+    """Yield what stays on the chip for one weight."""
+    replicas, optimizer = settings.replicas, settings.optimizer
+    held = settings.weight_location.held(weight.elements, replicas)
+    yield Contribution(weight.name, "weights", held * BYTES[weight.type], True)
+    if not (settings.is_training and weight.is_trained):
+        return
+    if settings.accumulation > 1 and not optimizer.is_combined:
+        held = settings.accumulator_location.held(weight.elements, replicas)
+        yield Contribution(weight.name, "accumulators", held * BYTES[optimizer.accumulator], True)
+    held = settings.optimizer_location.held(weight.elements, replicas)
+    size = held * sum(BYTES[type_] for type_ in optimizer.state)
+    if size:
+        yield Contribution(weight.name, "optimizer state", size, True)
+
+
+def _streams(graph: Graph, placement: Placement, stage: int) -> Iterator[Contribution]:
+    """Yield the buffers of what the host sends to a stage or gets from it."""
+    operations = tuple(placement.operations_of(graph, stage))
+    read = {name for operation in operations for name in operation.inputs}
+    made = {operation.output.name for operation in operations}
+    for tensor in graph.inputs:
+        if tensor.name in read:
+            yield Contribution(tensor.name, "streams", graph.bytes_of(tensor.name), True)
+    for name in graph.outputs:
+        if name in made:
+            yield Contribution(_module(name), "streams", graph.bytes_of(name), True)
+
+
+def _code(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    stages: Sequence[int],
+    tiles: int,
+    estimates: Estimates,
+) -> Iterator[Contribution]:
+    """Yield the code of an IPU; operations of equal sizes share theirs."""
+    operations = [o for s in stages for o in placement.operations_of(graph, s)]
+    distinct = {_signature(graph, operation): operation for operation in operations}
+    several = sum(_passes(operation, settings) for operation in distinct.values())
+    calls = sum(_passes(operation, settings) for operation in operations)
+    yield Contribution("control and library", "code", estimates.base_code * tiles, True)
+    yield Contribution(
+        "vertices and exchange", "code", estimates.distinct_code * several * tiles, True
+    )
+    yield Contribution("calls", "code", estimates.call_code * calls * tiles, True)
+
+
+def _passes(operation: Operation, settings: Settings) -> int:
+    """Return how many programs an operation has: forward, backward, weights."""
+    if operation.kind == "view":
+        return 0
+    if not settings.is_training:
+        return 1
+    return 3 if operation.weights and operation.kind == "product" else 2
+
+
+def _signature(graph: Graph, operation: Operation) -> tuple[object, ...]:
+    sizes = tuple(graph.tensors[name].elements for name in operation.inputs)
+    return operation.kind, sizes, operation.output.elements, operation.product
+
+
+def _worst(
+    graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
+) -> tuple[str, list[Contribution]]:
+    """Return when an IPU needs most beside what is always live, and what it is."""
+    found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
+    for index in (s for s, where in enumerate(placement.ipus) if where == number):
+        stage = stage_of(graph, placement, settings, ipu, index)
+        phase = []
+        if settings.is_phased:
+            on_chip = Settings(accumulation=settings.accumulation, optimizer=settings.optimizer)
+            phase = [
+                Contribution(part.name, part.category, part.bytes, False)
+                for weight in weights_of(graph, placement, index)
+                for part in _variables(weight, on_chip)
+            ]
+        for part in _peaks(stage, placement, index):
+            found.append((part.name, [*phase, *_of_peak(part)]))
+        if settings.is_training and not settings.is_phased:
+            weights = weights_of(graph, placement, index)
+            found.append(("update", list(_update(weights, settings))))
+    return max(found, key=lambda entry: sum(part.bytes for part in entry[1]))
+
+
+def _peaks(stage: Stage, placement: Placement, index: int) -> Iterator[Peak]:
+    """Yield the peaks of a stage: one walk where the backward follows at once, else two."""
+    settings = stage.settings
+    if not settings.is_training:
+        yield peak(forward_moments(stage))
+        return
+    recompute = settings.recompute_for(placement)
+    if index not in settings.recomputing(placement):
+        recompute = "none"
+    keeps = kept(stage, recompute)
+    forward, backward = forward_moments(stage), backward_moments(stage, keeps)
+    apart = (
+        settings.is_phased
+        or not settings.activation_location.on_chip
+        or stash_depth(index, placement.num_stages, settings)
+    )
+    if apart:
+        yield peak(forward)
+        yield peak(backward)
+    else:
+        yield peak([*forward, *backward])
+
+
+def _of_peak(found: Peak) -> Iterator[Contribution]:
+    """Yield what is live at a peak."""
+    prefix = "gradient of "
+    for name, size in found.live.items():
+        is_gradient = name.startswith(prefix)
+        category: Category = "gradients" if is_gradient else "activations"
+        yield Contribution(_module(name.removeprefix(prefix)), category, size, False)
+    if found.temporary:
+        yield Contribution(found.name, "working set", found.temporary, False)
+
+
+def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Contribution]:
+    """Yield what the update of the largest weight needs."""
+    trained = [weight for weight in weights if weight.is_trained]
+    if not trained:
+        return
+    largest = max(trained, key=lambda weight: weight.elements)
+    size = largest.elements * BYTES["float32"]
+    if settings.optimizer_location.is_off_chip(largest.elements):
+        size += largest.elements * sum(BYTES[type_] for type_ in settings.optimizer.state)
+    yield Contribution(f"{largest.name} (update)", "working set", size, False)
+
+
+def _module(tensor: str) -> str:
+    return tensor.removesuffix(":out")

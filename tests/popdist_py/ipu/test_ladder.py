@@ -1,0 +1,61 @@
+"""ResNet-101 over two IPUs, from out of memory to fitting, one option a rung.
+
+64 x 64 images, micro-batches of 64, AdamW, the second IPU from ``layer3.8`` on; what was measured
+on hardware is beside each figure.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.ipu_graphs import resnet
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
+from popdist_py.ipu.specification import MK2
+
+FLOAT = resnet([3, 4, 23, 3], 64, 64)
+HALF = FLOAT.cast(data="float16", weights="float16")
+PLACEMENT = Placement.cut(FLOAT, ["layer3.8"])
+
+
+def test_graph_is_torchvision_s():
+    """Names and sizes of weights, and of what every module makes, on meta tensors."""
+    torch = pytest.importorskip("torch")
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        model = models.resnet101()
+    weights = {name: value.numel() for name, value in model.state_dict().items()}
+    ours = {weight.name: weight.elements for weight in FLOAT.weights}
+    assert ours == {n: size for n, size in weights.items() if "num_batches" not in n}
+    assert sum(w.elements for w in FLOAT.weights if w.is_trained) == 44_549_160
+    made = {}
+    for name, module in model.named_modules():
+        kinds = torch.nn.Conv2d | torch.nn.BatchNorm2d | torch.nn.Linear | torch.nn.MaxPool2d
+        if isinstance(module, kinds):
+            module.register_forward_hook(
+                lambda _m, _i, result, name=name: made.__setitem__(name, result.numel())
+            )
+    model(torch.empty(1, 3, 64, 64, device="meta"))
+    outputs = {o.name: o.output.elements for o in FLOAT.operations}
+    assert {name: outputs[name] for name in made} == made
+
+
+def test_float_runs_out_of_memory():
+    report = memory(FLOAT, PLACEMENT, Settings(accumulation=3, optimizer=ADAM), MK2)
+    assert not report.fits
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"accumulation": 3}, {"accumulation": 8}, {"accumulation": 8, "device_iterations": 4}],
+    ids=str,
+)
+def test_half_fits(options):
+    assert memory(HALF, PLACEMENT, Settings(optimizer=HALF_ADAM, **options), MK2).fits
+    assert memory(HALF, PLACEMENT, Settings(optimizer=ADAM, **options), MK2).fits
+
+
+def test_half_without_recomputation_does_not_fit():
+    options = Settings(accumulation=3, optimizer=HALF_ADAM, recompute="none")
+    assert not memory(HALF, PLACEMENT, options, MK2).fits

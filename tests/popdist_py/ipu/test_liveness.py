@@ -1,0 +1,157 @@
+"""The walk over one stage: peaks in closed form, segments, working sets of products."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.ipu_graphs import mlp, resnet, with_checkpoints
+
+from popdist_py.ipu.graph import Placement, Product
+from popdist_py.ipu.liveness import (
+    Moment,
+    backward_moments,
+    forward_moments,
+    kept,
+    peak,
+    segments,
+    working_set,
+)
+from popdist_py.ipu.memory import stage_of
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import MK2
+
+blocks = st.sampled_from("abcdef")
+
+
+@given(
+    moments=st.lists(
+        st.builds(
+            Moment,
+            st.just("moment"),
+            st.lists(blocks, max_size=3).map(tuple),
+            st.dictionaries(blocks, st.integers(1, 100), max_size=3),
+            st.integers(0, 50),
+        ),
+        max_size=12,
+    )
+)
+def test_a_peak_is_never_below_what_one_moment_needs(moments):
+    found = peak(moments)
+    first: dict[str, int] = {}
+    for moment in moments:
+        first |= {name: size for name, size in moment.makes.items() if name not in first}
+    assert found.bytes >= max(
+        (max(m.makes.values(), default=0) and m.temporary for m in moments), default=0
+    )
+    assert found.bytes <= sum(sum(moment.makes.values()) + moment.temporary for moment in moments)
+    # A block that is live all the time is at every peak.
+    around = [Moment("first", (), {"whole": 7}), *moments, Moment("last", ("whole",))]
+    assert peak(around).bytes == found.bytes + 7
+
+
+def test_a_block_lives_from_the_first_to_the_last_moment_that_names_it():
+    found = peak(
+        [
+            Moment("make a", (), {"a": 10}),
+            Moment("make b", ("a",), {"b": 5}),
+            Moment("make c", ("b",), {"c": 8}, temporary=1),
+        ]
+    )
+    assert (found.name, dict(found.live), found.bytes) == ("make b", {"a": 10, "b": 5}, 15)
+
+
+def test_forward_and_backward_of_an_mlp():
+    """Widths 8, 16, 4 and a batch of 2, float32: every block by hand."""
+    graph = mlp([8, 16, 4], batch=2)
+    stage = stage_of(graph, Placement.cut(graph), Settings(recompute="none"), MK2, 0)
+    stage = replace(stage, memory=0)  # products hold nothing of their own
+    keeps = kept(stage, "none")
+    assert keeps == {"input", "layers.0:out", "layers.1:out", "labels"}
+    forward, backward = forward_moments(stage), backward_moments(stage, keeps)
+    x, hidden, out, labels = 2 * 8 * 4, 2 * 16 * 4, 2 * 4 * 4, 2 * 4
+    assert peak(forward).name == "layers.0 (forward)"
+    assert peak(forward).bytes == x + labels + hidden
+    first, second = (8 * 16 + 16) * 4, (16 * 4 + 4) * 4
+    found = peak([*forward, *backward])
+    assert found.name == "layers.0 (backward)"
+    assert found.bytes == x + hidden + first
+    by_name = {moment.name: moment for moment in backward}
+    assert by_name["layers.1 (backward)"].temporary == second
+    assert by_name["layers.1 (backward)"].makes == {
+        "layers.0:out": hidden,
+        "gradient of layers.0:out": hidden,
+    }
+    # The input needs no gradient: nothing that is trained stands before it.
+    assert by_name["layers.0 (backward)"].makes == {"input": x}
+    until = [m.name for m in backward].index("layers.1 (backward)")
+    found = peak([*forward, *backward[: until + 1], Moment("later", ("input",))])
+    assert found.bytes == x + hidden + out + hidden + second
+
+
+def test_segments_begin_behind_checkpoints():
+    graph = with_checkpoints(resnet([1, 2, 1, 1], 64, 1), ".relu3")
+    settings = Settings(recompute="stage")
+    stage = stage_of(graph, Placement.cut(graph), settings, MK2, 0)
+    found = segments(stage, kept(stage, "stage"))
+    assert [o for segment in found for o in segment.operations] == list(stage.operations)
+    blocks_of_it = [{o.name.rpartition(".")[0] for o in s.again} for s in found if s.again]
+    assert blocks_of_it[0] == {"", "layer1.0", "layer1.0.downsample"}
+    assert all(len(names) == 1 for names in blocks_of_it[1:])
+    again = next(s.again for s in found if s.operations[0].name == "layer2.1.conv1")
+    assert [o.name for o in again] == [
+        "layer2.1.conv1",
+        "layer2.1.bn1",
+        "layer2.1.relu1",
+        "layer2.1.conv2",
+        "layer2.1.bn2",
+        "layer2.1.relu2",
+        "layer2.1.conv3",
+    ]
+
+
+def test_recomputation_of_norms_only():
+    graph = resnet([1, 1, 1, 1], 64, 1)
+    stage = stage_of(graph, Placement.cut(graph), Settings(recompute="norm"), MK2, 0)
+    again = {o.name for s in segments(stage, kept(stage, "norm")) for o in s.again}
+    assert {"layer2.0.bn1", "layer2.0.relu1"} <= again
+    assert not [name for name in again if "conv" in name or "add" in name]
+
+
+def test_everything_saved_is_made_again_or_kept():
+    graph = with_checkpoints(resnet([2, 2, 2, 2], 64, 1), ".relu3")
+    for recompute in ("none", "norm", "stage"):
+        stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+        keeps = kept(stage, recompute)
+        for segment in segments(stage, keeps):
+            there = keeps | {graph.root_of[o.output.name] for o in segment.again}
+            for operation in segment.operations:
+                assert {graph.root_of[name] for name in operation.saved} <= there
+
+
+sides = st.integers(1, 5000)
+
+
+@given(rows=sides, depth=sides, columns=sides, count=st.integers(1, 64), more=st.integers(1, 1000))
+def test_working_sets_grow_with_the_product(rows, depth, columns, count, more):
+    def held(r, d, c):
+        return working_set(Product(r, d, c, count), "float16", "float32", 1472)
+
+    least = held(rows, depth, columns)
+    assert least > 0
+    for larger in (
+        held(rows + more, depth, columns),
+        held(rows, depth + more, columns),
+        held(rows, depth, columns + more),
+    ):
+        assert larger >= 0.999 * least - 2000
+    assert working_set(Product(rows, depth, columns), "float32", "float32", 1472) >= working_set(
+        Product(rows, depth, columns), "float16", "float16", 1472
+    )
+
+
+def test_working_set_of_a_cube():
+    """8 tiles and a product of 64 x 64 x 64: each does 32 x 32 x 32 and holds three such sides."""
+    found = working_set(Product(64, 64, 64), "float32", "float32", 8)
+    assert abs(found - 8 * 3 * 32 * 32 * 4) <= 8

@@ -1,0 +1,189 @@
+"""Memory of every IPU: bytes in closed form, what options change, and what always holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import memory, stash_depth
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, SGD, Location, Optimizer, Settings
+from popdist_py.ipu.specification import MK1, MK2
+
+OFF_CHIP = Location(on_chip=False)
+# Weights by hand: matrices and biases, kernels, norms.
+MLP = 10 * 20 + 20 + 20 * 5 + 5
+CNN = 3 * 8 * 9 + 2 * 8 + 512 * 10 + 10
+STATISTICS = 2 * 8
+LAYER = 4 * (64 * 64 + 64) + 2 * 64 * 256 + 256 + 64 + 4 * 64
+
+
+def categories(graph, *, before=(), **options):
+    placement = Placement.cut(graph, before)
+    report = memory(graph, placement, Settings(**options), MK2)
+    return [ipu.by_category() for ipu in report.ipus]
+
+
+@pytest.mark.parametrize(
+    ("graph", "trained", "fixed"),
+    [
+        (mlp([10, 20, 5], batch=4), MLP, 0),
+        (cnn(batch=4), CNN, STATISTICS),
+        (transformer(1, 64, 16, 4, type="float32"), LAYER, 0),
+    ],
+    ids=["mlp", "cnn", "transformer layer"],
+)
+def test_variables_in_closed_form(graph, trained, fixed):
+    (plain,) = categories(graph)
+    assert plain["weights"] == 4 * (trained + fixed)
+    assert "accumulators" not in plain
+    assert "optimizer state" not in plain
+    (adam,) = categories(graph, optimizer=ADAM, accumulation=2)
+    assert adam["accumulators"] == 4 * trained
+    assert adam["optimizer state"] == 8 * trained
+    half = graph.cast(data="float16", weights="float16")
+    (types,) = categories(half, optimizer=HALF_ADAM, accumulation=2)
+    assert types["weights"] == 2 * (trained + fixed)
+    assert types["accumulators"] == 2 * trained
+    assert types["optimizer state"] == 6 * trained
+    combined = Optimizer(state=("float32",), is_combined=True)
+    (one,) = categories(graph, optimizer=combined, accumulation=2)
+    assert "accumulators" not in one
+    assert one["optimizer state"] == 4 * trained
+    (inference,) = categories(graph, is_training=False, optimizer=ADAM)
+    assert not {"accumulators", "optimizer state", "gradients", "stash"} & set(inference)
+
+
+def test_stashes_in_closed_form():
+    graph = mlp([8] * 7, batch=2)
+    before = [f"layers.{index}" for index in (1, 2, 3)]
+    full = categories(graph, before=before, accumulation=7, recompute="none")
+    # A stage keeps its input and what its ReLU made: 2 x 8 elements of 4 bytes each; ReLU works in
+    # place and the next stage's input is the same tensor.
+    one = 2 * 8 * 4
+    assert [parts.get("stash", 0) for parts in full] == [7 * 2 * one, 5 * 2 * one, 3 * 2 * one, 0]
+    again = categories(graph, before=before, accumulation=7)
+    assert [parts.get("stash", 0) for parts in again] == [7 * one, 5 * one, 3 * one, 0]
+    turns = categories(graph, before=before, accumulation=7, strategy="interleaved")
+    assert [parts.get("stash", 0) for parts in turns] == [4 * one, 3 * one, 2 * one, 0]
+    away = categories(graph, before=before, accumulation=7, activation_location=OFF_CHIP)
+    sharded = categories(graph, before=before, accumulation=7, strategy="sharded")
+    assert not any(parts.get("stash") for parts in away + sharded)
+
+
+def test_stash_depths_are_popart_s():
+    depths = {n: [stash_depth(s, n, Settings(accumulation=9)) for s in range(n)] for n in (2, 3, 4)}
+    assert depths == {2: [3, 0], 3: [5, 3, 0], 4: [7, 5, 3, 0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "elements"),
+    [
+        ("weight_location", "weights", 4 * CNN),
+        ("accumulator_location", "accumulators", 4 * CNN),
+        ("optimizer_location", "optimizer state", 8 * CNN),
+    ],
+)
+def test_where_variables_lie(name, category, elements):
+    options = {"optimizer": ADAM, "accumulation": 2, "replicas": 4}
+    (away,) = categories(cnn(4), **options, **{name: OFF_CHIP})
+    assert away.get(category, 0) == 0
+    (large,) = categories(
+        cnn(4), **options, **{name: Location(on_chip=False, min_off_chip=512 * 10)}
+    )
+    assert large[category] < elements // 10
+    (shared,) = categories(
+        cnn(4), **options, **{name: Location(is_sharded=True, min_sharded=512 * 10)}
+    )
+    width = elements // CNN
+    statistics = 4 * STATISTICS if category == "weights" else 0
+    assert shared[category] == elements + statistics - width * (512 * 10 * 3 // 4)
+
+
+def test_options_that_save_do():
+    graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 8), ".relu3")
+    placement = Placement.cut(graph, ["layer3.0"])
+    base = Settings(accumulation=4, optimizer=ADAM)
+
+    def needed(settings=base, graph=graph, placement=placement):
+        return sum(ipu.needed for ipu in memory(graph, placement, settings, MK2).ipus)
+
+    assert needed(replace(base, recompute="none")) > needed(replace(base, recompute="norm"))
+    assert needed(replace(base, recompute="norm")) > needed()
+    one = {"placement": Placement.cut(graph), "settings": replace(base, recompute="stage")}
+    assert needed(graph=resnet([3, 4, 6, 3], 224, 8), **one) > needed(**one)
+    assert needed(replace(base, memory_proportion=0.05)) < needed()
+    assert needed(replace(base, partials="float16"), graph.cast(data="float16")) < needed(
+        graph=graph.cast(data="float16")
+    )
+    assert needed(replace(base, optimizer_location=OFF_CHIP)) < needed()
+    assert needed(replace(base, strategy="sequential", recompute="stage")) <= needed()
+    assert needed(replace(base, strategy="serial phased")) < needed(
+        replace(base, strategy="sharded")
+    )
+    assert needed(graph=graph.cast(data="float16", weights="float16")) < 0.7 * needed()
+    single = memory(graph, Placement.cut(graph), base, MK2).fullest.needed
+    assert single > memory(graph, placement, base, MK2).fullest.needed
+    fewer = memory(graph, placement, replace(base, io_tiles=64), MK2).fullest
+    assert fewer.capacity == MK2.memory - 64 * MK2.tile_bytes
+
+
+def test_serialized_products_need_less():
+    graph = transformer(1, 256, 64, 8, words=20_000, type="float32")
+    parts = [
+        replace(o, product=replace(o.product, serial=8)) if o.name == "head" else o
+        for o in graph.operations
+    ]
+    (whole,), (cut,) = categories(graph), categories(replace(graph, operations=tuple(parts)))
+    assert cut["working set"] < whole["working set"]
+
+
+@settings(max_examples=40)
+@given(
+    batch=st.integers(1, 64),
+    more=st.integers(1, 64),
+    stages=st.integers(1, 3),
+    recompute=st.sampled_from(["default", "none", "norm", "stage"]),
+    strategy=st.sampled_from(["grouped", "interleaved", "sharded", "serial phased"]),
+)
+def test_memory_is_monotone_in_the_batch(batch, more, stages, recompute, strategy):
+    graph = resnet([1, 1, 1, 1], 32, batch)
+    placement = Placement.cut(graph, ["layer2", "layer3"][: stages - 1])
+    options = Settings(accumulation=5, recompute=recompute, strategy=strategy)
+    small = memory(graph, placement, options, MK2)
+    large = memory(graph.with_batch(batch + more), placement, options, MK2)
+    for before, after in zip(small.ipus, large.ipus, strict=True):
+        assert after.needed >= before.needed
+        # Never below the largest tensor that has to be there.
+        assert before.not_always_live >= max(
+            graph.bytes_of(o.output.name)
+            for o, s in zip(graph.operations, placement.stages, strict=True)
+            if placement.ipus[s] == before.ipu
+        )
+
+
+def test_parts_add_up():
+    graph = resnet([3, 4, 6, 3], 64, 8)
+    report = memory(graph, Placement.cut(graph, ["layer3.0"]), Settings(accumulation=3), MK2)
+    for ipu in report.ipus:
+        assert ipu.needed == ipu.always_live + ipu.not_always_live
+        assert ipu.needed == sum(ipu.by_category().values())
+        assert ipu.per_tile == -(-ipu.needed // 1472)
+        assert list(ipu.largest()) == sorted(ipu.largest(), key=lambda part: -part.bytes)
+
+
+def test_runs_that_are_known_to_fit():
+    """Published: ResNet-50, half, batch 20, recomputation, momentum on one Mk2 (224 x 224)."""
+    graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 20, "float16"), ".relu3")
+    one = Placement.cut(graph)
+    options = Settings(accumulation=6, optimizer=MOMENTUM, recompute="stage")
+    assert memory(graph, one, options, MK2).fits
+    assert not memory(graph, one, replace(options, recompute="none"), MK2).fits
+    assert not memory(graph, one, options, MK1).fits
+    # The tutorial's MNIST model on one IPU.
+    small = mlp([784, 128, 10], batch=40)
+    assert memory(small, Placement.cut(small), Settings(optimizer=SGD), MK1).fits
