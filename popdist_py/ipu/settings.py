@@ -103,6 +103,8 @@ class Settings:
         replicas: over all instances.
         optimizer: what it keeps.
         recompute: what is kept for the backward.
+        recomputes_last: whether the last stage of a pipeline recomputes too. It has its backward
+            at once; PopTorch does so where a ``recomputationCheckpoint`` stands in it (uncertain).
         weight_location: of weights; likewise the other three.
         partials: type of the sums inside products.
         memory_proportion: available memory proportion, for all IPUs or for each.
@@ -122,6 +124,7 @@ class Settings:
     replicas: int = 1
     optimizer: Optimizer = SGD
     recompute: Recompute = "default"
+    recomputes_last: bool = False
     weight_location: Location = field(default_factory=Location)
     accumulator_location: Location = field(default_factory=Location)
     optimizer_location: Location = field(default_factory=Location)
@@ -178,11 +181,8 @@ class Settings:
         return "stage" if self.is_pipelined and placement.num_ipus > 1 else "none"
 
     def recomputing(self, placement: Placement) -> frozenset[int]:
-        """Return the stages that make their activations again.
-
-        The last one of a pipeline has its backward at once and needs none.
-        """
+        """Return the stages that make their activations again."""
         if self.recompute_for(placement) == "none":
             return frozenset()
-        alone = placement.num_stages == 1 or not self.is_pipelined
+        alone = placement.num_stages == 1 or not self.is_pipelined or self.recomputes_last
         return frozenset(range(placement.num_stages - (0 if alone else 1)))

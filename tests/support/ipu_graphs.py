@@ -249,3 +249,11 @@ def with_checkpoints(graph: Graph, ending: str) -> Graph:
         replace(o, is_checkpoint=True) if o.name.endswith(ending) else o for o in graph.operations
     )
     return replace(graph, operations=operations)
+
+
+def with_8_bit_input(graph: Graph) -> Graph:
+    """Return a graph whose first input comes as uint8 and is cast and normalised on the device."""
+    first, *others = graph.inputs
+    image = replace(first, name="image", type="uint8")
+    normalize = Operation("normalize", "elementwise", ("image",), first)
+    return replace(graph, inputs=(image, *others), operations=(normalize, *graph.operations))

@@ -6,13 +6,17 @@ on hardware is beside each figure.
 
 from __future__ import annotations
 
-import pytest
-from support.ipu_graphs import resnet
+from itertools import combinations
 
+import pytest
+from support.ipu_graphs import resnet, with_8_bit_input
+
+from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.transfers import host_traffic
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 HALF = FLOAT.cast(data="float16", weights="float16")
@@ -59,3 +63,37 @@ def test_half_fits(options):
 def test_half_without_recomputation_does_not_fit():
     options = Settings(accumulation=3, optimizer=HALF_ADAM, recompute="none")
     assert not memory(HALF, PLACEMENT, options, MK2).fits
+
+
+# Accumulation, device iterations, 8-bit input; cycles, and MiB that the first IPU receives.
+RUNS = [
+    (3, 1, False, 60_111_417, 4.5),
+    (8, 1, False, 95_653_315, 12.0),
+    (8, 4, False, 283_021_420, 48.0),
+    (8, 4, True, 278_393_266, 24.0),
+]
+
+
+def run(accumulation, iterations, is_8_bit):
+    graph = with_8_bit_input(HALF) if is_8_bit else HALF
+    settings = Settings(
+        accumulation=accumulation, device_iterations=iterations, optimizer=HALF_ADAM
+    )
+    return graph, Placement.cut(graph, ["layer3.8"]), settings
+
+
+@pytest.mark.parametrize(("accumulation", "iterations", "is_8_bit", "cycles_", "mib"), RUNS)
+def test_received_bytes_are_those_of_hardware(accumulation, iterations, is_8_bit, cycles_, mib):
+    first, second = host_traffic(*run(accumulation, iterations, is_8_bit))
+    assert first.received == mib * 2**20
+    # 768 B and 2.0 kB of labels where they were shown.
+    assert second.received == accumulation * iterations * 64 * 4
+
+
+def test_cycles_are_close_to_those_of_hardware():
+    theirs = [row[3] for row in RUNS]
+    ours = [cycles(*run(*row[:3]), MK2).total for row in RUNS]
+    for their, our in zip(theirs, ours, strict=True):
+        assert our / their == pytest.approx(1, abs=0.05)
+    for (t1, o1), (t2, o2) in combinations(zip(theirs, ours, strict=True), 2):
+        assert (o2 / o1) / (t2 / t1) == pytest.approx(1, abs=0.03)

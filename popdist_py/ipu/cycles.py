@@ -1,0 +1,309 @@
+"""Cycles of a run: what each operation takes, stage by stage, along the schedule.
+
+An operation takes arithmetic (products at a share of their peak rate, anything else as fast as the
+tiles' memory), exchange of what its tiles have to get, and a fixed time. A cycle of a pipeline
+lasts as long as its slowest IPU; then come copies between IPUs, and a synchronisation.
+Nothing here measures: the constants of ``CycleModel`` say where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type, Weight
+from popdist_py.ipu.liveness import Stage, kept, segments, shapes, working_set
+from popdist_py.ipu.memory import stage_of, weights_of
+from popdist_py.ipu.schedule import Action, schedule
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.transfers import (
+    all_reduce_bytes,
+    copied_bytes,
+    host_traffic,
+    received_bytes,
+    streamed_bytes,
+)
+
+__all__ = ["CYCLE_MODEL", "CycleModel", "CycleReport", "StageCycles", "cycles", "stage_cycles"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CycleModel:
+    """What no source tells. One set of constants holds for all devices and runs.
+
+    Attributes:
+        product_share: share of their peak rate that products reach; assumed.
+        memory_share: share of the rate of the tiles' memory that anything else reaches; assumed.
+        operation_cycles: for each program of an operation: launch, synchronisation, rearranging;
+            fitted to the steady state of ResNet-101 over two IPUs (7.11 million cycles for each
+            more micro-batch).
+        host_bandwidth: bytes a second from the host; fitted to the cycles that 8-bit input saves
+            there (4.63 million for 24 MiB).
+        call_seconds: for each call of the host; fitted to what those runs take beside their
+            micro-batches (33 million cycles).
+        sync_cycles: of all IPUs of a replica, at the end of each cycle of a pipeline; uncertain.
+    """
+
+    product_share: float = 0.7
+    memory_share: float = 0.25
+    operation_cycles: int = 3_850
+    host_bandwidth: float = 7.2e9
+    call_seconds: float = 25e-3
+    sync_cycles: int = 2_000
+
+
+CYCLE_MODEL: Final = CycleModel()
+
+
+@dataclass(frozen=True, slots=True)
+class StageCycles:
+    """Cycles of one stage for one micro-batch.
+
+    Attributes:
+        forward: of its operations.
+        recompute: of those that run again.
+        backward: of gradients of activations and weights, and their accumulation.
+        receive: of its inputs from the host.
+        copy: of what it sends to other IPUs, one way.
+        load: of what it needs from Streaming Memory in phased execution.
+        update: of the update of its weights, and what that moves.
+        all_reduce: of its gradients over the replicas.
+    """
+
+    forward: float
+    recompute: float
+    backward: float
+    receive: float
+    copy: float
+    load: float
+    update: float
+    all_reduce: float
+
+    @property
+    def work(self) -> float:
+        """Of a micro-batch: what a pipeline's slowest stage decides about."""
+        return self.forward + self.recompute + self.backward
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReport:
+    """Cycles of one call.
+
+    Attributes:
+        stages: for one micro-batch each.
+        window: from one update to the next, that included; of inference all of it.
+        call: what each call takes beside that: the host, and its results.
+        total: of the call.
+        busy: for each IPU the share of the total in which it computes.
+        clock: cycles a second.
+        samples: of the call, over all replicas.
+    """
+
+    stages: tuple[StageCycles, ...]
+    window: int
+    call: int
+    total: int
+    busy: tuple[float, ...]
+    clock: float
+    samples: int
+
+    @property
+    def seconds(self) -> float:
+        """Time of the call."""
+        return self.total / self.clock
+
+    @property
+    def throughput(self) -> float:
+        """Samples a second."""
+        return self.samples / self.seconds
+
+
+def cycles(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    model: CycleModel = CYCLE_MODEL,
+) -> CycleReport:
+    """Return what one call takes."""
+    stages = tuple(
+        stage_cycles(graph, placement, settings, ipu, stage, model)
+        for stage in range(placement.num_stages)
+    )
+    window, busy = _window(stages, placement, settings, model)
+    windows = settings.device_iterations if settings.is_training else 1
+    sent = max(traffic.sent for traffic in host_traffic(graph, placement, settings))
+    call = ipu.clock * (model.call_seconds + sent / model.host_bandwidth)
+    if settings.synthetic_data:
+        call = 0.0
+    total = windows * window + call
+    return CycleReport(
+        stages=stages,
+        window=round(window),
+        call=round(call),
+        total=round(total),
+        busy=tuple(windows * one / total for one in busy),
+        clock=ipu.clock,
+        samples=graph.batch * settings.micro_batches * settings.replicas,
+    )
+
+
+def _window(
+    stages: tuple[StageCycles, ...], placement: Placement, settings: Settings, model: CycleModel
+) -> tuple[float, list[float]]:
+    """Return the cycles between two updates, and those in which each IPU computes."""
+    one = replace(settings, device_iterations=1) if settings.is_training else settings
+    made = schedule(placement, one)
+    busy = [0.0] * placement.num_ipus
+    times: dict[int, list[float]] = {}
+    for ipu, row in enumerate(made.rows):
+        for cell in row:
+            lasting = times.setdefault(made.cycles[cell.step - 1], [0.0] * placement.num_ipus)
+            time = _time(cell.action, cell.stage, stages, placement, ipu, settings)
+            lasting[ipu] += time
+            if cell.action in ("forward", "recompute", "backward", "update"):
+                busy[ipu] += time
+    copies = max(stage.copy for stage in stages) * (2 if settings.is_training else 1)
+    if not settings.is_pipelined:
+        copies /= 2 * len(stages)  # a cycle is a part of the passage of a micro-batch
+    several = placement.num_ipus > 1
+    total = sum(max(lasting) for lasting in times.values())
+    return total + len(times) * (copies + model.sync_cycles * several), busy
+
+
+def _time(
+    action: Action,
+    stage: int | None,
+    stages: tuple[StageCycles, ...],
+    placement: Placement,
+    ipu: int,
+    settings: Settings,
+) -> float:
+    own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
+    if action == "idle":
+        return 0.0
+    if action == "update":
+        return sum(s.update for s in own)
+    if stage is None:
+        return sum(s.all_reduce for s in own)
+    here = stages[stage]
+    if action == "forward":
+        return here.forward if settings.overlaps_io else here.forward + here.receive
+    if action == "recompute":
+        return here.recompute
+    return here.backward if action == "backward" else here.load
+
+
+@lru_cache(maxsize=4096)
+def _working_set(product: Product, operands: Type, partials: Type, tiles: int) -> int:
+    return working_set(product, operands, partials, tiles)
+
+
+def stage_cycles(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    index: int,
+    model: CycleModel = CYCLE_MODEL,
+) -> StageCycles:
+    """Return what one stage takes for one micro-batch."""
+    stage = stage_of(graph, placement, settings, ipu, index)
+    device = _Device(stage, ipu, model)
+    again: list[Operation] = []
+    if index in settings.recomputing(placement):
+        keeps = kept(stage, settings.recompute_for(placement))
+        again = [o for segment in segments(stage, keeps) for o in segment.again]
+    weights = weights_of(graph, placement, index)
+    copied = copied_bytes(graph, placement, index)
+    link = ipu.link_bandwidth / 2 / ipu.clock
+    streaming = (ipu.streaming_bandwidth or ipu.host_bandwidth) / ipu.clock
+    received = 0 if settings.synthetic_data else received_bytes(graph, placement, index)
+    arriving = sum(graph.root_bytes[root] for root in stage.incoming)
+    return StageCycles(
+        forward=sum(map(device.forward, stage.operations)),
+        recompute=sum(map(device.forward, again)),
+        backward=sum(map(device.backward, stage.operations)) if settings.is_training else 0.0,
+        receive=received * ipu.clock / model.host_bandwidth,
+        copy=copied / link,
+        load=(arriving + sum(weight.bytes for weight in weights)) / streaming,
+        update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
+        all_reduce=all_reduce_bytes(weights, settings) / link,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """The rates of an IPU for one stage."""
+
+    stage: Stage
+    ipu: IPU
+    model: CycleModel
+
+    def forward(self, operation: Operation) -> float:
+        return self._pass(operation, backward=False)
+
+    def backward(self, operation: Operation) -> float:
+        """The gradient of what was read; weights' gradients are added to their accumulators."""
+        added = 0
+        if self.stage.settings.accumulation > 1:
+            width = 2 * BYTES[self.stage.settings.optimizer.accumulator]
+            added = width * sum(w.elements for w in self._trained(operation))
+        return self._pass(operation, backward=True) + self._moved(added)
+
+    def update(self, weights: tuple[Weight, ...]) -> float:
+        """Weights, gradients and state are read, weights and state written."""
+        optimizer = self.stage.settings.optimizer
+        trained = [weight for weight in weights if weight.is_trained]
+        state = sum(BYTES[type_] for type_ in optimizer.state)
+        size = sum(
+            w.elements * (2 * BYTES[w.type] + 2 * state + BYTES[optimizer.accumulator])
+            for w in trained
+        )
+        return self._moved(size) + self.model.operation_cycles * len(trained)
+
+    def _trained(self, operation: Operation) -> list[Weight]:
+        weights = (self.stage.graph.weight_of[name] for name in operation.weights)
+        return [weight for weight in weights if weight.is_trained]
+
+    def _moved(self, size: float) -> float:
+        """Return the cycles of reading and writing so many bytes in the tiles' memory."""
+        return size / (self.stage.tiles * self.ipu.memory_rate * self.model.memory_share)
+
+    def _pass(self, operation: Operation, *, backward: bool) -> float:
+        if operation.kind == "view":
+            return 0.0
+        if operation.product is not None:
+            return self._products(operation, backward=backward)
+        graph = self.stage.graph
+        size = sum(graph.bytes_of(n) for n in operation.inputs) + graph.bytes_of(
+            operation.output.name
+        )
+        # Statistics are a pass of their own over the same values.
+        passes = _PASSES.get(operation.kind, 1) * (2 if backward else 1)
+        exchanged = size / (self.stage.tiles * self.ipu.exchange_rate)
+        return self._moved(passes * size) + exchanged + self.model.operation_cycles
+
+    def _products(self, operation: Operation, *, backward: bool) -> float:
+        stage, total = self.stage, 0.0
+        operands, partials = operation.output.type, stage.settings.partials
+        tiles = stage.tiles / self.ipu.tiles
+        rate = self.ipu.product_rate(operands, partials) * tiles * self.model.product_share
+        limit = stage.settings.proportion(stage.ipu) * stage.memory
+        needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
+        for number, shape in enumerate(shapes(operation, stage.graph.batch, backward=backward)):
+            if backward and number == 0 and not needed:
+                continue  # nothing trained stands before it
+            held = _working_set(shape, operands, partials, stage.tiles)
+            parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
+            total += shape.flops / rate
+            total += held / (stage.tiles * self.ipu.exchange_rate)
+            total += parts * self.model.operation_cycles
+        return total
+
+
+# How often an operation goes over its values.
+_PASSES: Final[Mapping[str, int]] = {"norm": 3, "softmax": 3, "loss": 2}

@@ -1,0 +1,130 @@
+"""Cycles rank runs as hardware does; what they are fitted to is in the test of the ladder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
+
+from popdist_py.ipu.cycles import CycleModel, cycles
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
+from popdist_py.ipu.specification import BOW, MK1, MK2
+
+FLOAT = resnet([2, 2, 2, 2], 64, 16)
+HALF = FLOAT.cast(data="float16", weights="float16")
+PLACEMENT = Placement.cut(HALF, ["layer2", "layer3", "layer4"])
+BASE = Settings(accumulation=8, optimizer=ADAM)
+
+
+def throughput(graph=HALF, placement=PLACEMENT, ipu=MK2, **changes):
+    return cycles(graph, placement, replace(BASE, **changes), ipu).throughput
+
+
+def test_ranks_as_hardware_does():
+    assert throughput() > throughput(strategy="sharded") > throughput(strategy="serial phased")
+    assert throughput() > throughput(strategy="sequential")
+    assert throughput() > throughput(FLOAT)
+    assert throughput(partials="float16") > throughput()
+    assert throughput(ipu=BOW) > throughput() > throughput(ipu=MK1)
+    assert throughput(recompute="none") > throughput()
+    assert throughput(device_iterations=4) > throughput()
+    assert throughput(synthetic_data=True) > throughput(device_iterations=1000)
+    assert throughput(io_tiles=32, overlaps_io=True, device_iterations=50) > 0
+    assert throughput(optimizer_location=Location(on_chip=False)) < throughput()
+    assert throughput(memory_proportion=0.001) < throughput()
+    many = replace(BASE, device_iterations=1000, replicas=4)
+    assert cycles(HALF, PLACEMENT, many, MK2).throughput < 4 * throughput(device_iterations=1000)
+
+
+def test_more_accumulation_raises_the_busy_share():
+    busy = [
+        cycles(HALF, PLACEMENT, replace(BASE, accumulation=count, synthetic_data=True), MK2).busy
+        for count in (7, 16, 64)
+    ]
+    for fewer, more in pairwise(busy):
+        assert all(b > a for a, b in zip(fewer, more, strict=True))
+    assert all(0 < share <= 1 for share in busy[-1])
+
+
+def test_device_iterations_remove_the_host():
+    one = cycles(HALF, PLACEMENT, BASE, MK2)
+    four = cycles(HALF, PLACEMENT, replace(BASE, device_iterations=4), MK2)
+    assert one.total == pytest.approx(one.window + one.call, abs=2)
+    assert four.total == pytest.approx(4 * one.window + one.call, abs=4)
+    assert four.samples == 4 * one.samples
+
+
+def test_8_bit_input_is_received_in_half_of_the_time():
+    small = with_8_bit_input(HALF)
+    first = cycles(small, Placement.cut(small, ["layer2", "layer3", "layer4"]), BASE, MK2)
+    assert first.stages[0].receive * 2 == cycles(HALF, PLACEMENT, BASE, MK2).stages[0].receive
+
+
+def test_the_slowest_stage_decides():
+    report = cycles(HALF, PLACEMENT, replace(BASE, synthetic_data=True), MK2)
+    longer = cycles(HALF, PLACEMENT, replace(BASE, synthetic_data=True, accumulation=108), MK2)
+    slowest = max(stage.work for stage in report.stages)
+    copies = 2 * max(stage.copy for stage in report.stages)
+    each = (longer.window - report.window) / 100
+    assert each == pytest.approx(slowest + copies + CycleModel().sync_cycles)
+
+
+def test_phases_overlap_loading_in_parallel():
+    graph = resnet([2, 2, 2, 2], 64, 16, "float16")
+    cut = Placement.cut(graph, ["layer2", "layer3", "layer4"])
+    one = Placement(cut.stages, (0, 0, 0, 0))
+    two = Placement(cut.stages, (0, 1, 0, 1))
+    serial = cycles(graph, one, replace(BASE, strategy="serial phased"), MK2)
+    parallel = cycles(graph, two, replace(BASE, strategy="parallel phased"), MK2)
+    assert parallel.total < serial.total
+
+
+@settings(max_examples=30)
+@given(
+    batch=st.integers(1, 32),
+    stages=st.integers(1, 4),
+    accumulation=st.integers(1, 12),
+    strategy=st.sampled_from(["grouped", "interleaved", "sequential", "sharded"]),
+)
+def test_time_grows_with_work(batch, stages, accumulation, strategy):
+    graph = mlp([64] * 5, batch)
+    before = [f"layers.{index}" for index in range(1, stages)]
+    placement = Placement.cut(graph, before)
+    options = Settings(accumulation=accumulation, strategy=strategy)
+    found = cycles(graph, placement, options, MK2)
+    more = cycles(graph, placement, replace(options, accumulation=accumulation + 1), MK2)
+    larger = cycles(graph.with_batch(batch + 8), placement, options, MK2)
+    assert found.total < more.total
+    assert found.total <= larger.total
+    assert all(0 <= share <= 1 for share in found.busy)
+    # No IPU computes longer than the run, and the run is no longer than everything in a row.
+    assert found.window >= max(accumulation * stage.work for stage in found.stages)
+
+
+def test_published_throughput_of_resnet_50():
+    """MLPerf 1.1: 1,875 images a second and IPU on Mk2, 2,627 on Bow; batch 20, half."""
+    graph = with_checkpoints(resnet([3, 4, 6, 3], 224, 20, "float16"), ".relu3")
+    options = Settings(
+        accumulation=6,
+        device_iterations=1000,
+        replicas=16,
+        partials="float16",
+        recompute="stage",
+        optimizer=MOMENTUM,
+    )
+    for ipu, images in ((MK2, 1875), (BOW, 2627)):
+        found = cycles(graph, Placement.cut(graph), options, ipu)
+        assert found.throughput / 16 == pytest.approx(images, rel=0.25)
+
+
+def test_constants_are_parameters():
+    slow = CycleModel(product_share=0.1)
+    assert cycles(HALF, PLACEMENT, BASE, MK2, slow).total > cycles(HALF, PLACEMENT, BASE, MK2).total
+    layers = transformer(4, 128, 32, 2)
+    cut = Placement.cut(layers, ["layers.2"])
+    assert cycles(layers, cut, Settings(accumulation=4, optimizer=HALF_ADAM), MK2).total > 0

@@ -1,0 +1,68 @@
+"""Bytes between IPUs, host, replicas and Streaming Memory."""
+
+from __future__ import annotations
+
+import pytest
+from support.ipu_graphs import mlp, transformer
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.settings import ADAM, Location, Settings
+from popdist_py.ipu.transfers import (
+    Traffic,
+    all_reduce_bytes,
+    copied_bytes,
+    host_traffic,
+    streamed_bytes,
+)
+
+GRAPH = mlp([10, 20, 30, 5], batch=4)
+PLACEMENT = Placement.cut(GRAPH, ["layers.1", "layers.2"])
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({}, 1),
+        ({"output_mode": "sum"}, 1),
+        ({"output_mode": "all"}, 10),
+    ],
+    ids=str,
+)
+def test_host_traffic(options, times):
+    settings = Settings(accumulation=5, device_iterations=2, **options)
+    assert host_traffic(GRAPH, PLACEMENT, settings) == (
+        Traffic(10 * 4 * 10 * 4, 0),
+        Traffic(0, 0),
+        Traffic(10 * 4 * 4, times * (4 * 5 * 4 + 4)),
+    )
+
+
+def test_inference_returns_everything_and_synthetic_data_nothing():
+    inference = Settings(is_training=False, device_iterations=3)
+    assert host_traffic(GRAPH, PLACEMENT, inference)[2].sent == 3 * (4 * 5 * 4 + 4)
+    none = Settings(accumulation=5, synthetic_data=True)
+    assert set(host_traffic(GRAPH, PLACEMENT, none)) == {Traffic(0, 0)}
+
+
+def test_copies_between_stages():
+    sizes = [copied_bytes(GRAPH, PLACEMENT, stage) for stage in range(3)]
+    assert sizes == [4 * 20 * 4, 4 * 30 * 4, 0]
+    same = Placement(PLACEMENT.stages, (0, 0, 1))
+    assert [copied_bytes(GRAPH, same, stage) for stage in range(3)] == [0, 4 * 30 * 4, 0]
+    # A tensor that two later stages read is sent once.
+    layers = transformer(2, 64, 16, 1)
+    cut = Placement.cut(layers, ["layers.1"])
+    assert copied_bytes(layers, cut, 0) == 16 * 64 * 2
+
+
+def test_updates_move_what_is_off_chip():
+    elements = sum(weight.elements for weight in GRAPH.weights)
+    away = Location(on_chip=False)
+    settings = Settings(optimizer=ADAM, optimizer_location=away)
+    assert streamed_bytes(GRAPH.weights, settings) == 2 * 8 * elements
+    assert streamed_bytes(GRAPH.weights, Settings(optimizer=ADAM)) == 0
+    shared = Location(on_chip=False, is_sharded=True, min_sharded=1)
+    settings = Settings(optimizer=ADAM, optimizer_location=shared, replicas=5)
+    assert streamed_bytes(GRAPH.weights, settings) == 2 * 8 * elements // 5
+    assert all_reduce_bytes(GRAPH.weights, Settings(replicas=4)) == 2 * 4 * elements * 3 // 4
+    assert all_reduce_bytes(GRAPH.weights, Settings()) == 0
