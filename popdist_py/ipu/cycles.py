@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
-from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type, Weight
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
 from popdist_py.ipu.liveness import Stage, kept, segments, shapes, working_set
 from popdist_py.ipu.memory import stage_of, weights_of
 from popdist_py.ipu.schedule import Action, schedule
@@ -27,7 +26,15 @@ from popdist_py.ipu.transfers import (
     streamed_bytes,
 )
 
-__all__ = ["CYCLE_MODEL", "CycleModel", "CycleReport", "StageCycles", "cycles", "stage_cycles"]
+__all__ = [
+    "CYCLE_MODEL",
+    "CycleModel",
+    "CycleReport",
+    "StageCycles",
+    "cycles",
+    "operation_cycles",
+    "stage_cycles",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,11 +204,6 @@ def _time(
     return here.backward if action == "backward" else here.load
 
 
-@lru_cache(maxsize=4096)
-def _working_set(product: Product, operands: Type, partials: Type, tiles: int) -> int:
-    return working_set(product, operands, partials, tiles)
-
-
 def stage_cycles(
     graph: Graph,
     placement: Placement,
@@ -233,6 +235,24 @@ def stage_cycles(
         update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
         all_reduce=all_reduce_bytes(weights, settings) / link,
     )
+
+
+def operation_cycles(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    model: CycleModel = CYCLE_MODEL,
+) -> tuple[list[float], list[float]]:
+    """Return what the forward and the backward of each operation take for one micro-batch."""
+    forward: list[float] = []
+    backward: list[float] = []
+    for index in range(placement.num_stages):
+        stage = stage_of(graph, placement, settings, ipu, index)
+        device = _Device(stage, ipu, model)
+        forward += map(device.forward, stage.operations)
+        backward += map(device.backward, stage.operations)
+    return forward, backward if settings.is_training else [0.0] * len(backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +317,7 @@ class _Device:
         for number, shape in enumerate(shapes(operation, stage.graph.batch, backward=backward)):
             if backward and number == 0 and not needed:
                 continue  # nothing trained stands before it
-            held = _working_set(shape, operands, partials, stage.tiles)
+            held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
             total += held / (stage.tiles * self.ipu.exchange_rate)

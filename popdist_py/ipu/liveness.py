@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Product, Type
@@ -65,7 +66,7 @@ class Peak:
         return sum(self.live.values()) + self.temporary
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stage:
     """What one stage of a graph runs, and on what.
 
@@ -85,14 +86,14 @@ class Stage:
     tiles: int
     memory: int
 
-    @property
+    @cached_property
     def incoming(self) -> frozenset[str]:
         """Roots of tensors that other stages or the host send."""
         made = {operation.output.name for operation in self.operations}
         names = {name for o in self.operations for name in o.inputs} - made
         return frozenset(self.graph.root_of[name] for name in names)
 
-    @property
+    @cached_property
     def outgoing(self) -> frozenset[str]:
         """Roots of tensors that other stages or the host read."""
         own = {operation.name for operation in self.operations}
@@ -318,6 +319,7 @@ def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product
     )
 
 
+@lru_cache(maxsize=4096)
 def working_set(product: Product, operands: Type, partials: Type, tiles: int) -> int:
     """Return the bytes of operands and partials that the tiles hold during a product.
 

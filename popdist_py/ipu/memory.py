@@ -30,6 +30,7 @@ __all__ = [
     "Estimates",
     "IpuMemory",
     "MemoryReport",
+    "ipu_memory",
     "memory",
     "stage_of",
     "stash_depth",
@@ -86,6 +87,14 @@ class Contribution:
     bytes: int
     is_always_live: bool
 
+    def group(self, depth: int) -> str:
+        """Return the name under which it is counted together with others of its category."""
+        if self.category == "code":
+            return "the whole program"
+        if self.category == "working set":
+            return self.name
+        return ".".join(self.name.split(".")[:depth])
+
 
 @dataclass(frozen=True, slots=True)
 class IpuMemory:
@@ -137,10 +146,18 @@ class IpuMemory:
             sums[part.category] = sums.get(part.category, 0) + part.bytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def largest(self, count: int = 5) -> tuple[Contribution, ...]:
-        """Return the largest contributions, largest first."""
-        ordered = sorted(self.contributions, key=lambda part: (-part.bytes, part.name))
-        return tuple(ordered[:count])
+    def largest(self, count: int = 5, *, depth: int = 2) -> tuple[Contribution, ...]:
+        """Return the largest contributions, largest first.
+
+        Those of a category whose modules have the same first ``depth`` names count as one
+        (``layer4.0.conv1`` and ``layer4.0.conv2`` are ``layer4.0``), and all code does.
+        """
+        sums: dict[tuple[str, Category, bool], int] = {}
+        for part in self.contributions:
+            key = part.group(depth), part.category, part.is_always_live
+            sums[key] = sums.get(key, 0) + part.bytes
+        merged = [Contribution(name, kind, size, live) for (name, kind, live), size in sums.items()]
+        return tuple(sorted(merged, key=lambda part: (-part.bytes, part.name))[:count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +185,31 @@ def memory(
     estimates: Estimates = ESTIMATES,
 ) -> MemoryReport:
     """Return what every IPU of a replica holds."""
+    numbers = range(placement.num_ipus)
+    return MemoryReport(
+        tuple(ipu_memory(graph, placement, settings, ipu, n, estimates) for n in numbers)
+    )
+
+
+def ipu_memory(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    number: int,
+    estimates: Estimates = ESTIMATES,
+) -> IpuMemory:
+    """Return what one IPU of a replica holds."""
     tiles = ipu.tiles - settings.io_tiles
-    found = []
-    for number in range(placement.num_ipus):
-        stages = [s for s, where in enumerate(placement.ipus) if where == number]
-        parts = [
-            part for s in stages for part in _always(graph, placement, settings, s, tiles=tiles)
-        ]
-        parts += _code(graph, placement, settings, stages, tiles, estimates)
-        at, rest = _worst(graph, placement, settings, ipu, number)
-        parts += rest
-        variables = sum(part.bytes for part in parts if part.category != "code")
-        parts.append(Contribution("between variables", "gaps", _part(variables, estimates), True))
-        found.append(IpuMemory(number, tiles, tiles * ipu.tile_bytes, tuple(parts), at))
-    return MemoryReport(tuple(found))
+    stages = [s for s, where in enumerate(placement.ipus) if where == number]
+    parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
+    parts += _code(graph, placement, settings, stages, tiles, estimates)
+    at, rest = _worst(graph, placement, settings, ipu, number)
+    parts += rest
+    variables = sum(part.bytes for part in parts if part.category != "code")
+    gaps = round(variables * estimates.gaps)
+    parts.append(Contribution("between variables", "gaps", gaps, True))
+    return IpuMemory(number, tiles, tiles * ipu.tile_bytes, tuple(parts), at)
 
 
 def stash_depth(stage: int, stages: int, settings: Settings) -> int:
@@ -215,12 +243,8 @@ def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, s
     )
 
 
-def _part(variables: int, estimates: Estimates) -> int:
-    return round(variables * estimates.gaps)
-
-
 def _always(
-    graph: Graph, placement: Placement, settings: Settings, stage: int, *, tiles: int
+    graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
     """Yield what stays on the chip for a stage, code left out."""
     if not settings.is_phased:
@@ -230,7 +254,7 @@ def _always(
     on_chip = settings.activation_location.on_chip
     if depth and on_chip:
         operations = tuple(placement.operations_of(graph, stage))
-        here = Stage(graph, operations, settings, placement.ipus[stage], tiles, 0)
+        here = Stage(graph, operations, settings, placement.ipus[stage], 0, 0)
         for root in sorted(kept(here, settings.recompute_for(placement))):
             size = depth * graph.bytes_of(root)
             yield Contribution(_module(root), "stash", size, True)
@@ -280,11 +304,13 @@ def _code(
     distinct = {_signature(graph, operation): operation for operation in operations}
     several = sum(_passes(operation, settings) for operation in distinct.values())
     calls = sum(_passes(operation, settings) for operation in operations)
-    yield Contribution("control and library", "code", estimates.base_code * tiles, True)
-    yield Contribution(
-        "vertices and exchange", "code", estimates.distinct_code * several * tiles, True
-    )
-    yield Contribution("calls", "code", estimates.call_code * calls * tiles, True)
+    parts = {
+        "control and library": estimates.base_code,
+        "vertices and exchange": estimates.distinct_code * several,
+        "calls": estimates.call_code * calls,
+    }
+    for name, size in parts.items():
+        yield Contribution(name, "code", size * tiles, True)
 
 
 def _passes(operation: Operation, settings: Settings) -> int:
