@@ -385,15 +385,23 @@ def _of_peak(found: Peak) -> Iterator[Contribution]:
 
 
 def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Contribution]:
-    """Yield what the update of the largest weight needs."""
+    """Yield what the update of the weight that needs most holds: they follow one another."""
     trained = [weight for weight in weights if weight.is_trained]
     if not trained:
         return
-    largest = max(trained, key=lambda weight: weight.elements)
-    size = largest.elements * BYTES["float32"]
-    if settings.optimizer_location.is_off_chip(largest.elements):
-        size += largest.elements * sum(BYTES[type_] for type_ in settings.optimizer.state)
-    yield Contribution(f"{largest.name} (update)", "working set", size, False)
+    sizes = {weight.name: _update_bytes(weight, settings) for weight in trained}
+    name = max(sizes, key=lambda name: sizes[name])
+    yield Contribution(f"{name} (update)", "working set", sizes[name], False)
+
+
+def _update_bytes(weight: Weight, settings: Settings) -> int:
+    """Return what the update of a weight holds: the change in float32, and state from elsewhere."""
+    where, replicas = settings.optimizer_location, settings.replicas
+    size = weight.elements * BYTES["float32"]
+    if where.is_off_chip(weight.elements):
+        state = sum(BYTES[type_] for type_ in settings.optimizer.state)
+        size += where.part(weight.elements, replicas) * state
+    return size
 
 
 def _module(tensor: str) -> str:

@@ -49,3 +49,8 @@ def test_library_imports_nothing_heavy():
     heavy = {"torch", "numpy", "mpi4py", "poprun_py"}
     assert not imports_of("import popdist_py") & heavy
     assert not imports_of("from popdist_py import horovod, popart") & heavy
+
+
+def test_model_of_the_device_imports_nothing_heavy():
+    code = "from popdist_py.ipu import schedule_views, what_if"
+    assert not imports_of(code) & {*HEAVY, "poprun_py", "popdist_py.poptorch"}

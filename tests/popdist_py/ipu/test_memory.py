@@ -187,3 +187,32 @@ def test_runs_that_are_known_to_fit():
     # The tutorial's MNIST model on one IPU.
     small = mlp([784, 128, 10], batch=40)
     assert memory(small, Placement.cut(small), Settings(optimizer=SGD), MK1).fits
+
+
+def test_the_last_stage_recomputes_where_it_is_told_to():
+    graph = with_checkpoints(transformer(8, 256, 128, 8), ".norm")
+    placement = Placement.cut(graph, ["layers.2"])
+    base = Settings(accumulation=4)
+    before = memory(graph, placement, base, MK2)
+    after = memory(graph, placement, replace(base, recomputes_last=True), MK2)
+    assert after.ipus[0] == before.ipus[0]
+    assert after.ipus[1].not_always_live < before.ipus[1].not_always_live
+    assert after.ipus[1].always_live <= before.ipus[1].always_live
+
+
+def test_updates_bring_what_is_elsewhere():
+    """The largest weight's: the change in float32 and, from elsewhere, this replica's part."""
+    graph = mlp([4096, 4096], batch=1)
+    largest = 4096 * 4096
+
+    def at_update(**location):
+        options = Settings(
+            optimizer=ADAM, replicas=4, accumulation=2, optimizer_location=Location(**location)
+        )
+        options = replace(options, memory_proportion=1e-6)
+        (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
+        assert own.peak_at == "update"
+        return own.by_category()["working set"]
+
+    assert at_update(on_chip=False) == largest * (4 + 8)
+    assert at_update(on_chip=False, is_sharded=True) == largest * (4 + 2)
