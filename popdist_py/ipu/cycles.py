@@ -173,12 +173,19 @@ def _window(
             lasting[ipu] += time
             if cell.action in ("forward", "recompute", "backward", "update"):
                 busy[ipu] += time
-    copies = max(stage.copy for stage in stages) * (2 if settings.is_training else 1)
-    if not settings.is_pipelined:
-        copies /= 2 * len(stages)  # a cycle is a part of the passage of a micro-batch
-    several = placement.num_ipus > 1
     total = sum(max(lasting) for lasting in times.values())
-    return total + len(times) * (copies + model.sync_cycles * several), busy
+    total += _copies(stages, one, len(times))
+    return total + len(times) * model.sync_cycles * (placement.num_ipus > 1), busy
+
+
+def _copies(stages: tuple[StageCycles, ...], settings: Settings, cycles_of_pipeline: int) -> float:
+    """Return the cycles of copies between IPUs: in a pipeline all pairs copy at a time."""
+    if settings.is_phased:
+        return 0.0  # what phases exchange goes through Streaming Memory
+    ways = 2 if settings.is_training else 1
+    if settings.is_pipelined:
+        return ways * cycles_of_pipeline * max(stage.copy for stage in stages)
+    return ways * settings.micro_batches * sum(stage.copy for stage in stages)
 
 
 def _time(

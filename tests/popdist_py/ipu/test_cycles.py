@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
-from popdist_py.ipu.cycles import CycleModel, cycles
+from popdist_py.ipu.cycles import CycleModel, cycles, operation_cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Location, Settings
 from popdist_py.ipu.specification import BOW, MK1, MK2
@@ -128,3 +128,22 @@ def test_constants_are_parameters():
     layers = transformer(4, 128, 32, 2)
     cut = Placement.cut(layers, ["layers.2"])
     assert cycles(layers, cut, Settings(accumulation=4, optimizer=HALF_ADAM), MK2).total > 0
+
+
+def test_one_by_one_stages_add_up():
+    options = replace(BASE, strategy="sharded", synthetic_data=True, accumulation=3)
+    found = cycles(HALF, PLACEMENT, options, MK2)
+    passage = sum(stage.forward + stage.backward + 2 * stage.copy for stage in found.stages)
+    update = max(stage.update for stage in found.stages)
+    syncs = (3 * 2 * 4 + 1) * CycleModel().sync_cycles
+    assert found.window == pytest.approx(3 * passage + update + syncs, abs=2)
+
+
+def test_inputs_of_the_host_have_no_gradient():
+    graph = mlp([512, 512, 512], batch=8)
+    forward, backward = operation_cycles(graph, Placement.cut(graph), Settings(), MK2)
+    names = [operation.name for operation in graph.operations]
+    first, second = names.index("layers.0"), names.index("layers.1")
+    assert forward[first] == forward[second]
+    # The second has gradients of its weights and of its input, the first of its weights alone.
+    assert backward[first] < 0.6 * backward[second]

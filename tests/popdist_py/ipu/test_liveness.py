@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import mlp, resnet, with_checkpoints
+from support.ipu_graphs import mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement, Product
 from popdist_py.ipu.liveness import (
@@ -155,3 +155,15 @@ def test_working_set_of_a_cube():
     """8 tiles and a product of 64 x 64 x 64: each does 32 x 32 x 32 and holds three such sides."""
     found = working_set(Product(64, 64, 64), "float32", "float32", 8)
     assert abs(found - 8 * 3 * 32 * 32 * 4) <= 8
+
+
+def test_tables_are_accumulated_row_by_row():
+    graph = transformer(1, 64, 8, 1, words=1000)
+
+    def at_backward(**options):
+        stage = stage_of(graph, Placement.cut(graph), Settings(**options), MK2, 0)
+        moments = {m.name: m for m in backward_moments(stage, kept(stage, "none"))}
+        return moments["embedding (backward)"].temporary
+
+    assert at_backward(accumulation=2) == 0
+    assert at_backward() == 1000 * 64 * 2

@@ -216,3 +216,18 @@ def test_updates_bring_what_is_elsewhere():
 
     assert at_update(on_chip=False) == largest * (4 + 8)
     assert at_update(on_chip=False, is_sharded=True) == largest * (4 + 2)
+
+
+def test_an_ipu_with_two_stages_has_the_worst_of_both_and_the_variables_of_both():
+    graph = mlp([64, 64, 64, 4096, 64], batch=256)
+    apart = Placement.cut(graph, ["layers.1", "layers.2"])
+    back = Placement(apart.stages, (0, 1, 0))
+    options = Settings(accumulation=5, recompute="none")
+    three = memory(graph, apart, options, MK2).ipus
+    two = memory(graph, back, options, MK2).ipus
+    assert len(two) == 2
+    assert two[0].peak_at == three[2].peak_at
+    assert two[0].not_always_live == three[2].not_always_live > three[0].not_always_live
+    weights = [ipu.by_category()["weights"] for ipu in three]
+    assert two[0].by_category()["weights"] == weights[0] + weights[2]
+    assert two[1] == three[1]
