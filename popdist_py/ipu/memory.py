@@ -40,7 +40,7 @@ __all__ = [
 Category: TypeAlias = Literal[
     "weights",
     "accumulators",
-    "optimizer state",
+    "optimiser state",
     "stash",
     "code",
     "streams",
@@ -275,7 +275,7 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
     held = settings.optimizer_location.held(weight.elements, replicas)
     size = held * sum(BYTES[type_] for type_ in optimizer.state)
     if size:
-        yield Contribution(weight.name, "optimizer state", size, True)
+        yield Contribution(weight.name, "optimiser state", size, True)
 
 
 def _streams(graph: Graph, placement: Placement, stage: int) -> Iterator[Contribution]:

@@ -41,21 +41,21 @@ def test_variables_in_closed_form(graph, trained, fixed):
     (plain,) = categories(graph)
     assert plain["weights"] == 4 * (trained + fixed)
     assert "accumulators" not in plain
-    assert "optimizer state" not in plain
+    assert "optimiser state" not in plain
     (adam,) = categories(graph, optimizer=ADAM, accumulation=2)
     assert adam["accumulators"] == 4 * trained
-    assert adam["optimizer state"] == 8 * trained
+    assert adam["optimiser state"] == 8 * trained
     half = graph.cast(data="float16", weights="float16")
     (types,) = categories(half, optimizer=HALF_ADAM, accumulation=2)
     assert types["weights"] == 2 * (trained + fixed)
     assert types["accumulators"] == 2 * trained
-    assert types["optimizer state"] == 6 * trained
+    assert types["optimiser state"] == 6 * trained
     combined = Optimizer(state=("float32",), is_combined=True)
     (one,) = categories(graph, optimizer=combined, accumulation=2)
     assert "accumulators" not in one
-    assert one["optimizer state"] == 4 * trained
+    assert one["optimiser state"] == 4 * trained
     (inference,) = categories(graph, is_training=False, optimizer=ADAM)
-    assert not {"accumulators", "optimizer state", "gradients", "stash"} & set(inference)
+    assert not {"accumulators", "optimiser state", "gradients", "stash"} & set(inference)
 
 
 def test_stashes_in_closed_form():
@@ -85,7 +85,7 @@ def test_stash_depths_are_popart_s():
     [
         ("weight_location", "weights", 4 * CNN),
         ("accumulator_location", "accumulators", 4 * CNN),
-        ("optimizer_location", "optimizer state", 8 * CNN),
+        ("optimizer_location", "optimiser state", 8 * CNN),
     ],
 )
 def test_where_variables_lie(name, category, elements):

@@ -1,0 +1,124 @@
+"""Writes the figures of docs/device.md from the model of the device: ``python docs/device.py``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from support.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
+
+from popdist_py.ipu.cycles import cycles  # noqa: E402
+from popdist_py.ipu.graph import Placement  # noqa: E402
+from popdist_py.ipu.memory import memory  # noqa: E402
+from popdist_py.ipu.schedule import schedule  # noqa: E402
+from popdist_py.ipu.schedule_views import grid  # noqa: E402
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings  # noqa: E402
+from popdist_py.ipu.specification import IPUS, MK2, sources  # noqa: E402
+from popdist_py.ipu.transfers import host_traffic  # noqa: E402
+from popdist_py.ipu.what_if import Run, explain  # noqa: E402
+
+PAGE = ROOT / "docs" / "device.md"
+# Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB received.
+RUNS = (
+    ("32.32", 3, 1, False, None, None),
+    ("16.16", 3, 1, False, 60_111_417, 4.5),
+    ("16.16", 8, 1, False, 95_653_315, 12.0),
+    ("16.16", 8, 4, False, 283_021_420, 48.0),
+    ("16.16", 8, 4, True, 278_393_266, 24.0),
+)
+
+
+def run_of(precision: str, accumulation: int, iterations: int, is_8_bit: bool) -> Run:
+    """Return ResNet-101 over two IPUs as the ladder has it."""
+    graph = resnet([3, 4, 23, 3], 64, 64)
+    optimizer = ADAM
+    if precision == "16.16":
+        graph, optimizer = graph.cast(data="float16", weights="float16"), HALF_ADAM
+    if is_8_bit:
+        graph = with_8_bit_input(graph)
+    settings = Settings(
+        accumulation=accumulation, device_iterations=iterations, optimizer=optimizer
+    )
+    return Run(graph, Placement.cut(graph, ["layer3.8"]), settings, MK2)
+
+
+def ladder() -> str:
+    """Return the table of the ladder: theirs, ours, ratio."""
+    lines = [
+        "| precision | accumulation | device iterations | input | memory, theirs "
+        "| ours, fullest IPU | received MiB, theirs | ours | cycles, theirs | ours | ratio |",
+        "|---" * 11 + "|",
+    ]
+    for precision, accumulation, iterations, is_8_bit, theirs, received in RUNS:
+        run = run_of(precision, accumulation, iterations, is_8_bit)
+        own = memory(run.graph, run.placement, run.settings, MK2).fullest
+        share = f"{own.needed / own.capacity:.0%}"
+        first = [precision, str(accumulation), str(iterations), "8-bit" if is_8_bit else "16-bit"]
+        if theirs is None:
+            first[-1] = "32-bit"
+            lines.append("| " + " | ".join([*first, "too large", share, *["–"] * 5]) + " |")
+            continue
+        ours = cycles(run.graph, run.placement, run.settings, MK2).total
+        traffic = host_traffic(run.graph, run.placement, run.settings)[0]
+        rest = [f"{received}", f"{traffic.received / 2**20}", f"{theirs:,}", f"{ours:,}"]
+        lines.append(
+            "| " + " | ".join([*first, "fits", share, *rest, f"{ours / theirs:.3f}"]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def advice() -> str:
+    """Return what is said about the run that does not fit."""
+    return f"```\n{explain(run_of(*RUNS[0][:4]))}\n```\n"
+
+
+def grids() -> str:
+    """Return PopART's pipeline of three IPUs, in cycles and in steps, and the interleaved one."""
+    line = Placement((0, 1, 2), (0, 1, 2))
+    grouped = schedule(line, Settings(accumulation=5, recompute="none"))
+    turns = Settings(accumulation=5, recompute="none", strategy="interleaved")
+    parts = (
+        ("grouped, a column for each cycle", grid(grouped, by="cycle")),
+        ("grouped, a column for each step", grid(grouped)),
+        ("interleaved", grid(schedule(line, turns))),
+    )
+    return "```\n" + "\n".join(f"{title}\n{text}" for title, text in parts) + "```\n"
+
+
+def figures() -> str:
+    """Return the devices' figures, with the source of those of Mk2."""
+    lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
+    where = sources(MK2)
+    for field in fields(MK2):
+        if field.name != "name":
+            values = [f"{getattr(ipu, field.name):,.10g}" for ipu in IPUS.values()]
+            lines.append(f"| `{field.name}` | {' | '.join(values)} | {where[field.name]} |")
+    return "\n".join(lines) + "\n"
+
+
+def text() -> str:
+    """Return the page with its figures as they are now."""
+    page = PAGE.read_text(encoding="utf-8")
+    for part in (ladder, advice, grids, figures):
+        marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+        made = part()
+        page, found = marks.subn(lambda _, made=made: made, page, count=1)
+        assert found == 1, part.__name__
+    return page
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the page."""
+    if words:
+        raise SystemExit("usage: python docs/device.py")
+    PAGE.write_text(text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
