@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
-from popdist_py.ipu.liveness import Stage, kept, segments, shapes, working_set
-from popdist_py.ipu.memory import stage_of, weights_of
+from popdist_py.ipu.liveness import Stage, kept, segments, shapes, stage_of, working_set
 from popdist_py.ipu.schedule import Action, schedule
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
@@ -226,7 +225,7 @@ def stage_cycles(
     if index in settings.recomputing(placement):
         keeps = kept(stage, settings.recompute_for(placement))
         again = [o for segment in segments(stage, keeps) for o in segment.again]
-    weights = weights_of(graph, placement, index)
+    weights = placement.weights_of(graph, index)
     copied = copied_bytes(graph, placement, index)
     link = ipu.link_bandwidth / 2 / ipu.clock
     streaming = (ipu.streaming_bandwidth or ipu.host_bandwidth) / ipu.clock

@@ -289,6 +289,14 @@ class Placement:
         """Yield the operations of a stage."""
         return (o for o, s in zip(graph.operations, self.stages, strict=True) if s == stage)
 
+    def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
+        """Return the weights that lie with a stage: the first that reads them."""
+        first: dict[str, int] = {}
+        for operation, where in zip(graph.operations, self.stages, strict=True):
+            for name in operation.weights:
+                first.setdefault(name, where)
+        return tuple(weight for weight in graph.weights if first.get(weight.name) == stage)
+
     @classmethod
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:
         """Return a placement that begins a stage, on the next IPU, before each named module.

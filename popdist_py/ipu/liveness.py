@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from popdist_py.ipu.graph import BYTES, Graph, Operation, Product, Type
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type
 from popdist_py.ipu.settings import Recompute, Settings
+from popdist_py.ipu.specification import IPU
 
 __all__ = [
     "Moment",
@@ -25,6 +26,8 @@ __all__ = [
     "kept",
     "peak",
     "segments",
+    "shapes",
+    "stage_of",
     "working_set",
 ]
 
@@ -101,6 +104,18 @@ class Stage:
         read = {name for o in others for name in o.inputs} | set(self.graph.outputs)
         made = {operation.output.name for operation in self.operations}
         return frozenset(self.graph.root_of[name] for name in read & made)
+
+
+def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
+    """Return one stage with what memory and time of it depend on."""
+    return Stage(
+        graph=graph,
+        operations=tuple(placement.operations_of(graph, stage)),
+        settings=settings,
+        ipu=placement.ipus[stage],
+        tiles=ipu.tiles - settings.io_tiles,
+        memory=(ipu.tiles - settings.io_tiles) * ipu.tile_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)

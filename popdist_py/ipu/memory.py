@@ -19,6 +19,7 @@ from popdist_py.ipu.liveness import (
     forward_moments,
     kept,
     peak,
+    stage_of,
 )
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
@@ -32,9 +33,7 @@ __all__ = [
     "MemoryReport",
     "ipu_memory",
     "memory",
-    "stage_of",
     "stash_depth",
-    "weights_of",
 ]
 
 Category: TypeAlias = Literal[
@@ -222,33 +221,12 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     return stages - stage if settings.strategy == "interleaved" else 2 * (stages - 1 - stage) + 1
 
 
-def weights_of(graph: Graph, placement: Placement, stage: int) -> tuple[Weight, ...]:
-    """Return the weights that lie with a stage: the first that reads them."""
-    first: dict[str, int] = {}
-    for operation, where in zip(graph.operations, placement.stages, strict=True):
-        for name in operation.weights:
-            first.setdefault(name, where)
-    return tuple(weight for weight in graph.weights if first.get(weight.name) == stage)
-
-
-def stage_of(graph: Graph, placement: Placement, settings: Settings, ipu: IPU, stage: int) -> Stage:
-    """Return one stage with what memory and time of it depend on."""
-    return Stage(
-        graph=graph,
-        operations=tuple(placement.operations_of(graph, stage)),
-        settings=settings,
-        ipu=placement.ipus[stage],
-        tiles=ipu.tiles - settings.io_tiles,
-        memory=(ipu.tiles - settings.io_tiles) * ipu.tile_bytes,
-    )
-
-
 def _always(
     graph: Graph, placement: Placement, settings: Settings, stage: int
 ) -> Iterator[Contribution]:
     """Yield what stays on the chip for a stage, code left out."""
     if not settings.is_phased:
-        for weight in weights_of(graph, placement, stage):
+        for weight in placement.weights_of(graph, stage):
             yield from _variables(weight, settings)
     depth = stash_depth(stage, placement.num_stages, settings)
     on_chip = settings.activation_location.on_chip
@@ -339,13 +317,13 @@ def _worst(
             on_chip = Settings(accumulation=settings.accumulation, optimizer=settings.optimizer)
             phase = [
                 Contribution(part.name, part.category, part.bytes, False)
-                for weight in weights_of(graph, placement, index)
+                for weight in placement.weights_of(graph, index)
                 for part in _variables(weight, on_chip)
             ]
         for part in _peaks(stage, placement, index):
             found.append((part.name, [*phase, *_of_peak(part)]))
         if settings.is_training and not settings.is_phased:
-            weights = weights_of(graph, placement, index)
+            weights = placement.weights_of(graph, index)
             found.append(("update", list(_update(weights, settings))))
     return max(found, key=lambda entry: sum(part.bytes for part in entry[1]))
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import mlp, resnet, transformer, with_checkpoints
+from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement, Product
 from popdist_py.ipu.liveness import (
@@ -16,9 +16,9 @@ from popdist_py.ipu.liveness import (
     kept,
     peak,
     segments,
+    stage_of,
     working_set,
 )
-from popdist_py.ipu.memory import stage_of
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 
@@ -167,3 +167,41 @@ def test_tables_are_accumulated_row_by_row():
 
     assert at_backward(accumulation=2) == 0
     assert at_backward() == 1000 * 64 * 2
+
+
+def kept_bytes(graph):
+    stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+    return {root: graph.root_bytes[root] for root in kept(stage, "none")}
+
+
+def test_what_a_cnn_keeps():
+    """Batch 2, float32: what each module reads, and of ReLU and pool what they made."""
+    batch, width = 2, 4
+    assert kept_bytes(cnn(batch=batch)) == {
+        "input": batch * 3 * 16 * 16 * width,
+        "conv:out": batch * 8 * 16 * 16 * width,
+        "norm:out": batch * 8 * 16 * 16 * width,  # ReLU works in place
+        "pool:out": batch * 8 * 8 * 8 * width,
+        "fc:out": batch * 10 * width,
+        "labels": batch * 4,
+    }
+
+
+def test_what_a_transformer_layer_keeps():
+    """Width 64, length 16, 2 heads, batch 3, float16."""
+    name, tokens = "layers.0", 3 * 16 * 64 * 2
+    assert kept_bytes(transformer(1, 64, 16, 3, heads=2)) == {
+        "input": tokens,
+        f"{name}.attention.query:out": tokens,
+        f"{name}.attention.key:out": tokens,
+        f"{name}.attention.value:out": tokens,
+        f"{name}.attention.scores:out": 3 * 2 * 16 * 16 * 2,
+        f"{name}.attention.mix:out": tokens,
+        f"{name}.attention.out:out": tokens,  # the sum is made in place
+        f"{name}.attention.norm:out": tokens,
+        f"{name}.inner:out": 4 * tokens,
+        f"{name}.gelu:out": 4 * tokens,
+        f"{name}.outer:out": tokens,
+        f"{name}.norm:out": tokens,
+        "labels": 3 * 16 * 4,
+    }
