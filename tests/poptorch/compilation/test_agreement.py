@@ -459,6 +459,20 @@ def test_weights_that_something_looks_into_stay_where_they_are(monkeypatch):
         assert weight.data_ptr() == view.data_ptr()
 
 
+def test_trained_weights_that_the_host_has_not_yet_stay():
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training(*classified(8))
+    first = training._compiled.program
+    before = [weight.detach().clone() for weight in training._compiled.state.parameters.values()]
+    training.setOptimizer(torch.optim.Adam(model.parameters()))
+    assert training._compiled.program is not first
+    for weight, value in zip(training._compiled.state.parameters.values(), before, strict=True):
+        assert torch.equal(weight, value)
+
+
 @pytest.mark.parametrize("special", [1.0, float("inf"), float("nan")])
 def test_large_tensors_are_compared_in_pieces(special, monkeypatch):
     torch.manual_seed(0)
