@@ -17,18 +17,21 @@ import torch
 
 from popdist_py.poptorch.calls.batching import joined
 from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.compilation.tensor_distances import (
+    Tensors,
+    distances,
+    roundings,
+    says_nothing,
+)
 from popdist_py.poptorch.execution.replicas import DeviceModel, LoopReplicas, Outputs, Replicas
 
 __all__ = ["Agreement"]
 
-Tensors = list[torch.Tensor | None]
-
-# A tensor agrees if the norm of the difference is at most _NOISE times that of what rounding all
-# weights and inputs anew does to it, plus so many roundings of its own norm and of the largest norm
-# of its kind. Measured over ResNet, MobileNet, BERT and small models: right back ends stay below
-# 1.5 times the noise, and a leak of 1e-4 between replicas makes 150 times as much.
+# A tensor agrees if the norm of the difference is at most so many times that of what rounding all
+# weights and inputs anew does to it, plus what roundings() allows in any case. Measured over
+# ResNet, MobileNet, BERT and small models: right back ends stay below 1.5 times the noise, and a
+# leak of 1e-4 between replicas makes 150 times as much.
 _NOISE: Final = 12.0
-_ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
 # A ReLU whose input is nearly zero may switch, which changes gradients by a jump, but no value. So
 # each gradient has to agree at one of so many points, outputs and buffers at all that are visited.
 _MAX_POINTS: Final = 4
@@ -88,6 +91,7 @@ class Agreement:
         self._stacks = [stack for _, _, stack in model.state.stacked_buffers()]
         self._buffers = [*self._stacks, *model.state.buffers.values()]
         self._parameters = list(model.state.parameters.values())
+        self._hosts: dict[int, torch.Tensor] | None = None
         self._points: dict[int, _Point] = {}
 
     @property
@@ -102,10 +106,10 @@ class Agreement:
     def difference(self, replicas: Replicas) -> str | None:
         """Return in what a back end differs from the loop; None if it agrees."""
         first = self._point(0).expected
-        empty = _says_nothing(first.outputs)
+        empty = says_nothing(first.outputs)
         differing = set(range(len(self._model.trained)))
         numbers = list(range(_MAX_POINTS))
-        if empty or _says_nothing(first.gradients):
+        if empty or says_nothing(first.gradients):
             numbers.insert(1, _NEAR)
         for number in numbers:
             point = self._point(number)
@@ -114,8 +118,8 @@ class Agreement:
                 if kind != "gradients" and wrong:
                     return f"its {kind} are not those of the loop"
                 if kind == "gradients":
-                    differing &= wrong | _says_nothing(point.expected.gradients)
-            empty &= _says_nothing(point.expected.outputs)
+                    differing &= wrong | says_nothing(point.expected.gradients)
+            empty &= says_nothing(point.expected.outputs)
             if not differing and not empty:
                 return None
         what = "outputs" if empty else "gradients"
@@ -132,12 +136,12 @@ class Agreement:
             if len(expected) != len(got):
                 yield kind, set(range(len(expected) + 1))
                 continue
-            distances = _distances(expected, got)
-            allowed = _roundings(expected)
-            wrong = {i for i, far in enumerate(distances) if not far <= allowed[i]}
-            if any(distances[i] < float("inf") for i in wrong):
+            far_off = distances(expected, got)
+            allowed = roundings(expected)
+            wrong = {i for i, far in enumerate(far_off) if not far <= allowed[i]}
+            if any(far_off[i] < float("inf") for i in wrong):
                 noise = self._noise(point)[kind]
-                wrong = {i for i in wrong if not distances[i] <= allowed[i] + _NOISE * noise[i]}
+                wrong = {i for i in wrong if not far_off[i] <= allowed[i] + _NOISE * noise[i]}
             yield kind, wrong
 
     def _noise(self, point: _Point) -> dict[str, list[float]]:
@@ -158,7 +162,7 @@ class Agreement:
                     move if max(change[kind][index] for change in changes) <= move / 4 + rounding
                     else 0.0
                     for index, (move, rounding) in enumerate(
-                        zip(moves[kind], _roundings(expected), strict=True)
+                        zip(moves[kind], roundings(expected), strict=True)
                     )
                 ]
                 for kind, expected in point.expected.kinds()
@@ -196,13 +200,25 @@ class Agreement:
             parameter.grad = None
         return _Results([joined(values) for values in outputs], gradients, [*buffers, *inputs])
 
+    def _host_weights(self) -> dict[int, torch.Tensor]:
+        """Return the host's tensors that device parameters (by ``id``) are copies of."""
+        if self._hosts is None:
+            self._hosts = self._model.state.host_copies()
+        return self._hosts
+
     @contextmanager
     def _moved(
         self, scale: float, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[None]:
         """Have other weights and buffers while the enclosed code runs."""
-        # Weights are replaced, not changed in place: other instances may read this memory.
-        weights = [parameter.data for parameter in self._parameters]
+        # Weights are replaced, not changed in place: other instances may read this memory, and a
+        # back end that reads it has to show. What the host has as well is not kept meanwhile.
+        hosts = self._host_weights()
+        kept = {
+            id(parameter): parameter.data
+            for parameter in self._parameters
+            if id(parameter) not in hosts or not _is_alone(parameter)
+        }
         buffers = [buffer.clone() for buffer in self._buffers]
         try:
             for parameter in self._parameters:
@@ -215,8 +231,11 @@ class Agreement:
                 self._loop.make_alike(self._stacks)
             yield
         finally:
-            for parameter, weight in zip(self._parameters, weights, strict=True):
-                parameter.data = weight
+            for parameter in self._parameters:
+                if id(parameter) in kept:
+                    parameter.data = kept[id(parameter)]
+                else:
+                    parameter.data.copy_(hosts[id(parameter)])
             for buffer, value in zip(self._buffers, buffers, strict=True):
                 buffer.copy_(value)
 
@@ -285,6 +304,18 @@ def _sum(first: torch.Tensor | None, other: torch.Tensor | None, times: int) -> 
     return first
 
 
+def _uses(tensor: torch.Tensor) -> int:
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_USES_OF_ONE: Final = _uses(torch.empty(1))
+
+
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Tell whether no other tensor or array lies in the memory of this one."""
+    return _uses(tensor) == _USES_OF_ONE
+
+
 def _other(tensor: torch.Tensor, number: int, scale: float) -> torch.Tensor:
     """Return other valid values for an input: the samples in another order, floats smaller.
 
@@ -305,68 +336,8 @@ def _rounded_anew(generator: torch.Generator, tensor: torch.Tensor) -> torch.Ten
     return tensor + (tensor * errors.mul_(torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
 
 
-def _says_nothing(tensors: Tensors) -> set[int]:
-    """Return the indices of the tensors without any finite number."""
-    return {
-        index
-        for index, tensor in enumerate(tensors)
-        if tensor is not None and tensor.numel() and not bool(tensor.isfinite().any())
-    }
-
-
 def _all_distances(expected: _Results, got: _Results) -> dict[str, list[float]]:
     return {
-        kind: _distances(ours, theirs)
+        kind: distances(ours, theirs)
         for (kind, ours), (_, theirs) in zip(expected.kinds(), got.kinds(), strict=True)
     }
-
-
-def _distances(expected: Tensors, got: Tensors) -> list[float]:
-    return [_distance(a, b) for a, b in zip(expected, got, strict=True)]
-
-
-def _distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
-    """Return the norm of the difference; infinite for what must be equal and is not."""
-    if expected is None or got is None:
-        return 0.0 if expected is got else float("inf")
-    if expected.shape != got.shape or expected.dtype != got.dtype:
-        return float("inf")
-    if torch.equal(expected, got):
-        return 0.0
-    if not expected.is_floating_point():
-        return float("inf")
-    norm = _norm(expected - got)
-    if norm < float("inf"):
-        return norm
-    same = (expected == got) | (expected.isnan() & got.isnan())
-    rest = torch.where(same, torch.zeros_like(expected), expected - got)
-    norm = _norm(rest)
-    return norm if norm < float("inf") else float("inf")
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    """Return the norm; summed in float32, which is many times as fast, where that can hold it."""
-    norm = float(torch.linalg.vector_norm(tensor.float()))
-    if 1e-15 < norm < 1e15:
-        return norm
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
-
-
-def _size(tensor: torch.Tensor | None) -> float:
-    """Return the norm of the finite numbers; 0 for what is not rounded."""
-    if tensor is None or not tensor.is_floating_point():
-        return 0.0
-    norm = _norm(tensor)
-    return norm if norm < float("inf") else _norm(tensor.nan_to_num(0.0, 0.0, 0.0))
-
-
-def _roundings(tensors: Tensors) -> list[float]:
-    """Return how far each tensor may be off in any case."""
-    sizes = [_size(tensor) for tensor in tensors]
-    largest = max(sizes, default=0.0)
-    return [
-        0.0
-        if tensor is None or not tensor.is_floating_point()
-        else torch.finfo(tensor.dtype).eps * (_ROUNDINGS * size + _ROUNDINGS_OF_LARGEST * largest)
-        for tensor, size in zip(tensors, sizes, strict=True)
-    ]

@@ -12,7 +12,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["freed_memory_given_back", "give_back_freed_memory", "keep_freed_memory"]
+__all__ = [
+    "freed_memory_given_back",
+    "give_back_freed_memory",
+    "give_back_kept_memory",
+    "keep_freed_memory",
+]
 
 # mallopt(3): the numbers of the parameters are part of glibc's interface.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -43,6 +48,12 @@ def give_back_freed_memory() -> bool:
             _TRIM_THRESHOLD: _USUAL_THRESHOLD,
         }
     )
+
+
+def give_back_kept_memory() -> None:
+    """Give back what was freed and kept so far; what is freed later is kept again."""
+    if _mallopt() is not None:
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch import nn
 from popdist_py import measured_values
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.compilation.allocator import give_back_kept_memory
 from popdist_py.poptorch.compilation.backend_choice import BackendChoice, Wanted
 from popdist_py.poptorch.compilation.model_key import model_key
 from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
@@ -91,7 +92,7 @@ class ReplicaSetup:
             candidates,
             window=model.batching.gradient_accumulation,
             slowest=self._slowest,
-            on_change=model.gradients.forget_order if model.gradients else lambda: None,
+            on_change=partial(_begin_afresh, model),
             on_settled=partial(self._settled, key),
         )
         if fastest_before is not None and len(candidates) == 1:
@@ -127,6 +128,20 @@ class ReplicaSetup:
         if self.communicator.num_instances > 1:
             self.communicator.all_reduce(together, "max", "seconds of replica back ends")
         return [float(second) for second in together]
+
+
+def _begin_afresh(model: DeviceModel) -> None:
+    """Let the window that begins, of another back end, have what the one before needed.
+
+    Each back end allocates in another order and other sizes: beside the memory that one has left in
+    pieces, the next would take its own.
+    """
+    if model.gradients is None:
+        return
+    model.gradients.forget_order()
+    for parameter in model.trained:
+        parameter.grad = None  # the window begins without, in any case
+    give_back_kept_memory()
 
 
 def _has_lstm(placement: Placement) -> bool:

@@ -252,6 +252,16 @@ class DeviceState:
                     expected = [None] if value is None else self.device_tensors(value)
                     _check_place(type(host).__name__, group, key, expected, view[group])
 
+    @torch.no_grad()
+    def host_copies(self) -> dict[int, torch.Tensor]:
+        """Return the host's tensor for each device parameter (by ``id``) that is a copy of it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return {
+                id(device): host.detach()
+                for host, device in self._hosts
+                if isinstance(device, nn.Parameter) and _equal(host, device)
+            }
+
     # -- use ----------------------------------------------------------------------------------
 
     @contextmanager
@@ -335,6 +345,14 @@ def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
     if type(value) in (list, tuple) and any(id(item) in tensors for item in value):
         return type(value)(tensors.get(id(item), item) for item in value)
     return value
+
+
+def _equal(host: torch.Tensor, device: torch.Tensor) -> bool:
+    """Tell whether the host's tensor becomes the device's, to the bit."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(device.itemsize)
+    if bits is None or host.shape != device.shape:
+        return False
+    return torch.equal(host.detach().to(device.dtype).view(bits), device.detach().view(bits))
 
 
 def _is_plain(buffer: torch.Tensor) -> bool:

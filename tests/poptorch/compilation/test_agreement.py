@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 import torch.nn.functional as F
 from support.models import Mlp, classified, quiet_options
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import agreement
+from popdist_py.poptorch.compilation import agreement, tensor_distances
 from popdist_py.poptorch.execution import backends
 from popdist_py.poptorch.execution.backends import BACKENDS, Backend
 from popdist_py.poptorch.execution.replicas import LoopReplicas
@@ -314,10 +317,12 @@ def test_the_loop_over_two_replicas_rounds_as_the_loop_over_all(dtype, monkeypat
     distances = []
 
     def noted(expected, got):
-        distances.append([agreement._distance(a, b) for a, b in zip(expected, got, strict=True)])
+        distances.append(
+            [tensor_distances.distance(a, b) for a, b in zip(expected, got, strict=True)]
+        )
         return distances[-1]
 
-    monkeypatch.setattr(agreement, "_distances", noted)
+    monkeypatch.setattr(agreement, "distances", noted)
     model = Mixed().to(dtype)
     options = quiet_options().replicationFactor(4)
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -402,3 +407,83 @@ def test_parameters_are_trained_if_the_loss_gives_them_a_gradient(withheld):
     if not withheld:
         used |= {"layers.0.weight", "layers.0.bias"}
     assert training._compiled.executable.trace.used_parameters == used
+
+
+class NotesMemory(LoopReplicas):
+    """Notes whether the weights' memory was there, while it runs, as when it was made."""
+
+    held: ClassVar[list[bool]] = []
+
+    def __init__(self, model):
+        super().__init__(model)
+        weights = model.state.parameters.values()
+        self._memory = [StorageWeakRef(weight.untyped_storage()) for weight in weights]
+
+    def run(self, *args):
+        NotesMemory.held += [not memory.expired() for memory in self._memory]
+        return super().run(*args)
+
+
+class LooksIntoWeights(NotesMemory):
+    """Looks into the memory of the weights, as a forward that keeps one somewhere does."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.weights = list(model.state.parameters.values())
+        self.views = [weight.detach() for weight in self.weights]
+
+
+def test_weights_that_the_host_has_are_not_kept_while_back_ends_are_compared(monkeypatch):
+    use(monkeypatch, NotesMemory)
+    NotesMemory.held.clear()
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training.compile(*classified(8))
+    assert NotesMemory.held
+    assert not any(NotesMemory.held)
+    device = training._compiled.state.parameters.values()
+    for weight, host in zip(device, model.parameters(), strict=True):
+        assert torch.equal(weight, host)
+
+
+def test_weights_that_something_looks_into_stay_where_they_are(monkeypatch):
+    made = []
+    use(monkeypatch, lambda model: made.append(LooksIntoWeights(model)) or made[-1])
+    NotesMemory.held.clear()
+    compiled(Mlp(), "device")
+    assert NotesMemory.held
+    assert all(NotesMemory.held)
+    for weight, view in zip(made[0].weights, made[0].views, strict=True):
+        assert weight.data_ptr() == view.data_ptr()
+
+
+def test_trained_weights_that_the_host_has_not_yet_stay():
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, quiet_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training(*classified(8))
+    first = training._compiled.program
+    before = [weight.detach().clone() for weight in training._compiled.state.parameters.values()]
+    training.setOptimizer(torch.optim.Adam(model.parameters()))
+    assert training._compiled.program is not first
+    for weight, value in zip(training._compiled.state.parameters.values(), before, strict=True):
+        assert torch.equal(weight, value)
+
+
+@pytest.mark.parametrize("special", [1.0, float("inf"), float("nan")])
+def test_large_tensors_are_compared_in_pieces(special, monkeypatch):
+    torch.manual_seed(0)
+    expected = torch.randn(7, 5)
+    got = expected + 1e-3 * torch.randn(7, 5)
+    expected[6, 4] = got[6, 4] = special
+    whole = tensor_distances.distance(expected, got), tensor_distances._size(expected)
+    assert 0 < whole[0] < 1
+    monkeypatch.setattr(tensor_distances, "_PIECE", 10)
+    in_pieces = tensor_distances.distance(expected, got), tensor_distances._size(expected)
+    assert in_pieces == pytest.approx(whole)
+    got[6, 4] = 0.0 if special != 1.0 else 9.0
+    assert tensor_distances.distance(expected, got) > 1
+    assert tensor_distances.says_nothing([torch.full((7, 5), torch.nan), expected]) == {0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +12,11 @@ import pytest
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation.allocator import give_back_freed_memory, keep_freed_memory
+from popdist_py.poptorch.compilation.allocator import (
+    give_back_freed_memory,
+    give_back_kept_memory,
+    keep_freed_memory,
+)
 from popdist_py.poptorch.compilation.compiler import Compiler
 
 BLOCK_BYTES = 32 << 20
@@ -38,6 +44,33 @@ def test_freed_memory_is_given_back_until_it_is_kept():
         assert bytes_given_back() > BLOCK_BYTES / 2
     finally:
         assert keep_freed_memory()
+    assert bytes_given_back() < BLOCK_BYTES / 2
+
+
+@pytest.mark.timeout(60)
+def test_kept_memory_is_given_back_once():
+    """In a fresh interpreter: the others take it that no hole is left."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def give_back_once():
+    if not keep_freed_memory():
+        return
+    block = np.ones(BLOCK_BYTES // 8)
+    others = [np.ones(8000) for _ in range(8)]
+    del block
+    before = resident_bytes()
+    give_back_kept_memory()
+    assert before - resident_bytes() > BLOCK_BYTES / 2
+    del others
     assert bytes_given_back() < BLOCK_BYTES / 2
 
 
@@ -77,3 +110,7 @@ def test_settings_of_the_users_own_stay(variable, monkeypatch):
     finally:
         monkeypatch.undo()
         allocator._mallopt.cache_clear()
+
+
+if __name__ == "__main__":
+    give_back_once()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from support.models import Mlp, quiet_options
+import torch
+from support.models import Mlp, classified, quiet_options
 
+import popdist_py.poptorch as poptorch
 from popdist_py import measured_values
+from popdist_py.poptorch.compilation import replica_setup
 from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 
 
@@ -27,3 +30,27 @@ def test_only_instances_whose_entry_is_read_store_one(instances, index, expected
     assert stored == []
     setup._settled("a key", "loop", {"loop": 1.0})
     assert stored == ([("back_ends", "a key", "loop")] if expected else [])
+
+
+def test_each_back_end_begins_with_what_those_before_it_gave_back(monkeypatch):
+    held = []
+
+    def noted():
+        parameters = training._compiled.program.training.optimizer.parameters
+        held.append([parameter.grad is not None for parameter in parameters])
+
+    monkeypatch.setattr(replica_setup, "give_back_kept_memory", noted)
+    model = Mlp()
+    training = poptorch.trainingModel(
+        model, quiet_options().replicationFactor(4), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    training(*classified(8))
+    replicas = training._compiled.program.replicas
+    assert len(replicas.names) > 1
+    for _ in range(50):
+        if replicas.back_end is not None:
+            break
+        training(*classified(8))
+    assert replicas.back_end is not None
+    assert held
+    assert not any(any(gradients) for gradients in held)

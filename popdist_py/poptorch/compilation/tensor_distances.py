@@ -1,0 +1,104 @@
+"""How far tensors are from others, and how far rounding may take them.
+
+Pure functions of tensors; what follows from a distance is ``agreement.py``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+__all__ = ["Tensors", "distance", "distances", "roundings", "says_nothing"]
+
+Tensors = list[torch.Tensor | None]
+
+# Rounding counts as so many of the last bits of a tensor's own norm, and of the largest norm of its
+# kind.
+_ROUNDINGS, _ROUNDINGS_OF_LARGEST = 16.0, 4.0
+# So many numbers are looked at together.
+_PIECE: Final = 1 << 20
+
+
+def says_nothing(tensors: Tensors) -> set[int]:
+    """Return the indices of the tensors without any finite number."""
+    return {
+        index
+        for index, tensor in enumerate(tensors)
+        if tensor is not None
+        and tensor.numel()
+        and not any(bool(piece.isfinite().any()) for (piece,) in _pieces(tensor))
+    }
+
+
+def distances(expected: Tensors, got: Tensors) -> list[float]:
+    """Return the distance of each tensor from the expected one."""
+    return [distance(a, b) for a, b in zip(expected, got, strict=True)]
+
+
+def distance(expected: torch.Tensor | None, got: torch.Tensor | None) -> float:
+    """Return the norm of the difference; infinite for what must be equal and is not."""
+    if expected is None or got is None:
+        return 0.0 if expected is got else float("inf")
+    if expected.shape != got.shape or expected.dtype != got.dtype:
+        return float("inf")
+    if torch.equal(expected, got):
+        return 0.0
+    if not expected.is_floating_point():
+        return float("inf")
+    norm = math.hypot(*(_norm_of_piece(a - b) for a, b in _pieces(expected, got)))
+    if norm < float("inf"):
+        return norm
+    norm = math.hypot(*(_norm_of_piece(_difference(a, b)) for a, b in _pieces(expected, got)))
+    return norm if norm < float("inf") else float("inf")
+
+
+def _difference(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return the difference, which is 0 where both are the same infinity or no number."""
+    same = (expected == got) | (expected.isnan() & got.isnan())
+    return torch.where(same, torch.zeros_like(expected), expected - got)
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield tensors of one shape, some rows at a time: results for all would be as large."""
+    numbers, rows = tensors[0].numel(), len(tensors[0]) if tensors[0].dim() else 1
+    if numbers <= _PIECE:
+        yield tensors
+        return
+    yield from zip(
+        *(tensor.split(max(1, _PIECE * rows // numbers)) for tensor in tensors), strict=True
+    )
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return math.hypot(*(_norm_of_piece(piece) for (piece,) in _pieces(tensor)))
+
+
+def _norm_of_piece(tensor: torch.Tensor) -> float:
+    """Return the norm; summed in float32, which is many times as fast, where that can hold it."""
+    norm = float(torch.linalg.vector_norm(tensor.float()))
+    if 1e-15 < norm < 1e15:
+        return norm
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _size(tensor: torch.Tensor | None) -> float:
+    """Return the norm of the finite numbers; 0 for what is not rounded."""
+    if tensor is None or not tensor.is_floating_point():
+        return 0.0
+    norm = _norm(tensor)
+    return norm if norm < float("inf") else _norm(tensor.nan_to_num(0.0, 0.0, 0.0))
+
+
+def roundings(tensors: Tensors) -> list[float]:
+    """Return how far each tensor may be off in any case."""
+    sizes = [_size(tensor) for tensor in tensors]
+    largest = max(sizes, default=0.0)
+    return [
+        0.0
+        if tensor is None or not tensor.is_floating_point()
+        else torch.finfo(tensor.dtype).eps * (_ROUNDINGS * size + _ROUNDINGS_OF_LARGEST * largest)
+        for tensor, size in zip(tensors, sizes, strict=True)
+    ]
