@@ -11,7 +11,7 @@ cannot name the bindings below torch's overloads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -156,12 +156,8 @@ def _move_before_views(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         computed = graph.call_function(target, arguments, dict(node.kwargs))
     value = node.meta["val"]
-    computed.meta = {"val": value.view(next(iter(sources)))} if _viewable(value) else {}
+    computed.meta = {"val": value.view(next(iter(sources)))} if value.is_contiguous() else {}
     _replace(graph, node, _ATEN.view.default, (computed, list(shape)))
-
-
-def _viewable(value: torch.Tensor) -> bool:
-    return value.is_contiguous()
 
 
 def _is_biased_product(node: fx.Node) -> bool:
@@ -301,6 +297,23 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
 
 
 _FAST: Final = _fast_calls()
+_CASTS: Final = {torch.float16: torch.Tensor.half, torch.float32: torch.Tensor.float}
+
+
+def _call(node: fx.Node) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+    """Return the cheapest call that does what a node does: function and arguments."""
+    target: Any = node.target
+    first: Any = node.args[0] if node.args else None
+    value = first.meta.get("val") if isinstance(first, fx.Node) else None
+    if target is _ATEN._to_copy.default and value is not None and list(node.kwargs) == ["dtype"]:
+        dtype: Any = node.kwargs["dtype"]
+        if dtype in _CASTS and dtype != value.dtype:  # otherwise they return the tensor itself
+            return _CASTS[dtype], [first], {}
+    if target is _ATEN.repeat.default and value is not None and value.dim() == 1:
+        repeats: Any = node.args[1]
+        if len(repeats) == 1 and repeats[0] > 0:
+            return torch.cat, [[first] * repeats[0]], {}
+    return _FAST.get(target) or getattr(target, "_op", target), node.args, node.kwargs
 
 
 def _compiled(captured: Captured, num_outputs: int) -> Callable[..., list[Any]]:
@@ -334,9 +347,9 @@ def _compiled(captured: Captured, num_outputs: int) -> Callable[..., list[Any]]:
             names[node.name] = node.target(*node.args, **node.kwargs)
         else:
             function = f"call_{len(names)}"
-            names[function] = _FAST.get(node.target) or getattr(node.target, "_op", node.target)
-            words = [_text(argument, names) for argument in node.args]
-            words += [f"{key}={_text(value, names)}" for key, value in node.kwargs.items()]
+            names[function], arguments, named = _call(node)
+            words = [_text(argument, names) for argument in arguments]
+            words += [f"{key}={_text(value, names)}" for key, value in named.items()]
             lines.append(f"{node.name} = {function}({', '.join(words)})")
             lines += [f"arrived({index}, {node.name})" for index in early.get(node, ())]
             if done := [name for name in ends.get(node, ()) if name not in names]:

@@ -18,7 +18,7 @@ from popdist_py.poptorch import optim
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.optimizer_state import Rates
 from popdist_py.poptorch.update import rates
-from popdist_py.poptorch.update.rounding import stochastic_half
+from popdist_py.poptorch.update.half_weights import HalfWeights
 from popdist_py.poptorch.update.tf_rmsprop import TensorFlowRMSprop
 
 __all__ = ["DeviceOptimizer", "Kind", "is_kept", "kind_of", "parameter_groups"]
@@ -80,14 +80,6 @@ def kind_of(source: torch.optim.Optimizer) -> Kind:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shadow:
-    """A half parameter and the float32 tensor in which its update is computed."""
-
-    half: torch.Tensor
-    single: torch.Tensor
-
-
 class DeviceOptimizer:
     """Runs the update of the user's optimiser on device parameters.
 
@@ -110,9 +102,8 @@ class DeviceOptimizer:
         stochastic_rounding: bool = False,
     ) -> None:
         self._kind = kind_of(source)
-        self._stochastic = stochastic_rounding
         self._names = {id(parameter): name for name, parameter in names.items()}
-        self._shadows: list[_Shadow] = []
+        self._halves = HalfWeights(at_random=stochastic_rounding)
         self._groups = parameter_groups(source, device_of, names)
         self.parameters = [parameter for group in self._groups for parameter in group]
         self._targets = {id(p): self._updated(p) for p in self.parameters}
@@ -133,8 +124,7 @@ class DeviceOptimizer:
         """Return the tensors that torch's optimiser updates for a device parameter."""
         if parameter.dtype != torch.float16:
             return [parameter]
-        single = parameter.detach().float().requires_grad_()
-        self._shadows.append(_Shadow(parameter, single))
+        single = self._halves.add(parameter)
         self._names[id(single)] = self._names[id(parameter)]
         return [single]
 
@@ -184,20 +174,15 @@ class DeviceOptimizer:
     @torch.no_grad()
     def step(self, loss_scale: float) -> None:
         """Update the parameters from their ``grad``, which is ``loss_scale`` times too large."""
-        for shadow in self._shadows:
-            shadow.single.copy_(shadow.half)
-            shadow.single.grad = (
-                None if shadow.half.grad is None else shadow.half.grad.to(torch.float32)
-            )
+        each_alone = self.max_grad_norm == float("inf")
+        self._halves.begin_step(self._optimizer, loss_scale, each_alone=each_alone)
         self._update(loss_scale)
-        for shadow in self._shadows:
-            single = shadow.single
-            shadow.half.copy_(stochastic_half(single) if self._stochastic else single)
+        self._halves.end_step()
 
     @property
     def updates_each_alone(self) -> bool:
         """Whether a parameter's update depends on no other parameter's gradient."""
-        return not self._shadows and self.max_grad_norm == float("inf")
+        return not self._halves and self.max_grad_norm == float("inf")
 
     def step_in_parts(self, loss_scale: float, parts: Iterable[Sequence[torch.Tensor]]) -> None:
         """Do as ``step``, some parameters at a time; only if ``updates_each_alone``.
@@ -243,7 +228,7 @@ class DeviceOptimizer:
     def _update(self, loss_scale: float) -> None:
         updated = self._all()
         gradients = [p.grad for p in updated if p.grad is not None]
-        if loss_scale != 1.0:
+        if gradients and loss_scale != 1.0:
             torch._foreach_div_(gradients, loss_scale)
         if self.max_grad_norm != float("inf"):
             self._clip(updated)

@@ -44,7 +44,20 @@ def drawn(x):
     return [torch.rand_like(x), torch.rand_like(x)]
 
 
-CASES = [twice, changed_between, changed_through_a_view, one_result_changed, statistics_changed]
+def cast_and_repeated(x):
+    row = x[0]
+    rounded = torch.cat([x.half().float(), x.to(torch.float16, copy=True).double().float()])
+    return [rounded, torch.cat([row.repeat(3), row.repeat(2, 2).view(-1), row.repeat(0)])]
+
+
+CASES = [
+    cast_and_repeated,
+    twice,
+    changed_between,
+    changed_through_a_view,
+    one_result_changed,
+    statistics_changed,
+]
 
 
 @pytest.mark.parametrize("function", [*CASES, drawn], ids=lambda function: function.__name__)

@@ -1,0 +1,247 @@
+"""Half weights: updated in float32, and then rounded to half, to the nearest or at random.
+
+What torch's fused updates can do element by element is done a block of elements at a time: what a
+block needs in float32 then stays in a core's cache. Every element is computed as if all were
+updated at once. Nothing here knows which optimiser a program asked for, or what its rates mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+__all__ = ["HalfWeights", "stochastic_half"]
+
+# Bits that float32's mantissa has beyond half's.
+_DROPPED = 13
+# Elements of a block; a multiple of what the kernels compute at a time, so that these begin and end
+# where they do for a whole parameter.
+_BLOCK: Final = 1 << 17
+
+Kernel = Callable[..., None]
+
+
+def stochastic_half(values: torch.Tensor) -> torch.Tensor:
+    """Return float32 ``values`` as float16, rounded up or down in proportion to the distance.
+
+    Values below half's normal range (6.1e-5) round to a multiple of its smallest step, 2^-24.
+    """
+    noise = torch.rand_like(values)
+    # Adding noise to the dropped bits carries into the kept ones with the right probability.
+    bits = values.view(torch.int32) + (noise * (1 << _DROPPED)).to(torch.int32)
+    normal = (bits & ~((1 << _DROPPED) - 1)).view(torch.float32)
+    small = torch.floor(values * 2.0**24 + noise) * 2.0**-24
+    return torch.where(values.abs() < 2.0**-14, small, normal).to(torch.float16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shadow:
+    """A half parameter and the float32 tensor that torch's optimiser knows in its place."""
+
+    half: torch.Tensor
+    single: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What of a parameter is updated with a block.
+
+    Attributes:
+        shadow: of the parameter.
+        part: which of its elements; None for all.
+        weights, gradients: room for them in float32.
+    """
+
+    shadow: _Shadow
+    part: slice | None
+    weights: torch.Tensor
+    gradients: torch.Tensor
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the piece's elements of a tensor that looks like the parameter."""
+        return tensor if self.part is None else tensor.view(-1)[self.part]
+
+
+class HalfWeights:
+    """The half parameters of one optimiser.
+
+    Args:
+        at_random: whether their updates are rounded at random.
+    """
+
+    def __init__(self, *, at_random: bool) -> None:
+        self._at_random = at_random
+        self._shadows: dict[int, _Shadow] = {}  # by the id of the float32 tensor
+        self._rest: list[_Shadow] = []
+        # What torch keeps of each: to look it up there takes longer than a small update.
+        self._states: dict[int, dict[str, Any]] = {}
+        # By the index of a group: which shadows were updated in blocks last, and the blocks.
+        self._blocks: dict[int, tuple[list[_Shadow], list[list[_Piece]]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shadows)
+
+    def add(self, half: torch.Tensor) -> torch.Tensor:
+        """Return the float32 tensor that torch's optimiser shall update for a half parameter."""
+        single = half.detach().float().requires_grad_()
+        self._shadows[id(single)] = _Shadow(half, single)
+        return single
+
+    def begin_step(
+        self, optimizer: torch.optim.Optimizer, loss_scale: float, *, each_alone: bool
+    ) -> None:
+        """Update what goes in blocks, and leave to ``optimizer`` the others with their gradients.
+
+        Args:
+            optimizer: over the float32 tensors.
+            loss_scale: how many times the gradients are too large.
+            each_alone: whether no element's update depends on another element.
+        """
+        if len(self._states) != len(self._shadows):
+            self._states = {key: optimizer.state[s.single] for key, s in self._shadows.items()}
+        done: set[int] = set()
+        if each_alone and not self._at_random:
+            for index, group in enumerate(optimizer.param_groups):
+                found = _kernel(type(optimizer), group)
+                if found is not None:
+                    done |= self._update_in_blocks(index, group["params"], *found, loss_scale)
+        self._rest = [s for key, s in self._shadows.items() if key not in done]
+        for shadow in self._rest:
+            gradient = shadow.half.grad
+            shadow.single.copy_(shadow.half)
+            shadow.single.grad = None if gradient is None else gradient.to(torch.float32)
+
+    def end_step(self) -> None:
+        """Round what the optimiser updated."""
+        for shadow in self._rest:
+            single = shadow.single
+            shadow.half.copy_(stochastic_half(single) if self._at_random else single)
+            single.grad = None
+
+    def _update_in_blocks(
+        self,
+        index: int,
+        parameters: Sequence[torch.Tensor],
+        kernel: Kernel,
+        keys: Sequence[str],
+        loss_scale: float,
+    ) -> set[int]:
+        """Update what of a group can be updated in blocks, and return the ids of that."""
+        states = self._states
+        own = [self._shadows[id(p)] for p in parameters if id(p) in self._shadows]
+        ready = [shadow for shadow in own if _is_ready(shadow, states[id(shadow.single)], keys)]
+        before, blocks = self._blocks.get(index, ([], []))
+        if ready != before:
+            blocks = list(_blocks(ready))
+            self._blocks[index] = (ready, blocks)
+        done = {id(shadow.single) for shadow in ready}
+        if "step" in keys and ready:
+            torch._foreach_add_([states[key]["step"] for key in done], 1)
+        for block in blocks:
+            _update(block, kernel, [states[id(p.shadow.single)] for p in block], keys, loss_scale)
+        return done
+
+
+def _update(
+    block: Sequence[_Piece],
+    kernel: Kernel,
+    states: Sequence[Mapping[str, torch.Tensor]],
+    keys: Sequence[str],
+    loss_scale: float,
+) -> None:
+    """Do the update of one block."""
+    halves = [piece.of(piece.shadow.half) for piece in block]
+    weights = [piece.weights for piece in block]
+    gradients = [piece.gradients for piece in block]
+    torch._foreach_copy_(weights, halves)
+    given = [piece.of(grad) for piece in block if (grad := piece.shadow.half.grad) is not None]
+    torch._foreach_copy_(gradients, given)
+    if loss_scale != 1.0:
+        torch._foreach_div_(gradients, loss_scale)
+    kept = [
+        [
+            state[key] if key == "step" else piece.of(state[key])
+            for piece, state in zip(block, states, strict=True)
+        ]
+        for key in keys
+    ]
+    kernel(weights, gradients, *kept)
+    torch._foreach_copy_(halves, weights)
+
+
+def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ...]] | None:
+    """Return a group's fused update and the state that it takes; None if there is none.
+
+    It takes weights, gradients, and a list of each state tensor.
+    """
+    settings = {name: group[name] for name in ("lr", "weight_decay", "maximize") if name in group}
+    if kind is torch.optim.SGD:
+        settings.update({name: group[name] for name in ("momentum", "dampening", "nesterov")})
+        return partial(_sgd, **settings), ("momentum_buffer",) if group["momentum"] else ()
+    if kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]:
+        decoupled = group["decoupled_weight_decay"]
+        function = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        settings.update(beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"])
+        return partial(_adam, function, **settings), ("exp_avg", "exp_avg_sq", "step")
+    return None
+
+
+def _sgd(
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    buffers: Sequence[torch.Tensor] = (),
+    **settings: Any,
+) -> None:
+    torch._fused_sgd_(weights, gradients, list(buffers), is_first_step=False, **settings)
+
+
+def _adam(
+    function: Callable[..., None],
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    averages: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    **settings: Any,
+) -> None:
+    function(weights, gradients, averages, squares, [], steps, amsgrad=False, **settings)
+
+
+def _is_ready(shadow: _Shadow, state: Mapping[str, Any], keys: Sequence[str]) -> bool:
+    """Tell whether a parameter has a gradient and its state, which the first step makes."""
+    half = shadow.half
+    for tensor in (half, half.grad, *map(state.get, keys)):
+        if tensor is None or not tensor.is_contiguous():
+            return False
+    return True
+
+
+def _blocks(shadows: Sequence[_Shadow]) -> Iterator[list[_Piece]]:
+    """Yield the pieces of each block; all blocks use the same room."""
+    weights, gradients = torch.empty(2, _BLOCK).unbind()
+    block: list[_Piece] = []
+    used = 0
+    for shadow in shadows:
+        size, shape = shadow.half.numel(), shadow.half.shape
+        for start in range(0, size, _BLOCK):
+            count = min(size - start, _BLOCK)
+            if used + count > _BLOCK:
+                yield block
+                block, used = [], 0
+            room = slice(used, used + count)
+            whole = count == size
+            block.append(
+                _Piece(
+                    shadow,
+                    None if whole else slice(start, start + count),
+                    weights[room].view(shape) if whole else weights[room],
+                    gradients[room].view(shape) if whole else gradients[room],
+                )
+            )
+            used += count
+    if block:
+        yield block
