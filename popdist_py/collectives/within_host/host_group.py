@@ -29,12 +29,15 @@ __all__ = ["Agreement", "CallPlan", "HostGroup", "make_window"]
 # instance, used in alternation. Where instances share cores, barriers are slow, and larger slots
 # need fewer of them.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# What is only moved takes two copies through the slots, of which one is in the cache. One copy from
-# process to process is faster above a size that grows with the number of instances that share the
-# memory's speed; with more instances never. For each call, the bytes of one instance by number of
-# instances.
-_DIRECT_BROADCAST = {2: 256 * 1024, 3: 8 * 1024 * 1024, 4: 8 * 1024 * 1024}
-_DIRECT_GATHER = {2: 1024 * 1024}
+# What is only moved takes two copies through shared memory, of which one is in the cache. One copy
+# from process to process is faster above a size that grows with the number of instances that share
+# the memory's speed. For each call, the bytes of one instance by number of instances.
+_DIRECT_BROADCAST = {2: 128 * 1024, 3: 512 * 1024, 4: 512 * 1024}
+_DIRECT_GATHER = {2: 128 * 1024, 3: 256 * 1024, 4: 256 * 1024}
+# With more instances a broadcast does so only where they share cores, and wait for one another at
+# every entry of the ring.
+_DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT = 8 * 1024 * 1024
+_NEVER = 1 << 62
 # Up to this size a one-shot all-reduce is faster with two instances.
 _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
 # Of so many broadcasts it is remembered that all instances have agreed on them.
@@ -120,12 +123,13 @@ class HostGroup:
         readable = all(self._memory.works_with(pid, address) for _, pid, address in processes)
         self.can_read = all(local.allgather(readable))
         cores = _count_cores(local)
+        cores_are_short = self.size > cores
         both_slots = window.num_bytes - BroadcastRing.NUM_BYTES
         self.barrier = HostBarrier(
             window.common[both_slots:],
             peers,
             self.position,
-            cores_are_short=self.size > cores,
+            cores_are_short=cores_are_short,
             hang_timeout=hang_timeout,
         )
         self._ring = BroadcastRing(
@@ -133,7 +137,7 @@ class HostGroup:
             self.barrier,
             HostBarrier.size(self.size) // 8,
             self.position,
-            cores_are_short=self.size > cores,
+            cores_are_short=cores_are_short,
         )
         # The codes of broadcasts on which all have agreed: equal on all instances, since it changes
         # only in a call that all of them make.
@@ -143,6 +147,10 @@ class HostGroup:
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
+        # Larger arrays are copied from process to process.
+        limit = _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT if cores_are_short else _NEVER
+        self._max_ring_bytes = _DIRECT_BROADCAST.get(self.size, limit)
+        self._max_slot_bytes = _DIRECT_GATHER.get(self.size, _NEVER)
         # Which slots and headers the last meeting used.
         self.current_turn = 0
         self.one_shot_bytes = self._one_shot_limit(cores)
@@ -224,7 +232,7 @@ class HostGroup:
         The first call with a code is compared in a meeting. In later ones the root goes on when it
         has sent, and the others when they have received.
         """
-        if self._is_moved_directly(data.size, _DIRECT_BROADCAST):
+        if self.can_read and data.size > self._max_ring_bytes:
             self._broadcast_directly(data, root, plan)
             return
         if plan.code not in self._agreed:
@@ -295,7 +303,7 @@ class HostGroup:
             longest: size of the largest ``data`` of all instances.
             plan: of the call.
         """
-        if self._is_moved_directly(longest, _DIRECT_GATHER):
+        if self.can_read and longest > self._max_slot_bytes:
             self._gather_directly(data, rows, plan)
             return
         for start in range(0, max(1, longest), self.slot_bytes):
@@ -315,8 +323,10 @@ class HostGroup:
                 self.read(position, addresses[position], rows[position], plan)
         self.barrier.wait_for_all(plan.signature)
 
-    def _is_moved_directly(self, num_bytes: int, limits: dict[int, int]) -> bool:
-        return self.can_read and num_bytes > limits.get(self.size, num_bytes)
+    def is_gathered_one_shot(self, num_bytes: int) -> bool:
+        """Tell whether ``gather_one_shot`` is the way for arrays of this size."""
+        is_read = self.can_read and num_bytes > self._max_slot_bytes
+        return num_bytes <= self.slot_bytes and not is_read
 
     def _others(self) -> list[int]:
         """Return the other positions, beginning with the next: not all read one at a time."""

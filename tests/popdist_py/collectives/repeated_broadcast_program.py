@@ -66,7 +66,7 @@ CASES = {
     "the root makes another": lambda: None if me == 0 else send(0),
     "a large one": lambda: None if last else send(0, "large", times=9),
     "another root": lambda: send(2 if last else 0, times=500),
-    "all are the root": lambda: send(me, times=500),
+    "all are the root": lambda: (send(me, times=500), sys.exit("the roots never look")),
     "nobody is the root": lambda: send((me + 1) % count),
     "another size": lambda: send(1, "large" if last else "small", times=500),
     "after equal ones": lambda: (send(0, times=3), send(1) if last else send(0), send(2, times=9)),
