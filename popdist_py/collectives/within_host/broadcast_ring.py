@@ -36,7 +36,7 @@ __all__ = ["BroadcastRing"]
 # With fewer entries the root waits more often, with more they leave the cache. Where instances
 # share cores, every wait lets all of them run in turn.
 _ENTRY_BYTES = 128 * 1024
-_ENTRIES, _ENTRIES_WHEN_CORES_ARE_SHORT = 8, 64
+_ENTRIES, _ENTRIES_WHEN_CORES_ARE_SHORT = 4, 64
 _MOST_CODES = 4 * _ENTRIES_WHEN_CORES_ARE_SHORT
 # 8-byte words of an instance: the steps that it has passed, the steps that it has come to, and
 # after the cache line of these two the codes.

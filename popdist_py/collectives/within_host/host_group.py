@@ -32,7 +32,7 @@ _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
 # What is only moved takes two copies through shared memory, of which one is in the cache. One copy
 # from process to process is faster above a size that grows with the number of instances that share
 # the memory's speed. For each call, the bytes of one instance by number of instances.
-_DIRECT_BROADCAST = {2: 128 * 1024, 3: 512 * 1024, 4: 512 * 1024}
+_DIRECT_BROADCAST = {2: 256 * 1024, 3: 1024 * 1024, 4: 1024 * 1024}
 _DIRECT_GATHER = {2: 128 * 1024, 3: 256 * 1024, 4: 256 * 1024}
 # With more instances a broadcast does so only where they share cores, and wait for one another at
 # every entry of the ring.
