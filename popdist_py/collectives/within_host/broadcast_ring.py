@@ -35,8 +35,8 @@ __all__ = ["BroadcastRing"]
 
 # With fewer entries the root waits more often, with more they leave the cache. Where instances
 # share cores, every wait lets all of them run in turn.
-_ENTRY_BYTES = 128 * 1024
-_ENTRIES, _ENTRIES_WHEN_CORES_ARE_SHORT = 4, 64
+_ENTRY_BYTES = 256 * 1024
+_ENTRIES, _ENTRIES_WHEN_CORES_ARE_SHORT = 4, 32
 _MOST_CODES = 4 * _ENTRIES_WHEN_CORES_ARE_SHORT
 # 8-byte words of an instance: the steps that it has passed, the steps that it has come to, and
 # after the cache line of these two the codes.
@@ -71,7 +71,8 @@ class BroadcastRing:
         self._num_codes = 4 * self._num_entries
         starts = range(0, self._num_entries * _ENTRY_BYTES, _ENTRY_BYTES)
         self._entries = [[part[start : start + _ENTRY_BYTES] for start in starts] for part in parts]
-        self._barrier = barrier
+        self._own_entries = self._entries[position]
+        self._barrier, self._words = barrier, barrier.words
         self._position = position
         self._lines = [first_word + _WORDS * index for index in range(len(parts))]
         self._own_line = self._lines[position]
@@ -96,8 +97,9 @@ class BroadcastRing:
         step = self._reach(code, call)
         if step >= self._room and not self._make_room(call):
             return False
-        self._entries[self._position][step % self._num_entries][: chunk.size] = chunk
-        self._pass()
+        self._own_entries[step % self._num_entries][: chunk.size] = chunk
+        self._passed = step + 1
+        self._barrier.set_counter(self._own_line, step + 1)
         return True
 
     def receive(self, chunk: Array, root: int, code: int, call: Signature) -> bool:
@@ -107,7 +109,7 @@ class BroadcastRing:
             InstanceLostError: the root ended, or did not send in time.
         """
         step = self._reach(code, call)
-        words, line = self._barrier.words, self._lines[root]
+        words, line = self._words, self._lines[root]
         published = line + _CODES + step % self._num_codes
         if words[line] <= step:
 
@@ -120,7 +122,8 @@ class BroadcastRing:
         if words[published] != code:
             return False
         chunk[...] = self._entries[root][step % self._num_entries][: chunk.size]
-        self._pass()
+        self._passed = step + 1
+        self._barrier.set_counter(self._own_line, step + 1)
         return True
 
     def first_difference(self, call: Signature) -> Signature:
@@ -129,7 +132,7 @@ class BroadcastRing:
         Args:
             call: in which this instance has seen that the calls differ.
         """
-        words = self._barrier.words
+        words = self._words
         passed = [words[line] for line in self._lines]
         first = min(passed)
         for step in range(max(self._first, max(passed) - self._num_entries), first):
@@ -141,7 +144,7 @@ class BroadcastRing:
 
     def step_ahead_of_all(self) -> int:
         """Return a step beyond those of all: equal on all instances while they stand still."""
-        return max(self._barrier.words[line] for line in self._lines) + self._num_codes
+        return max(self._words[line] for line in self._lines) + self._num_codes
 
     def start_at(self, step: int) -> None:
         """Go on with a step that nobody had come to when all stood still."""
@@ -149,20 +152,17 @@ class BroadcastRing:
         self._barrier.set_counter(self._own_line, step)
 
     def _reach(self, code: int, call: Signature) -> int:
-        words, step = self._barrier.words, self._passed
+        """Publish the code of the next step, and return the step."""
+        words, line, step = self._words, self._own_line, self._passed
         index = step % self._num_codes
-        words[self._own_line + _CODES + index] = code
-        words[self._own_line + _REACHED] = step + 1
+        words[line + _CODES + index] = code
+        words[line + _REACHED] = step + 1
         self._calls[index] = call
         return step
 
-    def _pass(self) -> None:
-        self._passed += 1
-        self._barrier.set_counter(self._own_line, self._passed)
-
     def _make_room(self, call: Signature) -> bool:
         """Wait until half of the ring is free; tell whether the others made the same calls."""
-        words, step = self._barrier.words, self._passed
+        words, step = self._words, self._passed
         least = step - self._num_entries // 2
         passed = [step]
         for position in self._others:
@@ -185,4 +185,4 @@ class BroadcastRing:
         return True
 
     def _code_of(self, line: int, step: int) -> int:
-        return self._barrier.words[line + _CODES + step % self._num_codes]
+        return self._words[line + _CODES + step % self._num_codes]
