@@ -69,6 +69,8 @@ class BroadcastRing:
     ) -> None:
         self._num_entries = _ENTRIES_WHEN_CORES_ARE_SHORT if cores_are_short else _ENTRIES
         self._num_codes = 4 * self._num_entries
+        # A root waits for multiples of it, so that receivers wake it less often.
+        self._stride = self._num_entries // 4
         starts = range(0, self._num_entries * _ENTRY_BYTES, _ENTRY_BYTES)
         self._entries = [[part[start : start + _ENTRY_BYTES] for start in starts] for part in parts]
         self._own_entries = self._entries[position]
@@ -123,7 +125,10 @@ class BroadcastRing:
             return False
         chunk[...] = self._entries[root][step % self._num_entries][: chunk.size]
         self._passed = step + 1
-        self._barrier.set_counter(self._own_line, step + 1)
+        if self._passed % self._stride:
+            words[self._own_line] = self._passed
+        else:
+            self._barrier.set_counter(self._own_line, self._passed)
         return True
 
     def first_difference(self, call: Signature) -> Signature:
@@ -161,9 +166,9 @@ class BroadcastRing:
         return step
 
     def _make_room(self, call: Signature) -> bool:
-        """Wait until half of the ring is free; tell whether the others made the same calls."""
+        """Wait until about half of the ring is free; tell whether the others made equal calls."""
         words, step = self._words, self._passed
-        least = step - self._num_entries // 2
+        least = (step - self._num_entries // 2) // self._stride * self._stride
         passed = [step]
         for position in self._others:
             line = self._lines[position]
