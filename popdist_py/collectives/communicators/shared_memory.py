@@ -227,7 +227,7 @@ class SharedCommunicator(ObjectCalls):
     def _gather_on_host(self, array: Array, plan: CallPlan) -> Array:
         gathered = np.empty((self.num_instances, *array.shape), array.dtype)
         rows = gathered.reshape(self.num_instances, array.size)
-        if array.nbytes <= self._host.slot_bytes:
+        if self._host.is_gathered_one_shot(array.nbytes):
             if not plan.slots[0]:
                 plan.slots = self._slots_as(array.dtype, array.size)
             self._host.gather_one_shot(plan, array.reshape(-1), rows)

@@ -44,6 +44,10 @@ class PeerMemory:
                 ctypes.c_ulong,
             )
         self._probe = ctypes.c_uint64(_PROBE)
+        # Made once: making them takes longer than the call into the kernel.
+        self._local, self._remote = _IoVec(), _IoVec()
+        self._local_pointer = ctypes.pointer(self._local)
+        self._remote_pointer = ctypes.pointer(self._remote)
 
     @property
     def probe_address(self) -> int:
@@ -78,11 +82,12 @@ class PeerMemory:
     def _copy(
         self, function: Callable[..., int], pid: int, peer_address: int, own_address: int, size: int
     ) -> None:
+        local, remote = self._local, self._remote
         copied = 0
         while copied < size:
-            local = _IoVec(own_address + copied, size - copied)
-            remote = _IoVec(peer_address + copied, size - copied)
-            count = function(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+            local.address, remote.address = own_address + copied, peer_address + copied
+            local.size = remote.size = size - copied
+            count = function(pid, self._local_pointer, 1, self._remote_pointer, 1, 0)
             if count <= 0:
                 code = ctypes.get_errno()
                 way = "read" if function is self._read else "written"

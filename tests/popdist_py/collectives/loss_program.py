@@ -1,4 +1,4 @@
-"""One instance leaves, or stays away; the others wait for it. Arguments: how, in which call."""
+"""One instance leaves, or stays away; the others wait for it. Arguments: how, size, which call."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ from jobs import join
 
 import popdist_py
 
-how, size = sys.argv[1], int(sys.argv[2])
+how, size, call = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 comm = join()
 me, last = comm.instance_index, comm.num_instances - 1
+x = np.ones(size)
+CALLS = {
+    "all_reduce": lambda: popdist_py.all_reduce(x, name="loss"),
+    "broadcast from it": lambda: popdist_py.broadcast(x, last, name="loss"),
+    # The root goes on until there is no room for more.
+    "broadcast to it": lambda: [popdist_py.broadcast(x, 0, name="loss") for _ in range(999)],
+}
+if call != "all_reduce":
+    popdist_py.broadcast(x, last if call == "broadcast from it" else 0, name="loss")
 popdist_py.barrier()
 if me == last:
     if how == "leaves":
@@ -25,7 +34,7 @@ if me == last:
     time.sleep(30)  # it ends with the job, long before
 start = time.monotonic()
 try:
-    popdist_py.all_reduce(np.ones(size), name="loss")
+    CALLS[call]()
 except popdist_py.InstanceLostError as error:
     print(f"after {time.monotonic() - start:.1f} s: {error}", flush=True)
     if me:

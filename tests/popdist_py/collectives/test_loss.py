@@ -11,11 +11,11 @@ pytestmark = pytest.mark.mpi
 PROGRAM = Path(__file__).with_name("loss_program.py")
 
 
-def run(poprun, instances, how, size, **environment):
+def run(poprun, instances, how, size, call="all_reduce", **environment):
     """Run the program; return after how many seconds instance 0 gave up, and its message."""
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe", PROGRAM, how,
-        size, env=environment,
+        size, call, env=environment,
     )  # fmt: skip
     found = re.search(r"\[1,0\]<stdout>:after ([\d.]+) s: (.*)", done.stdout)
     assert found, done.stdout + done.stderr
@@ -31,6 +31,13 @@ def test_an_instance_that_ended_is_noticed_at_once(poprun, size):
         r"instance 2 \(process \d+\) ended",
         message,
     )
+
+
+@pytest.mark.parametrize("call", ["broadcast from it", "broadcast to it"])
+def test_broadcasts_without_a_meeting_notice_it(poprun, call):
+    seconds, message = run(poprun, 3, "leaves", 3, call)
+    assert seconds < 5
+    assert re.fullmatch(r"broadcast\(name='loss', .*\): instance 2 \(process \d+\) ended", message)
 
 
 def test_an_instance_that_does_not_come_is_named_after_the_time_limit(poprun):
