@@ -167,7 +167,7 @@ class SlicedAllReduce:
         offset = half * flat.itemsize
         start = time.perf_counter_ns()
         self._lend(plan, flat[:slot_size], self._host.current_turn)
-        lent = time.perf_counter_ns()  # calls that are no trial do not meet after this
+        lent = time.perf_counter_ns()  # other calls do not meet here
         self._host.barrier.wait_for_all(plan.signature)
         start += time.perf_counter_ns() - lent
         self._all_reduce_through_slots(plan, flat[:half])
