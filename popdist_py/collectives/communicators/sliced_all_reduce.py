@@ -144,9 +144,9 @@ class SlicedAllReduce:
         self._all_reduce_through_slots(plan, flat)
 
     def _may_be_read(self, flat: Array) -> bool:
-        if len(self._hosts) > 1:
-            return self._can_read and flat.nbytes > _MIN_READ_BYTES_BETWEEN_HOSTS
-        return self._can_read and flat.nbytes >= 2 * self._slot_bytes
+        between_hosts = len(self._hosts) > 1
+        limit = _MIN_READ_BYTES_BETWEEN_HOSTS if between_hosts else 2 * self._slot_bytes - 1
+        return self._can_read and flat.nbytes > limit
 
     def _is_read(self, plan: CallPlan, flat: Array) -> bool:
         """Tell whether a private array is reduced where it lies in the other process."""
