@@ -6,7 +6,7 @@ float32. NumPy has no bfloat16: an array of the dtype ``BFLOAT16`` holds its bit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -108,22 +108,21 @@ class Reduction:
         if self.divisor is not None:
             np.divide(value, self.divisor, out=value)
 
-    def accumulate(self, sources: Sequence[Array], out: Array) -> None:
+    def accumulate(self, sources: Iterable[Array], out: Array) -> None:
         """Reduce ``sources`` in order into ``out``.
 
-        ``out`` has the dtype ``accumulate_dtype``, and may be one of the first two sources.
+        ``out`` has the dtype ``accumulate_dtype``, and may be one of the first two sources. A
+        source is asked for once the one before it is added, so they may use the same memory from
+        the second on.
         """
-        first, scratch = sources[0], self._scratch_arrays(out.size)[1]
+        remaining, scratch = iter(sources), self._scratch_arrays(out.size)[1]
+        total = next(remaining)
         if self.is_half:
-            self.widen(first, out)
-        elif len(sources) == 1:
-            if out is not first:
-                np.copyto(out, first)
-        else:
-            self.function(first, sources[1], out=out)
-            sources = sources[1:]
-        for source in sources[1:]:
-            self.function(out, self.widen(source, scratch), out=out)
+            total = self.widen(total, out)
+        for source in remaining:
+            total = self.function(total, self.widen(source, scratch), out=out)
+        if total is not out:
+            np.copyto(out, total)
 
     def __call__(self, sources: Sequence[Array], out: Array) -> None:
         """Reduce flat ``sources`` in order into ``out``, which may be any one of them."""
@@ -133,20 +132,21 @@ class Reduction:
             part = slice(start, start + self.chunk_size)
             reduce([source[part] for source in sources], out[part])
 
-    def reduce_chunk(self, sources: Sequence[Array], out: Array) -> None:
-        """Reduce sources of at most one chunk into ``out``: it may be one of the first two."""
+    def reduce_chunk(self, sources: Iterable[Array], out: Array) -> None:
+        """Reduce sources of at most one chunk into ``out``, as ``accumulate`` does."""
         if self.is_half:
             self._reduce_apart(sources, out)
             return
-        total = sources[0]
-        for source in sources[1:]:
+        remaining = iter(sources)
+        total = next(remaining)
+        for source in remaining:
             total = self.function(total, source, out=out)
         if total is not out:
             np.copyto(out, total)
         if self.divisor is not None:
             self.finalize(out)
 
-    def _reduce_apart(self, sources: Sequence[Array], out: Array) -> None:
+    def _reduce_apart(self, sources: Iterable[Array], out: Array) -> None:
         """Reduce sources of at most one chunk in other memory, then fill ``out``."""
         total = self._scratch_arrays(out.size)[0]
         self.accumulate(sources, total)

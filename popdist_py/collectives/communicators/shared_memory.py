@@ -40,6 +40,9 @@ _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
 # host lie, or _FIRST_LOST + index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
+# The arrays into which another instance may write. Those of calls that failed remain, even after
+# the job: an instance that is late may still write there, and must not meet other values.
+exposed_arrays: list[Array] = []
 _TCP_WARNING = (
     "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "
     "which is slower. Open the ports between the hosts, or name another network (--host-subnet)."
@@ -123,11 +126,13 @@ class SharedCommunicator(ObjectCalls):
         if shared is None:
             self._sliced.lend_first(plan, flat)
         location = shared.location if shared else 0
+        exposed_arrays.append(flat)
         agreement = self._agree(plan, location, flat.ctypes.data)
         if agreement.all_in_window and shared is not None:
             self._sliced.all_reduce_shared(plan, shared.views)
         else:
             self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
+        exposed_arrays.pop()
 
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.
@@ -278,7 +283,7 @@ class SharedCommunicator(ObjectCalls):
         """Leave the job, after the background calls if no instance was lost."""
         if self._host.barrier.lost_error is None:
             self.background.drain()
-        self._host.barrier.close()
+        self._host.close()
         if self._slice_owners is not None:
             self._slice_owners.close()
 

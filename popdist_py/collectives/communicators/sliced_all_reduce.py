@@ -1,8 +1,8 @@
 """All-reduce of large arrays in slices: reduce-scatter to their owners, then all-gather.
 
 An instance reaches the others' data in one of three ways: the array lies in a window, or it passes
-through the slots, or it is read from the other process's memory. Between hosts, the owners of one
-slice (one on each host) all-reduce it.
+through the slots, or it is read from the other process's memory, and the result written there.
+Between hosts, the owners of one slice (one on each host) all-reduce it.
 
 Nothing here decides which calls agree, nor opens memory or connections.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from popdist_py.collectives.within_host.reading_trial import ReadingTrial
 
 __all__ = ["SlicedAllReduce"]
 
-# Above these sizes an instance may read the others' memory. The kernel looks up every page that it
-# reads, so on one host the slots are faster for smaller arrays, and may be for larger ones. Between
-# hosts the pieces of one slot are too small to keep a network link busy.
-_MIN_READ_BYTES, _MIN_READ_BYTES_BETWEEN_HOSTS = 32 * CHUNK_BYTES, 2 * CHUNK_BYTES
+# Between hosts, the others' memory is read above this size: the pieces of one slot are too small to
+# keep a network link busy. On one host, a trial finds out from two slots on.
+_MIN_READ_BYTES_BETWEEN_HOSTS = 2 * CHUNK_BYTES
+# The parts that are read from all instances of a host stay in the second-level cache until the
+# results are written there; with smaller parts the calls into the kernel are what takes the time.
+_READ_BYTES_OF_ALL, _MIN_READ_BYTES = 2 * CHUNK_BYTES, CHUNK_BYTES // 4
 # Hosts reduce a slice in pieces: large enough for few calls, small enough that the first starts
 # early.
 _CHUNKS_PER_PIECE, _PIECES_IN_FLIGHT = 2, 4
@@ -34,6 +37,8 @@ _MAX_TRIALS = 1024
 _NOT_TRIED = ReadingTrial()
 # Slices begin at cache lines.
 _ALIGNED_ELEMENTS = 16
+
+_Sources: TypeAlias = Callable[[slice], Iterable[Array]]
 
 
 class SlicedAllReduce:
@@ -62,7 +67,7 @@ class SlicedAllReduce:
         self._slot_bytes = slot_bytes
         self._can_read = can_read
         # Allocated once: new memory costs a page fault for every 4 KiB, at its first use.
-        self._scratch = np.empty((host.size, CHUNK_BYTES), np.uint8)
+        self._scratch = np.empty((3, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host limits the number of slices.
         self._num_owners = min(map(len, hosts))
         # By the code of the call. What is here decides how the next call is made, so it changes
@@ -71,7 +76,7 @@ class SlicedAllReduce:
 
     def all_reduce_shared(self, plan: CallPlan, views: Sequence[Array]) -> None:
         """Reduce arrays that lie in a window; ``views`` are those of all instances of the host."""
-        self._reduce_own_slice(plan, views[0].size, _parts_of(views), views)
+        self._reduce_own_slice(plan, _parts_of(views), views[0], _copying_to(views))
         self._host.barrier.wait_for_all(plan.signature)
 
     def own_slice(self, size: int) -> slice:
@@ -82,7 +87,7 @@ class SlicedAllReduce:
         """Reduce this instance's slice of arrays that lie in a window, into its own array."""
         own = self._host.position
         views = [views[own], *views[:own], *views[own + 1 :]]
-        self._reduce_own_slice(plan, views[0].size, _parts_of(views), views[:1])
+        self._reduce_own_slice(plan, _parts_of(views), views[0])
 
     def lend_first(self, plan: CallPlan, flat: Array) -> None:
         """Show the others the first slot of a private array, if it is to pass through the slots.
@@ -126,7 +131,7 @@ class SlicedAllReduce:
             is_lent: whether ``lend_first`` was called before it.
         """
         if self._is_read(plan, flat):
-            self._all_reduce_by_reading(plan, flat, agreement.addresses)
+            self._all_reduce_directly(plan, flat, agreement.addresses)
             return
         if self._is_tried(plan, flat):
             self._try_both(plan, flat, agreement.addresses)
@@ -139,12 +144,12 @@ class SlicedAllReduce:
         self._all_reduce_through_slots(plan, flat)
 
     def _may_be_read(self, flat: Array) -> bool:
-        on_one_host = len(self._hosts) == 1
-        limit = _MIN_READ_BYTES if on_one_host else _MIN_READ_BYTES_BETWEEN_HOSTS
+        between_hosts = len(self._hosts) > 1
+        limit = _MIN_READ_BYTES_BETWEEN_HOSTS if between_hosts else 2 * self._slot_bytes - 1
         return self._can_read and flat.nbytes > limit
 
     def _is_read(self, plan: CallPlan, flat: Array) -> bool:
-        """Tell whether a private array is read from where it lies in the other process."""
+        """Tell whether a private array is reduced where it lies in the other process."""
         if not self._may_be_read(flat):
             return False
         return len(self._hosts) > 1 or self._trials.get(plan.code, _NOT_TRIED).reading_is_faster
@@ -162,10 +167,12 @@ class SlicedAllReduce:
         offset = half * flat.itemsize
         start = time.perf_counter_ns()
         self._lend(plan, flat[:slot_size], self._host.current_turn)
+        lent = time.perf_counter_ns()  # other calls do not meet here
         self._host.barrier.wait_for_all(plan.signature)
+        start += time.perf_counter_ns() - lent
         self._all_reduce_through_slots(plan, flat[:half])
         middle = time.perf_counter_ns()
-        self._all_reduce_by_reading(plan, flat[half:], [first + offset for first in addresses])
+        self._all_reduce_directly(plan, flat[half:], [first + offset for first in addresses])
         end = time.perf_counter_ns()
         barrier, turn = self._host.barrier, self._host.next_turn()
         # Picoseconds for an element, as whole numbers, of which none may be 0.
@@ -187,31 +194,41 @@ class SlicedAllReduce:
 
     # --- Ways to the others' data ---------------------------------------------------------------
 
-    def _all_reduce_by_reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
-        """Read the own slice of all others and reduce it in place, then read the other slices."""
+    def _all_reduce_directly(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> None:
+        """Read the own slice of all others, reduce it in place, and write it to all others.
+
+        Each slice of every array is read and written by its owner alone, so nobody waits for the
+        others before the last slice is written.
+        """
         host = self._host
-        buffers = [row.view(flat.dtype) for row in self._scratch]
+        own, itemsize = host.position, flat.itemsize
+        first, later, kept = (row.view(flat.dtype) for row in self._scratch)
+        first_address, later_address, _ = (row.ctypes.data for row in self._scratch)
 
-        def sources(part: slice) -> list[Array]:
-            arrays = [buffer[: part.stop - part.start] for buffer in buffers]
-            for position, array in enumerate(arrays):
-                if position != host.position:
-                    address = addresses[position] + part.start * flat.itemsize
-                    host.read(position, address, array, plan)
-            # The result goes to where the own values lie: only the first two are read before that.
-            if host.position < 2:
-                arrays[host.position] = flat[part]
-            else:
-                arrays[host.position][...] = flat[part]
-            return arrays
+        def sources(part: slice) -> Iterator[Array]:
+            count, offset = part.stop - part.start, part.start * itemsize
+            values = flat[part]
+            if own > 1:  # the result goes to where they lie: only the first two are read before it
+                kept[:count] = values
+                values = kept[:count]
+            for position, address in enumerate(addresses):
+                if position == own:
+                    yield values
+                    continue
+                buffer, target = (later, later_address) if position else (first, first_address)
+                host.read_bytes(position, address + offset, target, count * itemsize, plan)
+                yield buffer[:count]
 
-        self._reduce_own_slice(plan, flat.size, sources, [flat])
-        host.barrier.wait_for_all(plan.signature)
-        for owner in range(self._num_owners):
-            part = _slice_of(owner, self._num_owners, flat.size)
-            if owner != host.position and part.start < part.stop:
-                address = addresses[owner] + part.start * flat.itemsize
-                host.read(owner, address, flat[part], plan)
+        def write(part: slice) -> None:
+            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
+            for position in others:
+                host.write_bytes(
+                    position, addresses[position] + offset, addresses[own] + offset, size
+                )
+
+        others = [(own + step) % host.size for step in range(1, host.size)]
+        part_bytes = max(_READ_BYTES_OF_ALL // host.size, _MIN_READ_BYTES)
+        self._reduce_own_slice(plan, sources, flat, write, part_bytes)
         host.barrier.wait_for_all(plan.signature)
 
     def _all_reduce_through_slots(self, plan: CallPlan, flat: Array) -> None:
@@ -230,7 +247,7 @@ class SlicedAllReduce:
                 self._lend(plan, following, host.next_turn())
             sources, results = plan.slots[turn].copy(), plan.results[turn]
             sources[own] = chunk
-            self._reduce_own_slice(plan, chunk.size, _parts_of(sources), [results])
+            self._reduce_own_slice(plan, _parts_of(sources), results[: chunk.size])
             host.barrier.wait_for_all(plan.signature)
             chunk[...] = results[: chunk.size]
             turn = host.current_turn
@@ -260,9 +277,10 @@ class SlicedAllReduce:
     def _reduce_own_slice(
         self,
         plan: CallPlan,
-        size: int,
-        sources: Callable[[slice], Sequence[Array]],
-        outputs: Sequence[Array],
+        sources: _Sources,
+        out: Array,
+        pass_on: Callable[[slice], None] | None = None,
+        part_bytes: int = CHUNK_BYTES,
     ) -> None:
         """Reduce this instance's slice over the instances of this host, and of all hosts.
 
@@ -270,52 +288,59 @@ class SlicedAllReduce:
 
         Args:
             plan: of the call.
-            size: number of elements of the whole array.
             sources: returns, for a part of the array, that part on each instance of this host. If
-                one of them is also the first output, it is the first or the second.
-            outputs: arrays of ``size`` elements that receive the result.
+                one of them is also in ``out``, it is the first or the second.
+            out: as large as the whole array; receives the result.
+            pass_on: takes a part of ``out``, which holds the result, to where else it is needed.
+            part_bytes: how much is reduced at a time, at most ``CHUNK_BYTES``.
         """
         reduction = _reduction_of(plan)
+        part_size = min(part_bytes // out.itemsize, reduction.chunk_size)
         if self._slice_owners is None:
-            for part in self._own_parts(size, reduction.chunk_size):
-                reduction.reduce_chunk(sources(part), outputs[0][part])
-                for output in outputs[1:]:
-                    np.copyto(output[part], outputs[0][part])
+            for part in self._own_parts(out.size, part_size):
+                reduction.reduce_chunk(sources(part), out[part])
+                if pass_on is not None:
+                    pass_on(part)
             return
         in_flight: deque[Callable[[], None]] = deque()
-        for part in self._own_parts(size, _CHUNKS_PER_PIECE * reduction.chunk_size):
+        for part in self._own_parts(out.size, _CHUNKS_PER_PIECE * reduction.chunk_size):
             if len(in_flight) == _PIECES_IN_FLIGHT:
                 in_flight.popleft()()
-            in_flight.append(self._start_between_hosts(plan, part, sources, outputs))
+            in_flight.append(
+                self._start_between_hosts(plan, part, sources, out, pass_on, part_size)
+            )
         while in_flight:
             in_flight.popleft()()
 
     def _start_between_hosts(
         self,
         plan: CallPlan,
-        part: slice,
-        sources: Callable[[slice], Sequence[Array]],
-        outputs: Sequence[Array],
+        piece: slice,
+        sources: _Sources,
+        out: Array,
+        pass_on: Callable[[slice], None] | None,
+        part_size: int,
     ) -> Callable[[], None]:
-        """Start to reduce ``part`` over the hosts; return the function that completes it."""
+        """Start to reduce ``piece`` over the hosts; return the function that completes it."""
         reduction, slice_owners = _reduction_of(plan), self._slice_owners
         assert slice_owners is not None
-        # 16-bit floats are added in a float32 buffer; other dtypes directly in the first output.
+        # 16-bit floats are added in a float32 buffer; other dtypes directly in the output.
+        total = out[piece]
         if reduction.is_half:
-            total, copies = np.empty(part.stop - part.start, reduction.accumulate_dtype), outputs
-        else:
-            total, copies = outputs[0][part], outputs[1:]
-        for start in range(0, total.size, reduction.chunk_size):
-            stop = min(start + reduction.chunk_size, total.size)
-            chunk = slice(part.start + start, part.start + stop)
-            reduction.accumulate(sources(chunk), total[start:stop])
+            total = np.empty(total.size, reduction.accumulate_dtype)
+        for start in range(0, total.size, part_size):
+            stop = min(start + part_size, total.size)
+            part = slice(piece.start + start, piece.start + stop)
+            reduction.accumulate(sources(part), total[start:stop])
         request = slice_owners.start_all_reduce(total, reduction.op)
 
         def complete() -> None:
             slice_owners.wait(request, plan.signature)
             reduction.finalize(total)
-            for output in copies:
-                reduction.narrow(total, output[part])
+            if reduction.is_half:
+                reduction.narrow(total, out[piece])
+            if pass_on is not None:
+                pass_on(piece)
 
         return complete
 
@@ -356,8 +381,18 @@ def _reduction_of(plan: CallPlan) -> Reduction:
     return plan.reduction
 
 
-def _parts_of(arrays: Sequence[Array]) -> Callable[[slice], list[Array]]:
+def _parts_of(arrays: Sequence[Array]) -> _Sources:
     return lambda part: [array[part] for array in arrays]
+
+
+def _copying_to(views: Sequence[Array]) -> Callable[[slice], None]:
+    """Return what copies a part of the first array to all others."""
+
+    def copy(part: slice) -> None:
+        for view in views[1:]:
+            np.copyto(view[part], views[0][part])
+
+    return copy
 
 
 def _slice_of(owner: int, num_owners: int, size: int) -> slice:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from popdist_py.collectives.patience import Patience
 from popdist_py.errors import InstanceLostError
@@ -295,6 +295,18 @@ class HostBarrier:
             reason = f"did not arrive within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
         else:
             return
+        self._lose(peer, reason, call)
+
+    def give_up(self, position: int, call: object) -> NoReturn:
+        """Raise the error for an instance that has ended, without arriving at a meeting.
+
+        Raises:
+            InstanceLostError: always.
+        """
+        time.sleep(launcher_grace_seconds(self._hang_timeout))
+        self._lose(self._peers[position], "ended", call)
+
+    def _lose(self, peer: Peer, reason: str, call: object) -> NoReturn:
         self.lost_instance = peer.instance
         self.lost_error = InstanceLostError(
             f"{call}: instance {peer.instance} (process {peer.pid}) {reason}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -328,6 +329,11 @@ class HostGroup:
         is_read = self.can_read and num_bytes > self._max_slot_bytes
         return num_bytes <= self.slot_bytes and not is_read
 
+    def close(self) -> None:
+        """Leave the other instances."""
+        self.barrier.close()
+        self._memory.close()
+
     def _others(self) -> list[int]:
         """Return the other positions, beginning with the next: not all read one at a time."""
         return [(self.position + step) % self.size for step in range(1, self.size)]
@@ -347,6 +353,32 @@ class HostGroup:
             OSError: the kernel forbids the read, although it permitted one at the start.
         """
         self._copying(self._memory.read, position, address, out, plan)
+
+    def read_bytes(
+        self, position: int, address: int, own_address: int, size: int, plan: CallPlan
+    ) -> None:
+        """Copy ``size`` bytes of another instance to ``own_address``.
+
+        Raises:
+            InstanceLostError: the other instance has ended. This one has not arrived at another
+                meeting, so nobody takes its part of the result for complete.
+            OSError: the kernel forbids the read, although it permitted one at the start.
+        """
+        try:
+            self._memory.read_bytes(self._pids[position], address, own_address, size)
+        except ProcessLookupError:
+            self.barrier.give_up(position, plan.signature)
+
+    def write_bytes(self, position: int, address: int, own_address: int, size: int) -> None:
+        """Copy ``size`` bytes at ``own_address`` to another instance, if it has not ended.
+
+        What one that ended does not receive nobody misses: the next meeting finds it.
+
+        Raises:
+            OSError: the kernel forbids the write, although it permitted one at the start.
+        """
+        with suppress(ProcessLookupError):
+            self._memory.write_bytes(self._pids[position], address, own_address, size)
 
     def _copying(
         self,

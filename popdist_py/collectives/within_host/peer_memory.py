@@ -8,7 +8,9 @@ for a peer.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import select
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,10 +46,11 @@ class PeerMemory:
                 ctypes.c_ulong,
             )
         self._probe = ctypes.c_uint64(_PROBE)
-        # Made once: making them takes longer than the call into the kernel.
+        self._pidfds: list[int] = []
+        self._ended: dict[int, select.poll] = {}
+        # Made once: making them takes as long as copying some pages. One thread copies at a time.
         self._local, self._remote = _IoVec(), _IoVec()
-        self._local_pointer = ctypes.pointer(self._local)
-        self._remote_pointer = ctypes.pointer(self._remote)
+        self._vectors = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
     @property
     def probe_address(self) -> int:
@@ -55,9 +58,10 @@ class PeerMemory:
         return ctypes.addressof(self._probe)
 
     def works_with(self, pid: int, probe_address: int) -> bool:
-        """Tell whether the memory of a peer can be read and written."""
+        """Tell whether the memory of a peer, which is alive, can be read and written."""
         number = ctypes.c_uint64()
         try:
+            self._watch(pid)
             self._copy(self._read, pid, probe_address, ctypes.addressof(number), 8)
             if number.value != _PROBE:
                 return False
@@ -71,23 +75,48 @@ class PeerMemory:
         """Fill ``out`` with the bytes at ``address`` of a peer.
 
         Raises:
-            OSError: the peer ended, or the kernel forbids the read.
+            ProcessLookupError: the peer ended.
+            OSError: the kernel forbids the read.
         """
-        self._copy(self._read, pid, address, out.ctypes.data, out.nbytes)
+        self.read_bytes(pid, address, out.ctypes.data, out.nbytes)
 
     def write(self, pid: int, address: int, data: Array) -> None:
         """Copy ``data`` to the bytes at ``address`` of a peer; errors as those of ``read``."""
-        self._copy(self._write, pid, address, data.ctypes.data, data.nbytes)
+        self.write_bytes(pid, address, data.ctypes.data, data.nbytes)
+
+    def read_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
+        """Copy ``size`` bytes of a peer to ``own_address``; errors as those of ``read``."""
+        self._copy(self._read, pid, address, own_address, size)
+
+    def write_bytes(self, pid: int, address: int, own_address: int, size: int) -> None:
+        """Copy ``size`` bytes at ``own_address`` to a peer; errors as those of ``read``."""
+        self._copy(self._write, pid, address, own_address, size)
+
+    def close(self) -> None:
+        """Forget the peers; their memory can no longer be read or written."""
+        self._ended.clear()
+        while self._pidfds:
+            os.close(self._pidfds.pop())
+
+    def _watch(self, pid: int) -> None:
+        """Keep a descriptor of a peer, which tells that it ended even if its number is reused."""
+        if pid not in self._ended:
+            self._pidfds.append(os.pidfd_open(pid))
+            self._ended[pid] = select.poll()
+            self._ended[pid].register(self._pidfds[-1], select.POLLIN)
 
     def _copy(
         self, function: Callable[..., int], pid: int, peer_address: int, own_address: int, size: int
     ) -> None:
-        local, remote = self._local, self._remote
-        copied = 0
+        copied, local, remote = 0, self._local, self._remote
+        ended = self._ended[pid]
         while copied < size:
+            # The number of a peer that ended may by now be that of a stranger.
+            if ended.poll(0):
+                raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
             local.address, remote.address = own_address + copied, peer_address + copied
             local.size = remote.size = size - copied
-            count = function(pid, self._local_pointer, 1, self._remote_pointer, 1, 0)
+            count = function(pid, *self._vectors)
             if count <= 0:
                 code = ctypes.get_errno()
                 way = "read" if function is self._read else "written"

@@ -64,6 +64,27 @@ def test_other_hosts_hear_who_is_missing(poprun, how):
     assert message.endswith(": instance 3 was lost on another host")
 
 
+@pytest.mark.parametrize(
+    ("late", "calls", "kept"),
+    [
+        # Instance 0 has nothing to reduce: its arrival would tell instance 1 that all is written.
+        ("read", 0, 1),
+        # Nobody misses what the ended instance does not receive.
+        ("write", 1, 0),
+    ],
+)
+def test_an_instance_that_ended_after_its_last_write_spoils_no_result(poprun, late, calls, kept):
+    done = poprun(
+        "--num-instances", 3, "--num-replicas", 3, "--oversubscribe",
+        PROGRAM.with_name("direct_loss_program.py"), late,
+    )  # fmt: skip
+    found = re.search(r"\[1,0\]<stdout>:after (\d) calls, (\d) kept: (.*)", done.stdout)
+    assert found, done.stdout + done.stderr
+    assert (int(found[1]), int(found[2])) == (calls, kept)
+    assert re.search(r": instance 2 \(process \d+\) ended$", found[3])
+    assert "AssertionError" not in done.stderr
+
+
 @pytest.mark.parametrize("hosts", ["1", "2"])
 def test_weights_of_two_steps_are_not_given_out(poprun, hosts):
     done = poprun(

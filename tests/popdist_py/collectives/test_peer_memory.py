@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -23,3 +25,20 @@ def test_memory_that_can_only_be_read_does_not_work(monkeypatch):
     assert not memory.works_with(os.getpid(), memory.probe_address)
     with pytest.raises(PermissionError, match="cannot be written"):
         memory.write(os.getpid(), memory.probe_address, np.zeros(8, np.uint8))
+
+
+def test_a_number_that_was_reused_is_neither_read_nor_written(monkeypatch):
+    memory, number = PeerMemory(), np.full(8, 1, np.uint8)
+    peer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    descriptor = os.pidfd_open(peer.pid)
+    peer.communicate()
+    # This process stands for the stranger that got the number of the peer.
+    monkeypatch.setattr(os, "pidfd_open", lambda _: descriptor)
+    memory.works_with(os.getpid(), memory.probe_address)
+    for copy in (memory.read, memory.write):
+        with pytest.raises(ProcessLookupError, match="has ended"):
+            copy(os.getpid(), number.ctypes.data, np.zeros(8, np.uint8))
+    assert number.tolist() == [1] * 8
+    memory.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
