@@ -6,9 +6,11 @@ collectives, MPI_Allreduce and our training step; and one of torchrun on every h
 rendezvous), with gloo and DDP over it. "gradients" is ours on memory that the instances of a host
 share, where gradients lie. Our training step is also taken with compressed gradients: "fp16",
 "bf16", and "powersgd" of rank 2. A time is the slowest instance's, and the median over all rounds.
+The last row is what each compression leaves of the digits example's accuracy, in percent: the mean
+over some seeds (tests/lab/accuracy_program.py).
 
 Usage: python benchmarks/multi_host.py [--json] [--quick] [--rates 1gbit 10gbit] [--delay 50us]
-       [--per-host 1 2] [--rounds 3] [--turns 5]
+       [--per-host 1 2] [--rounds 3] [--turns 5] [--seeds 3]
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ COMPRESSIONS = {
     "powersgd": ("powersgd", 2, 0),
 }
 LIMIT_SECONDS = 900
+ACCURACY_PROGRAM = ROOT / "tests" / "lab" / "accuracy_program.py"
+EPOCHS = 6
 # Each implementation repeats its call for about this long in every turn.
 _SECONDS_PER_TURN = 0.02
 # In its first steps ours measures whether reducing during backward pays.
@@ -212,6 +216,19 @@ def measured(lab: Lab, per_host: int, options: argparse.Namespace) -> dict[Any, 
     }
 
 
+def accuracies(lab: Lab, seeds: int) -> dict[str, float]:
+    """Return the digits example's accuracy by compression, in percent, over one instance a host."""
+    completed = lab[0].poprun(
+        *("--host", lab.names(), "--num-instances", HOSTS, "--num-replicas", 2 * HOSTS),
+        *("--only-output-from-instance", "0", "--output", "plain"),
+        *(ACCURACY_PROGRAM, seeds, EPOCHS),
+        timeout=LIMIT_SECONDS,
+    )
+    if completed.returncode:
+        sys.exit(f"poprun-py ended with {completed.returncode}: {completed.stderr}")
+    return json.loads(completed.stdout)
+
+
 def shape(lab: Lab, rate: str, delay: str | None) -> str:
     """Give every link its rate and delay; return the delay that the links have."""
     try:
@@ -226,7 +243,7 @@ def shape(lab: Lab, rate: str, delay: str | None) -> str:
 
 
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield one row for every rate, number of instances, and size or model."""
+    """Yield one row for every rate, number of instances, and size or model; then the accuracies."""
     with (
         tempfile.TemporaryDirectory(prefix="lab-") as folder,
         Lab(Path(folder) / "hosts", HOSTS) as lab,
@@ -250,6 +267,10 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     }
                     times = {f"{name}_ms": round(value, 3) for name, value in ms.items()}
                     yield {**where, kind: subject, **times, **ratios}
+        if options.seeds:
+            found = accuracies(lab, options.seeds)
+            percent = {f"{name}_percent": round(value, 2) for name, value in found.items()}
+            yield {"example": "digits", "hosts": HOSTS, "seeds": options.seeds, **percent}
 
 
 def main() -> None:
@@ -261,6 +282,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS)
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each launcher")
     parser.add_argument("--turns", type=int, default=5, help="measurements of each job")
+    parser.add_argument("--seeds", type=int, default=3, help="of the digits example; 0: leave out")
     parser.add_argument("--quick", action="store_true", help="only show that all of it runs")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", choices=["poprun-py", "torchrun"], help=argparse.SUPPRESS)
@@ -270,7 +292,7 @@ def main() -> None:
         return
     if options.quick:
         options.rates, options.per_host, options.sizes = ["10gbit"], [1], [4 << 10, 1 << 20]
-        options.rounds, options.turns = 1, 2
+        options.rounds, options.turns, options.seeds = 1, 2, 1
     if reason := missing():
         sys.exit(f"no hosts to measure on: {reason}")
     show_rows(rows(options), as_json=options.json)

@@ -73,6 +73,14 @@ of rank 2 from its first step. *DDP*: over gloo, nothing compressed. The target 
 | link | per host | none | fp16 | bf16 | powersgd | DDP | none / fp16 | target | none / powersgd |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
 """
+ACCURACY = """
+What the compressions cost: the digits example's accuracy in percent, over two hosts and {seeds}
+seeds, and how far from *none* it may end; beside it what they bring, times as fast as *none* in the
+table above. powersgd starts after an epoch here.
+
+| compression | accuracy | less than none | at most | {links} |
+|---|--:|--:|--:|{lines}
+"""
 REPLICAS = """
 ## Replicas on one instance
 
@@ -140,8 +148,11 @@ def page(results: dict[str, Any]) -> str:
         cells += [f"{row['ours/ddp']:.2f}", f"{row['ours/unconnected']:.2f}"]
         parts.append(table_line(cells))
     parts.append(HOSTS)
-    parts += [table_line(_host_cells(row)) for row in results["multi_host"]]
-    parts += _compressed([row for row in results["multi_host"] if "fp16_ms" in row])
+    parts += [table_line(_host_cells(row)) for row in results["multi_host"] if "rate" in row]
+    compressed = [row for row in results["multi_host"] if "fp16_ms" in row]
+    parts += _compressed(compressed)
+    for row in results["multi_host"]:
+        parts += _accuracies(row, compressed) if "example" in row else []
     parts += _replicas(results["replicas"])
     parts += known_models(results["models"]) if "models" in results else []
     parts += _loading(results["dataloader"])
@@ -179,6 +190,22 @@ def _compressed(rows: list[dict[str, Any]]) -> list[str]:
         fp16, powersgd = (f"{row[f'{way}/ours']:.2f}" for way in ("fp16", "powersgd"))
         target = "1.8" if row["rate"] == "1gbit" else ""
         parts.append(table_line([row["rate"], row["per_host"], *times, fp16, target, powersgd]))
+    return parts
+
+
+def _accuracies(found: dict[str, Any], steps: list[dict[str, Any]]) -> list[str]:
+    """Return a line for every compression: what it leaves of the accuracy, and its speeds."""
+    links = " | ".join(f"{step['rate']}, {step['per_host']} per host" for step in steps)
+    parts = [ACCURACY.format(seeds=found["seeds"], links=links, lines="--:|" * len(steps))]
+    for way in ("none", "fp16", "bf16", "powersgd"):
+        accuracy = found[f"{way}_percent"]
+        cells = [way, f"{accuracy:.2f}"]
+        if way == "none":
+            cells += ["", "", *("" for _ in steps)]
+        else:
+            cells += [f"{found['none_percent'] - accuracy:.2f}", "0.2"]
+            cells += [f"{step[f'{way}/ours']:.2f}" for step in steps]
+        parts.append(table_line(cells))
     return parts
 
 
