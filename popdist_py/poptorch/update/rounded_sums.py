@@ -30,6 +30,8 @@ _HEADER_BYTES: Final = 4
 # Values are scaled by a power of two, so that the largest is just below 2 ** 15: half ends at
 # 65504. The scale and its inverse are normal numbers of float32.
 _TOP, _LARGEST_EXPONENT = 15, 126
+# With scales from here on, a value that is rounded up may overflow when it is scaled back.
+_MAY_OVERFLOW = 128 - _TOP
 
 
 def own_slice(size: int, owner: int, num_owners: int) -> slice:
@@ -106,7 +108,7 @@ class RoundedSums:
         """
         encoded = self._room(_HEADER_BYTES + 2 * values.size) if out is None else out
         np.add(values, left, out=left)
-        exponent = _exponent(left) if self._format == torch.float16 else 0
+        exponent, is_finite = _exponent(left) if self._format == torch.float16 else (0, False)
         encoded[:_HEADER_BYTES].view(np.int32)[0] = exponent
         if exponent:
             np.multiply(left, np.float32(2.0**-exponent), out=values)
@@ -114,7 +116,8 @@ class RoundedSums:
         halves.copy_(torch.from_numpy(values if exponent else left))
         self._decode(encoded, values)
         np.subtract(left, values, out=left)
-        if not math.isfinite(left.sum()):
+        is_finite = is_finite and exponent < _MAY_OVERFLOW
+        if not is_finite and not math.isfinite(left.sum()):
             # Finite values that were rounded to infinite ones: these less themselves are NaN. The
             # next value towards zero is finite.
             rounded_up = np.isinf(left)
@@ -153,12 +156,18 @@ class RoundedSums:
         """Do nothing."""
 
 
-def _exponent(values: Array) -> int:
-    """Return the power of two by which halves have to be multiplied to hold ``values``."""
+def _exponent(values: Array) -> tuple[int, bool]:
+    """Return the power of two by which halves have to be multiplied to hold ``values``.
+
+    Returns:
+        The exponent, and whether all values are finite.
+    """
     if not values.size:
-        return 0
+        return 0, True
     largest = max(float(values.max()), -float(values.min()))
-    if not math.isfinite(largest):
+    is_finite = math.isfinite(largest)
+    if not is_finite:
         finite = values[np.isfinite(values)]
         largest = float(np.abs(finite).max()) if finite.size else 0.0
-    return max(math.frexp(largest)[1] - _TOP, -_LARGEST_EXPONENT) if largest else 0
+    exponent = max(math.frexp(largest)[1] - _TOP, -_LARGEST_EXPONENT) if largest else 0
+    return exponent, is_finite
