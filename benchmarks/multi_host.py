@@ -69,7 +69,7 @@ def our_calls(subject: int | str) -> Calls:
             name: when_called(partial(train_step.ours, subject, compression=compression))
             for name, compression in COMPRESSIONS.items()
         }
-    calls = allreduce.implementations(subject)
+    calls = allreduce.implementations("all_reduce", subject)
     return {"gradients": calls["window"], "ours": calls["ours"], "mpi": calls["mpi"]}
 
 
