@@ -221,12 +221,11 @@ class SlicedAllReduce:
 
         def write(part: slice) -> None:
             offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
-            for position in others:
+            for position in host.others():
                 host.write_bytes(
                     position, addresses[position] + offset, addresses[own] + offset, size
                 )
 
-        others = [(own + step) % host.size for step in range(1, host.size)]
         part_bytes = max(_READ_BYTES_OF_ALL // host.size, _MIN_READ_BYTES)
         self._reduce_own_slice(plan, sources, flat, write, part_bytes)
         host.barrier.wait_for_all(plan.signature)

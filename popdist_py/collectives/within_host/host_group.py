@@ -267,7 +267,7 @@ class HostGroup:
         if self.position != root:
             self.read(root, addresses[root] + share, data[share:], plan)
         else:
-            for position in self._others():
+            for position in self.others():
                 self._copying(self._memory.write, position, addresses[position], data[:share], plan)
         self.barrier.wait_for_all(plan.signature)
 
@@ -320,7 +320,7 @@ class HostGroup:
         addresses = self._meet_with_addresses(data, plan)
         if len(rows):
             np.copyto(rows[self.position], data)
-            for position in self._others():
+            for position in self.others():
                 self.read(position, addresses[position], rows[position], plan)
         self.barrier.wait_for_all(plan.signature)
 
@@ -334,7 +334,7 @@ class HostGroup:
         self.barrier.close()
         self._memory.close()
 
-    def _others(self) -> list[int]:
+    def others(self) -> list[int]:
         """Return the other positions, beginning with the next: not all read one at a time."""
         return [(self.position + step) % self.size for step in range(1, self.size)]
 

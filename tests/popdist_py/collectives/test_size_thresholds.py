@@ -50,3 +50,9 @@ def test_measuring_takes_at_most_20_ms_and_counts_meetings():
     assert seconds < 0.02
     assert 1e-4 <= meeting < 1e-3
     assert 0 < per_byte < 1e-8
+
+
+def test_a_meeting_that_other_work_disturbed_does_not_count():
+    calls = iter(range(1000))
+    meeting, _ = size_thresholds.measure(lambda: time.sleep(1e-2 if next(calls) == 3 else 1e-4))
+    assert meeting < 1e-3
