@@ -44,7 +44,7 @@ _EFFECTS = {
     "Training.gradientCompression": "update/compression_program.py",
     "Training.setAutomaticLossScaling": "update/test_optimizers.py",
     "Precision.enableFloatingPointExceptions": "execution/test_precision.py",
-    "Precision.enableStochasticRounding": "update/test_rounding.py",
+    "Precision.enableStochasticRounding": "update/test_half_weights.py",
     "TensorLocations.numIOTiles": "placement/test_overlapped_io.py",
     "Emulator.deterministicReduction": "execution/test_replicas.py",
     "Emulator.doublePrecision": "execution/test_precision.py",
