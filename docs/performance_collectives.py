@@ -56,10 +56,10 @@ measured beside it, and none can reach 0.9 of a copy's speed where memory bounds
 window need one copy. all_gather and reduce_scatter, ours and MPI's, return new arrays: the kernel
 clears their pages, which the copy beside them does not pay for.
 
-Every call of ours but a broadcast that repeats an earlier one begins with a meeting, in which calls
-that differ and instances that ended are found. MPI has none: with cold caches those that arrived
-early have their data before the last one comes. With fewer cores than instances a meeting lets
-every process run in turn; that is most of the time of small arrays.
+Every call of ours begins with a meeting, in which calls that differ and instances that ended are
+found. MPI has none: the root of a broadcast goes on before the others arrive, and with cold caches
+those that arrived early have their data before the last one comes. With fewer cores than instances
+a meeting lets every process run in turn; that is most of the time of small arrays.
 """
 PYTHON = """
 The Python part of a call should take less than 8 microseconds. It is measured as the time of a hot

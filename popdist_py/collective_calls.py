@@ -74,9 +74,6 @@ def all_reduce(
 def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return the ``x`` of instance ``root`` on all instances; arrays and tensors in place.
 
-    The root of an array that was sent like this before does not wait for the others; neither do
-    they for one another. Calls that differ from it then raise an error here or in a later call.
-
     Args:
         x: array, tensor, anything else that can be pickled, or dict, list, tuple or dataclass of
             them: of equal keys on all instances, and arrays of equal shape and dtype.

@@ -153,11 +153,7 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, array: np.ndarray[Any, Any], root: int = 0, name: str = "") -> None:
-        """Overwrite ``array`` with the one of instance ``root``, in place.
-
-        Who has sent or received an array like one before may go on before the others have come;
-        that calls differ is then said in one of its next calls.
-        """
+        """Overwrite ``array`` with the one of instance ``root``, in place."""
 
     def all_gather(self, array: np.ndarray[Any, Any], name: str = "") -> np.ndarray[Any, Any]:
         """Return the arrays of all instances, stacked: [instances, *shape]."""

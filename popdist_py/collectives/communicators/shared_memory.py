@@ -22,7 +22,12 @@ from popdist_py.collectives.communicators.compressed_all_reduce import Compresse
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
-from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
+from popdist_py.collectives.within_host.host_group import (
+    Agreement,
+    CallPlan,
+    HostGroup,
+    exposed,
+)
 from popdist_py.collectives.within_host.shared_buffers import SharedBuffers
 from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import InstanceLostError
@@ -40,9 +45,6 @@ _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
 # host lie, or _FIRST_LOST + index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-# The arrays into which another instance may write. Those of calls that failed remain, even after
-# the job: an instance that is late may still write there, and must not meet other values.
-exposed_arrays: list[Array] = []
 _TCP_WARNING = (
     "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "
     "which is slower. Open the ports between the hosts, or name another network (--host-subnet)."
@@ -126,13 +128,12 @@ class SharedCommunicator(ObjectCalls):
         if shared is None:
             self._sliced.lend_first(plan, flat)
         location = shared.location if shared else 0
-        exposed_arrays.append(flat)
-        agreement = self._agree(plan, location, flat.ctypes.data)
-        if agreement.all_in_window and shared is not None:
-            self._sliced.all_reduce_shared(plan, shared.views)
-        else:
-            self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
-        exposed_arrays.pop()
+        with exposed(flat):
+            agreement = self._agree(plan, location, flat.ctypes.data)
+            if agreement.all_in_window and shared is not None:
+                self._sliced.all_reduce_shared(plan, shared.views)
+            else:
+                self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
 
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.

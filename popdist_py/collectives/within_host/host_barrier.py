@@ -4,8 +4,7 @@ An instance that waits reads the counters for a moment and then sleeps in the ke
 that waiting takes no core from instances that work. The barrier needs the memory order of x86:
 other cores see stores in program order.
 
-Other counters in the same memory are waited for in the same way. Nothing here moves or reduces
-data.
+Nothing here moves or reduces data.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -26,15 +25,13 @@ from popdist_py.errors import InstanceLostError
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["NO_CODE", "HostBarrier", "Peer", "is_supported", "launcher_grace_seconds"]
+__all__ = ["HostBarrier", "Peer", "is_supported", "launcher_grace_seconds"]
 
 # Bytes of a cache line. Each instance writes to its own line.
 _LINE = 64
 # 8-byte words of a line: word 0 is the arrival counter; the fields of the two headers follow.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
-# No call has this code; an instance that has seen calls differ comes to the next meeting with it.
-NO_CODE = 0
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 # A wait first reads the counter in a loop, 50 ns each time: where cores are short not at all, since
 # the peer may need this core. It then yields the core to other processes, which is cheaper than
@@ -82,8 +79,7 @@ class HostBarrier:
     others may read a header until the next ``compare`` but one.
 
     Args:
-        memory: ``size(number of peers)`` bytes, shared, zero at the start; what follows them, whole
-            words, is for other counters.
+        memory: ``size(number of peers)`` bytes, shared, zero at the start.
         peers: the instances of this host, in an order that all of them use.
         position: of this instance in ``peers``.
         cores_are_short: whether there are fewer cores than instances.
@@ -101,7 +97,7 @@ class HostBarrier:
     ) -> None:
         count = len(peers)
         self._memory = memory
-        self.words = self._words = memoryview(memory).cast("Q")  # type: ignore[arg-type]
+        self._words = memoryview(memory[: _LINE * count]).cast("Q")  # type: ignore[arg-type]
         self._asleep = memoryview(memory[_LINE * count : _LINE * count + count])  # type: ignore[arg-type]
         self._nobody_asleep = bytes(count)
         self._peers = peers
@@ -118,8 +114,6 @@ class HostBarrier:
         self._fence = threading.Lock()
         self._pidfds: dict[int, int] = {}
         self._ended_since: dict[int, float] = {}
-        # A number for the calls that were not compared in a meeting; the next one compares it.
-        self.past_calls = 0
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
@@ -136,15 +130,13 @@ class HostBarrier:
 
     @staticmethod
     def size(count: int) -> int:
-        """Return the bytes of shared memory for ``count`` instances, whole lines."""
-        return _LINE * (count + -(-count // _LINE))
+        """Return the bytes of shared memory for ``count`` instances."""
+        return (_LINE + 1) * count
 
     def compare(
         self, turn: int, code: int, call: object, location: int = 0, address: int = 0
     ) -> bool:
         """Publish a header, wait for all instances, and tell whether all published the same code.
-
-        They do not where ``past_calls`` differ, nor where this code is ``NO_CODE``.
 
         Args:
             turn: which of the two headers to use, 0 or 1 in alternation.
@@ -157,18 +149,16 @@ class HostBarrier:
             InstanceLostError: another instance ended, or did not arrive in time.
         """
         words, header = self._words, self._own_line + turn
-        if code:
-            code ^= self.past_calls
         words[header + _CODE] = code
         if address:
             words[header + _LOCATION] = location
             words[header + _ADDRESS] = address
         self.wait_for_all(call)
         # A plain loop is twice as fast as all() with a generator, and runs in every call.
-        for line in self._other_lines:
+        for line in self._other_lines:  # noqa: SIM110
             if words[line + _CODE + turn] != code:
                 return False
-        return code != NO_CODE
+        return True
 
     def published(self, turn: int) -> tuple[list[int], list[int]]:
         """Return the locations and the addresses that the instances published in this turn."""
@@ -197,70 +187,24 @@ class HostBarrier:
         self._fence.acquire()
         self._fence.release()
         if self._asleep.tobytes() != self._nobody_asleep:
-            self._wake(self._own_line)
+            self._futex(_SYS_FUTEX, self._address + self._own_line * 8, _FUTEX_WAKE, 1 << 30, None)
         for line in self._other_lines:
             if words[line] < arrived:
-                self._wait_for(line, arrived, line // _WORDS_PER_LINE, call, grace)
+                self._wait_for(line, arrived, call, grace)
 
-    def has_arrived_before(self, position: int) -> bool:
-        """Tell whether another instance waits in a meeting to which this one has not come."""
-        return self._words[position * _WORDS_PER_LINE] > self._arrivals
-
-    def set_counter(self, word: int, value: int) -> None:
-        """Write a counter of this instance, for which others may wait."""
-        self._words[word] = value
-        self._fence.acquire()
-        self._fence.release()
-        if self._asleep.tobytes() != self._nobody_asleep:
-            self._wake(word)
-
-    def wait_for_counter(
-        self, word: int, value: int, position: int, call: object, is_hopeless: Callable[[], bool]
-    ) -> bool:
-        """Wait until a counter of the instance at ``position`` has ``value``.
-
-        Args:
-            word: index of the counter in ``words``.
-            value: what to wait for.
-            position: of the instance that sets it.
-            call: the collective call, as messages name it.
-            is_hopeless: tells that the instance never will, once it is known; asked now and then.
-
-        Returns:
-            Whether it has; otherwise the wait was hopeless.
-
-        Raises:
-            InstanceLostError: the instance ended, or did not get there in time.
-        """
-        if self.lost_error is not None:
-            raise self.lost_error
-        self._wait_for(word, value, position, call, is_hopeless=is_hopeless)
-        return self._words[word] >= value
-
-    def _wake(self, word: int) -> None:
-        self._futex(_SYS_FUTEX, self._address + word * 8, _FUTEX_WAKE, 1 << 30, None)
-
-    def _wait_for(
-        self,
-        word: int,
-        value: int,
-        position: int,
-        call: object,
-        grace: float = 0.0,
-        is_hopeless: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def _wait_for(self, line: int, arrived: int, call: object, grace: float) -> None:
         words = self._words
         # A background thread sleeps at once: spinning would keep the interpreter from the program.
         if threading.current_thread() is threading.main_thread():
             for _ in range(self._spins):
-                if words[word] >= value:
+                if words[line] >= arrived:
                     return
             now = time.perf_counter()
             deadline = now + self._yield_seconds
             while now < deadline:
                 began = now
                 self._yield()
-                if words[word] >= value:
+                if words[line] >= arrived:
                     return
                 now = time.perf_counter()
                 if now - began > _LONG_YIELD_SECONDS:
@@ -269,25 +213,23 @@ class HostBarrier:
         timeout = _Timespec(0, int(_LIVENESS_CHECK_SECONDS * 1e9))
         self._asleep[self._position] = 1
         try:
-            while (counter := words[word]) < value and not is_hopeless():
-                address = self._address + word * 8
+            while (counter := words[line]) < arrived:
+                address = self._address + line * 8
                 self._futex(_SYS_FUTEX, address, _FUTEX_WAIT, counter & 0xFFFFFFFF, timeout)
                 waited = patience.waited()
-                if words[word] < value and waited > _LIVENESS_CHECK_SECONDS:
-                    self._check_peer(word, value, position, waited - grace, call)
+                if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
+                    self._check_peer(line, arrived, waited - grace, call)
         finally:
             self._asleep[self._position] = 0
 
-    def _check_peer(
-        self, word: int, value: int, position: int, waited: float, call: object
-    ) -> None:
-        """Raise an error if the instance waited for has ended or is over the time-out."""
-        peer = self._peers[position]
+    def _check_peer(self, line: int, arrived: int, waited: float, call: object) -> None:
+        """Raise an error if the instance of a line has ended or is over the time-out."""
+        peer = self._peers[line // _WORDS_PER_LINE]
         ended = self._has_ended(peer.pid)
-        if self._words[word] >= value:
+        if self._words[line] >= arrived:
             return
         if ended:
-            since = self._ended_since.setdefault(position, time.monotonic())
+            since = self._ended_since.setdefault(line, time.monotonic())
             if time.monotonic() - since < launcher_grace_seconds(self._hang_timeout):
                 return
             reason = "ended"
@@ -322,7 +264,9 @@ class HostBarrier:
             return True
         except OSError:  # no pidfd on this kernel: only the time-out can tell
             return False
-        return bool(select.select([self._pidfds[pid]], [], [], 0)[0])
+        ended = select.poll()  # select() takes no descriptor above 1023
+        ended.register(self._pidfds[pid], select.POLLIN)
+        return bool(ended.poll(0))
 
     def close(self) -> None:
         """Close the pidfds of the other instances."""

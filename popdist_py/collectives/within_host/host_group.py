@@ -6,8 +6,8 @@ Nothing here knows other hosts, and nothing here reduces.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,34 +16,31 @@ import numpy as np
 from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
 from popdist_py.collectives.signature import Signature, mismatch
-from popdist_py.collectives.within_host.broadcast_ring import BroadcastRing
-from popdist_py.collectives.within_host.host_barrier import NO_CODE, HostBarrier, Peer
+from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.collectives.within_host.shared_window import Window
+from popdist_py.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Agreement", "CallPlan", "HostGroup", "make_window"]
+__all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
 # Size of the slot through which an instance passes data to the others. The window has two for each
 # instance, used in alternation. Where instances share cores, barriers are slow, and larger slots
 # need fewer of them.
 _SLOT_BYTES, _SLOT_BYTES_WHEN_CORES_ARE_SHORT = 512 * 1024, 1024 * 1024
-# What is only moved takes two copies through shared memory, of which one is in the cache. One copy
-# from process to process is faster above a size that grows with the number of instances that share
-# the memory's speed. For each call, the bytes of one instance by number of instances.
+# What is only moved takes two copies through the slots, of which one is in the cache. One copy from
+# process to process is faster above a size that grows with the number of instances that share the
+# memory's speed. For each call, the bytes of one instance by number of instances.
 _DIRECT_BROADCAST = {2: 256 * 1024, 3: 1024 * 1024, 4: 1024 * 1024}
 _DIRECT_GATHER = {2: 128 * 1024, 3: 256 * 1024, 4: 256 * 1024}
 # With more instances a broadcast does so only where they share cores, and wait for one another at
-# every entry of the ring.
+# every slot.
 _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT = 8 * 1024 * 1024
 _NEVER = 1 << 62
 # Up to this size a one-shot all-reduce is faster with two instances.
 _ONE_SHOT_BYTES_OF_TWO = CHUNK_BYTES
-# Of so many broadcasts it is remembered that all instances have agreed on them.
-_MAX_AGREED = 1024
-_MASK = (1 << 63) - 1
 
 
 @dataclass(slots=True)
@@ -84,6 +81,26 @@ class Agreement(NamedTuple):
     addresses: Sequence[int]
 
 
+# The arrays into which another instance may write.
+_exposed_arrays: list[Array] = []
+
+
+@contextmanager
+def exposed(array: Array) -> Iterator[None]:
+    """Keep ``array`` while other instances may write into it.
+
+    That of a call that failed is kept for good, even after the job: an instance that is late may
+    still write there, and must not meet other values. After a mismatch nobody writes.
+    """
+    _exposed_arrays.append(array)
+    try:
+        yield
+    except CollectiveMismatchError:
+        _exposed_arrays.pop()
+        raise
+    _exposed_arrays.pop()
+
+
 def make_window(local: MPI.Comm) -> Window:
     """Return the window of the instances of one host; collective.
 
@@ -93,8 +110,7 @@ def make_window(local: MPI.Comm) -> Window:
     size = local.Get_size()
     cores_are_short = size > _count_cores(local)
     slot_bytes = _SLOT_BYTES_WHEN_CORES_ARE_SHORT if cores_are_short else _SLOT_BYTES
-    counter_bytes = HostBarrier.size(size) + BroadcastRing.counter_bytes(size)
-    return Window(local, 2 * slot_bytes + BroadcastRing.NUM_BYTES, 2 * slot_bytes + counter_bytes)
+    return Window(local, 2 * slot_bytes, 2 * slot_bytes + HostBarrier.size(size))
 
 
 def _count_cores(local: MPI.Comm) -> int:
@@ -125,32 +141,21 @@ class HostGroup:
         self.can_read = all(local.allgather(readable))
         cores = _count_cores(local)
         cores_are_short = self.size > cores
-        both_slots = window.num_bytes - BroadcastRing.NUM_BYTES
         self.barrier = HostBarrier(
-            window.common[both_slots:],
+            window.common[window.num_bytes :],
             peers,
             self.position,
             cores_are_short=cores_are_short,
             hang_timeout=hang_timeout,
         )
-        self._ring = BroadcastRing(
-            [part[both_slots:] for part in window.parts],
-            self.barrier,
-            HostBarrier.size(self.size) // 8,
-            self.position,
-            cores_are_short=cores_are_short,
-        )
-        # The codes of broadcasts on which all have agreed: equal on all instances, since it changes
-        # only in a call that all of them make.
-        self._agreed: set[int] = set()
-        self.slot_bytes = size = both_slots // 2
+        self.slot_bytes = size = window.num_bytes // 2
         self.slots = [
             [part[turn * size : (turn + 1) * size] for part in window.parts] for turn in (0, 1)
         ]
         self.results = [window.common[turn * size : (turn + 1) * size] for turn in (0, 1)]
         # Larger arrays are copied from process to process.
         limit = _DIRECT_BROADCAST_WHEN_CORES_ARE_SHORT if cores_are_short else _NEVER
-        self._max_ring_bytes = _DIRECT_BROADCAST.get(self.size, limit)
+        self._max_broadcast_bytes = _DIRECT_BROADCAST.get(self.size, limit)
         self._max_slot_bytes = _DIRECT_GATHER.get(self.size, _NEVER)
         # Which slots and headers the last meeting used.
         self.current_turn = 0
@@ -213,63 +218,39 @@ class HostGroup:
             rows[position] = slot
 
     def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every call, after all have seen that calls differ.
-
-        Of broadcasts without a meeting, it is that of the first call that differs: some instances
-        may have gone on since.
-        """
+        """Return the description of every call, after all have seen that calls differ."""
         slots = self.slots[self.next_turn()]
-        first, next_step = self._ring.first_difference(signature), self._ring.step_ahead_of_all()
-        data = first.description.encode()[: self.slot_bytes - 1]
+        data = signature.description.encode()[: self.slot_bytes - 1]
         slots[self.position][: len(data) + 1] = np.frombuffer(data + b"\0", np.uint8)
         self.barrier.wait_for_all(signature)
-        self._ring.start_at(next_step)
-        self.barrier.past_calls = 0
         return [slot.tobytes().partition(b"\0")[0].decode(errors="replace") for slot in slots]
 
     def broadcast(self, data: Array, root: int, plan: CallPlan) -> None:
-        """Overwrite the bytes ``data`` with those of the instance at position ``root``.
-
-        The first call with a code is compared in a meeting. In later ones the root goes on when it
-        has sent, and the others when they have received.
-        """
-        if self.can_read and data.size > self._max_ring_bytes:
+        """Overwrite the bytes ``data`` with those of the instance at position ``root``."""
+        if self.can_read and data.size > self._max_broadcast_bytes:
             self._broadcast_directly(data, root, plan)
             return
-        if plan.code not in self._agreed:
-            self.wait_for_same_call(plan, self.next_turn())
-            if len(self._agreed) >= _MAX_AGREED:
-                self._agreed.clear()
-            self._agreed.add(plan.code)
-        if not self._broadcast_through_ring(data, root, plan):
-            self.barrier.compare(self.next_turn(), NO_CODE, plan.signature)
-            raise mismatch(self.descriptions(plan.signature), self.instances)
-
-    def _broadcast_through_ring(self, data: Array, root: int, plan: CallPlan) -> bool:
-        """Send or receive the bytes ``data``; tell whether the calls are equal so far."""
-        barrier, ring = self.barrier, self._ring
-        if barrier.lost_error is not None:
-            raise barrier.lost_error
-        barrier.past_calls = hash((barrier.past_calls, plan.code)) & _MASK
-        for start in range(0, max(data.size, 1), ring.ENTRY_BYTES):
-            chunk = data[start : start + ring.ENTRY_BYTES]
+        for start in range(0, max(data.size, 1), self.slot_bytes):
+            turn = self.next_turn()
+            chunk = data[start : start + self.slot_bytes]
+            slot = self.slots[turn][root][: chunk.size]
             if root == self.position:
-                if not ring.send(chunk, plan.code, plan.signature):
-                    return False
-            elif not ring.receive(chunk, root, plan.code, plan.signature):
-                return False
-        return True
+                np.copyto(slot, chunk)
+            self.wait_for_same_call(plan, turn)
+            if root != self.position:
+                np.copyto(chunk, slot)
 
     def _broadcast_directly(self, data: Array, root: int, plan: CallPlan) -> None:
         """Let the root write a share of the bytes to every other instance, which reads the rest."""
-        addresses = self._meet_with_addresses(data, plan)
-        share = data.size // self.size
-        if self.position != root:
-            self.read(root, addresses[root] + share, data[share:], plan)
-        else:
-            for position in self.others():
-                self._copying(self._memory.write, position, addresses[position], data[:share], plan)
-        self.barrier.wait_for_all(plan.signature)
+        with exposed(data):
+            addresses = self._meet_with_addresses(data, plan)
+            share = data.size // self.size
+            if self.position != root:
+                self.read(root, addresses[root] + share, data[share:], plan)
+            else:
+                for position in self.others():
+                    self.write_bytes(position, addresses[position], data.ctypes.data, share)
+            self.barrier.wait_for_all(plan.signature)
 
     def broadcast_bytes(self, data: Array, root: int, plan: CallPlan) -> Array:
         """Return the bytes ``data`` of position ``root``; what the others pass does not matter."""
@@ -349,10 +330,10 @@ class HostGroup:
         """Fill ``out`` from the memory of another instance.
 
         Raises:
-            InstanceLostError: the other instance has ended.
+            InstanceLostError: the other instance has ended; as with ``read_bytes``.
             OSError: the kernel forbids the read, although it permitted one at the start.
         """
-        self._copying(self._memory.read, position, address, out, plan)
+        self.read_bytes(position, address, out.ctypes.data, out.nbytes, plan)
 
     def read_bytes(
         self, position: int, address: int, own_address: int, size: int, plan: CallPlan
@@ -379,18 +360,3 @@ class HostGroup:
         """
         with suppress(ProcessLookupError):
             self._memory.write_bytes(self._pids[position], address, own_address, size)
-
-    def _copying(
-        self,
-        copy: Callable[[int, int, Array], None],
-        position: int,
-        address: int,
-        data: Array,
-        plan: CallPlan,
-    ) -> None:
-        try:
-            copy(self._pids[position], address, data)
-        except ProcessLookupError:
-            # The wait for a process that has ended raises the error that names it.
-            self.barrier.wait_for_all(plan.signature)
-            raise

@@ -1,6 +1,6 @@
-"""The last instance ends after its last write, before instance 0 reads or writes its memory.
+"""The last instance ends after its last copy, before instance 0 reads or writes its memory.
 
-Argument: which of the two instance 0 does late, ``read`` or ``write``.
+Arguments: the collective, and which of the two instance 0 does late, ``read`` or ``write``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from jobs import join
 
 import popdist_py
-from popdist_py.collectives.communicators import shared_memory
+from popdist_py.collectives.within_host import host_group
 
-late = sys.argv[1]
+collective, late = sys.argv[1:]
 comm = join()
 host, sliced = comm._host, comm._sliced
 sliced._is_read = lambda *_: True
 me, last = comm.instance_index, comm.num_instances - 1
 pids = comm.all_gather_object(os.getpid())
 is_late = comm.common_buffer(1)
-reduce, copy = sliced._all_reduce_directly, getattr(host, f"{late}_bytes")
+reduce, read, copy = sliced._all_reduce_directly, host.read, getattr(host, f"{late}_bytes")
 
 
 def end(*_):
@@ -41,6 +41,11 @@ def reduce_and_end(*arguments):
     reduce(*arguments)
 
 
+def read_and_end(*arguments):
+    read(*arguments)
+    host.barrier._wait_for = end
+
+
 def copy_late(position, *arguments):
     if position == last:
         is_late[0] = 1
@@ -49,20 +54,25 @@ def copy_late(position, *arguments):
 
 
 if me == last:
-    sliced._all_reduce_directly = reduce_and_end
+    sliced._all_reduce_directly, host.read = reduce_and_end, read_and_end
 if me == 0:
     ended = os.pidfd_open(pids[last])
     setattr(host, f"{late}_bytes", copy_late)
-x = np.full(60_000, me + 1.0)  # each owner reduces its slice in one part
 calls = 0
 try:
-    popdist_py.all_reduce(x, name="loss")
-    assert (x == sum(range(1, last + 2))).all()
-    assert not shared_memory.exposed_arrays
+    if collective == "all_reduce":
+        x = np.full(60_000, me + 1.0)  # each owner reduces its slice in one part
+        popdist_py.all_reduce(x, name="loss")
+        assert (x == sum(range(1, last + 2))).all()
+    else:
+        x = np.full(1_000_000, me + 1.0)
+        popdist_py.broadcast(x, name="loss")
+        assert (x == 1).all()
+    assert not host_group._exposed_arrays
     calls = 1
     popdist_py.barrier()
 except popdist_py.InstanceLostError as error:
-    kept = len(shared_memory.exposed_arrays)
+    kept = len(host_group._exposed_arrays)
     print(f"after {calls} calls, {kept} kept: {error}", flush=True)
     if me:
         time.sleep(30)  # the first to end would end the job before instance 0 has heard

@@ -14,6 +14,7 @@ from jobs import join
 import popdist_py
 from popdist_py import all_reduce, barrier, broadcast
 from popdist_py.collectives.communicators import shared_memory
+from popdist_py.collectives.within_host import host_group
 
 me = join().instance_index
 last = me == popdist_py.getNumInstances() - 1
@@ -55,6 +56,7 @@ for name, call in CASES.items():
         print(f"{name}: {error}")
     # The job goes on: the error was raised everywhere, so everybody is at the same place.
     assert all_reduce(1) == popdist_py.getNumInstances()
+assert not host_group._exposed_arrays
 
 # The first instance knew one of the two calls, so that it has now remembered fewer than the last.
 # It forgets them at another call, which must not decide how an array is reduced.
