@@ -48,6 +48,8 @@ def run_program(run: Run, folder: Path, data: Path, mark: tuple[str, str]) -> tu
     else:
         words = ["-m", "popdist_py", *program, *run.words]
     environ = {"SDK_PROGRAMS_ITEMS": str(run.items)} if run.items else {}
+    if run.within:
+        environ["SDK_PROGRAMS_SEED"] = "1"
     done = _call(
         [sys.executable, *words], work,
         {"HOME": str(work), "SDK_PROGRAMS_CIFAR": str(data), **environ, **dict(run.environ)}, mark,

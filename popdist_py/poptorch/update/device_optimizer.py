@@ -303,7 +303,8 @@ class DeviceOptimizer:
                 for key, value in loaded.items():
                     shape = () if key == "step" else parameter.shape
                     dtype = torch.float32 if key == "step" else parameter.dtype
-                    state[key] = value.to(dtype).reshape(shape)
+                    # Torch's fused updates look at no strides.
+                    state[key] = value.to(dtype).reshape(shape).contiguous()
 
     def _state_value(self, value: Any, key: str, parameter: torch.Tensor) -> torch.Tensor:
         """Return a copy of a state tensor; what it begins with if there is none yet."""

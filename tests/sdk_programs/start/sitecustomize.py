@@ -1,11 +1,13 @@
 """Runs when Python starts for a program of these tests: what the generated data need, and no more.
 
-The programs are left as they are. Two variables tell what happens to the libraries that they use:
+The programs are left as they are. Three variables tell what happens to the libraries that they use:
 
 - ``SDK_PROGRAMS_CIFAR``: the folder of generated CIFAR-10 files. torchvision compares the files of
   CIFAR-10 with MD5 sums in a table; the table gets the sums of these files.
 - ``SDK_PROGRAMS_ITEMS``: a number. ``TensorDataset`` keeps the first so many items, so that the
   10,000 random pictures of a tutorial do not take minutes here.
+- ``SDK_PROGRAMS_SEED``: a number. Torch begins with this seed, not with one that differs from run to
+  run: of some hundred first weights of a small net one never learns.
 """
 
 import os
@@ -39,9 +41,15 @@ def _items(module):
     kind.__init__ = make_small
 
 
+def _seed(module):
+    """Let torch begin with a fixed seed."""
+    module.default_generator.manual_seed(int(os.environ["SDK_PROGRAMS_SEED"]))
+
+
 _CHANGES = {
     "torchvision.datasets.cifar": ("SDK_PROGRAMS_CIFAR", _cifar),
     "torch.utils.data.dataset": ("SDK_PROGRAMS_ITEMS", _items),
+    "torch.random": ("SDK_PROGRAMS_SEED", _seed),
 }
 
 
