@@ -311,8 +311,8 @@ class DeviceState:
                 if wanted is not None and id(device) not in wanted:
                     continue
                 if isinstance(device, nn.Parameter):
-                    # Not in place: other instances may be reading these very weights. Contiguous, as
-                    # the optimiser's state is: torch's fused updates look at no strides.
+                    # Not in place: other instances may be reading these very weights. Contiguous,
+                    # as the optimiser's state is: torch's fused updates look at no strides.
                     device.data = host.detach().to(
                         device.dtype, copy=True, memory_format=torch.contiguous_format
                     )

@@ -6,8 +6,8 @@ The programs are left as they are. Three variables tell what happens to the libr
   CIFAR-10 with MD5 sums in a table; the table gets the sums of these files.
 - ``SDK_PROGRAMS_ITEMS``: a number. ``TensorDataset`` keeps the first so many items, so that the
   10,000 random pictures of a tutorial do not take minutes here.
-- ``SDK_PROGRAMS_SEED``: a number. Torch begins with this seed, not with one that differs from run to
-  run: of some hundred first weights of a small net one never learns.
+- ``SDK_PROGRAMS_SEED``: a number. Torch begins with this seed, not with one that differs from run
+  to run: of some hundred first weights of a small net one never learns.
 """
 
 import os
