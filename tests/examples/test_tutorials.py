@@ -86,7 +86,8 @@ def test_pipelining_without_data_is_explained(tutorial, tmp_path):
     "options",
     [
         pytest.param(
-            ["--precision", "32.32", "--replicas", "2", "--side", "8", "--steps", "12"],
+            ["--precision", "32.32", "--replicas", "2", "--batch-size", "8", "--side", "16",
+             "--steps", "12"],
             marks=pytest.mark.sweep,
         ),
         ["--precision", "16.16", "--eight-bit-io", "--async-dataloader", "--batch-size", "8",
