@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from popdist_py.poptorch.execution.batch_folding import folded_batches
-from popdist_py.poptorch.execution.capture import capture
 
 REPLICAS = 3
 NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -130,23 +129,6 @@ def test_what_a_norm_returns_may_be_viewed_as_that_of_one_replica(shape):
     for dim in (0, 1):
         ours, _ = together(viewed, x, {}, dim)
         torch.testing.assert_close(ours, values, rtol=1e-4, atol=1e-5)
-
-
-def test_images_of_few_pixels_are_normalised_a_pixel_at_a_time():
-    """As rows of all channels, which torch's kernel computes in a fraction of the time."""
-
-    def dimensions(shape):
-        def norm(x):
-            return F.batch_norm(x, None, None, training=True)
-
-        with folded_batches():
-            captured = capture(lambda x: [torch.func.vmap(norm)(x)], [torch.randn(shape)])
-        (node,) = [n for n in captured.graph.nodes if "batch_norm" in str(n.target)]
-        return node.args[0].meta["val"].dim()
-
-    assert dimensions((3, 4, 5, 2, 2)) == 2
-    assert dimensions((3, 4, 5, 4, 4)) == 4
-    assert dimensions((3, 1, 5, 2, 2)) == 4
 
 
 def test_a_product_lies_in_memory_as_its_larger_factor():
