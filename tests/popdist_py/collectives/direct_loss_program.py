@@ -26,7 +26,8 @@ host, sliced = comm._host, comm._sliced
 sliced._is_read = lambda *_: True
 me, last = comm.instance_index, comm.num_instances - 1
 pids = comm.all_gather_object(os.getpid())
-is_late = comm.common_buffer(1)
+flags = comm.common_buffer(2)
+is_late, is_done = flags[:1], flags[1:]
 reduce, read, copy = sliced._all_reduce_directly, host.read, getattr(host, f"{late}_bytes")
 
 
@@ -36,25 +37,39 @@ def end(*_):
     os._exit(0)
 
 
-def reduce_and_end(*arguments):
-    host.barrier._wait_for = end
+def meet(*arguments):
+    is_done[0] = 1
+    wait_for_all(*arguments)
+
+
+def expect_last_meeting():
+    if me == last:
+        host.barrier._wait_for = end
+    elif me == 1:
+        host.barrier.wait_for_all = meet
+
+
+def reduce_then_meet(*arguments):
+    expect_last_meeting()
     reduce(*arguments)
 
 
-def read_and_end(*arguments):
+def read_then_meet(*arguments):
     read(*arguments)
-    host.barrier._wait_for = end
+    expect_last_meeting()
 
 
 def copy_late(position, *arguments):
     if position == last:
+        while not is_done[0]:  # instance 1 shall not miss the one that ends
+            os.sched_yield()
         is_late[0] = 1
         assert select.select([ended], [], [], 30)[0]
     return copy(position, *arguments)
 
 
-if me == last:
-    sliced._all_reduce_directly, host.read = reduce_and_end, read_and_end
+wait_for_all = host.barrier.wait_for_all
+sliced._all_reduce_directly, host.read = reduce_then_meet, read_then_meet
 if me == 0:
     ended = os.pidfd_open(pids[last])
     setattr(host, f"{late}_bytes", copy_late)
