@@ -115,9 +115,10 @@ NOTES = """
 - **Large arrays**: each instance reduces its own slice in chunks that fit the cache, then all have
   the slices of all. Gradients live in the window, so nothing is copied. Of other arrays, what an
   owner needs passes through the window slot by slot: while one is reduced, the next is copied in,
-  and one meeting serves both. Above 8 MiB the slices can also be read from where they lie in the
-  other process: the first six calls with arrays of one shape reduce one half in each way, later
-  calls take the one that was faster. Between hosts they are always read. Sums are added up in the
+  and one meeting serves both. From two slots on, an owner can also read its slice from where it
+  lies in the other processes and write the result there: the first six calls with arrays of one
+  shape reduce one half in each way, later calls take the faster one. Between hosts it always reads
+  and writes. Sums are added up in the
   order of the instances in every way. reduce_scatter is the first half of it.
 - **Training steps** within a host send no sums round: the weights are in that window too, and each
   instance updates the slice whose gradients it has added up, for all.
