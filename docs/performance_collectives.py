@@ -50,8 +50,8 @@ How many of the rows above reach each target, hot and cold.
 LIMIT = """
 Not every row can reach every target. An all-reduce has to read and write as much as one copy. In
 {impossible} of the {number} rows of private arrays from 16 MB, half of MPI's time is less than the
-copy measured beside it. all_gather and reduce_scatter, ours and MPI's, return new arrays: the kernel
-clears their pages, which the copy beside them does not pay for.
+copy measured beside it. all_gather and reduce_scatter, ours and MPI's, return new arrays: the
+kernel clears their pages, which the copy beside them does not pay for.
 
 Every call of ours begins with a meeting, in which calls that differ and instances that ended are
 found. MPI has none: the root of a broadcast goes on before the others arrive, and with cold caches
