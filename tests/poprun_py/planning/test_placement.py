@@ -380,8 +380,12 @@ def test_warnings_for_a_quota_and_for_uneven_shares():
 
 def test_planning_a_large_cluster_is_quick():
     machine = snapshot("epyc-nps4")
-    start = time.perf_counter()
-    for _ in range(256):
-        place(machine, 16, PlacementPolicy())
+
+    def seconds():
+        start = time.perf_counter()
+        for _ in range(256):
+            place(machine, 16, PlacementPolicy())
+        return time.perf_counter() - start
+
     # 4,096 instances; some 0.06 s when quiet.
-    assert time.perf_counter() - start < 0.8
+    assert min(seconds() for _ in range(3)) < 0.8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -37,33 +38,15 @@ def bytes_given_back():
     return before - after
 
 
-def test_freed_memory_is_given_back_until_it_is_kept():
-    if not give_back_freed_memory():
-        pytest.skip("another C library, or settings of the user's own")
-    try:
-        assert bytes_given_back() > BLOCK_BYTES / 2
-    finally:
-        assert keep_freed_memory()
+def given_back_until_it_is_kept():
+    assert give_back_freed_memory()
+    assert bytes_given_back() > BLOCK_BYTES / 2
+    assert keep_freed_memory()
     assert bytes_given_back() < BLOCK_BYTES / 2
 
 
-@pytest.mark.timeout(60)
-def test_kept_memory_is_given_back_once():
-    """In a fresh interpreter: the others take it that no hole is left."""
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def give_back_once():
-    if not keep_freed_memory():
-        return
+def given_back_once():
+    assert keep_freed_memory()
     block = np.ones(BLOCK_BYTES // 8)
     others = [np.ones(8000) for _ in range(8)]
     del block
@@ -74,28 +57,54 @@ def give_back_once():
     assert bytes_given_back() < BLOCK_BYTES / 2
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_freed_memory_is_kept_after_compiling(fails, monkeypatch):
-    if not give_back_freed_memory():
-        pytest.skip("another C library, or settings of the user's own")
+def kept_after_compiling():
+    kept_after_compiling_with(lambda original: original, nullcontext())
+
+
+def kept_after_a_refusal():
+    def refused(*_, **__):
+        raise ValueError("refused")
+
+    kept_after_compiling_with(lambda _: refused, pytest.raises(ValueError, match="refused"))
+
+
+def kept_after_compiling_with(rest, ends):
     given_back = []
+    rest = rest(Compiler.build)
 
     def build(compiler, *args, **kwargs):
         given_back.append(bytes_given_back())
-        if fails:
-            raise ValueError("refused")
-        return original(compiler, *args, **kwargs)
+        return rest(compiler, *args, **kwargs)
 
-    original = Compiler.build
-    monkeypatch.setattr(Compiler, "build", build)
+    Compiler.build = build
     model = Mlp()
     training = poptorch.trainingModel(
         model, quiet_options(), poptorch.optim.SGD(model.parameters(), lr=0.1)
     )
-    with pytest.raises(ValueError, match="refused") if fails else nullcontext():
+    with ends:
         training.compile(*classified(4))
     assert given_back[0] > BLOCK_BYTES / 2
     assert bytes_given_back() < BLOCK_BYTES / 2
+
+
+CASES = (given_back_until_it_is_kept, given_back_once, kept_after_compiling, kept_after_a_refusal)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_freed_memory(case):
+    """In a fresh interpreter: these take it that no hole of a block's size is left."""
+    if not give_back_freed_memory():
+        pytest.skip("another C library, or settings of the user's own")
+    done = subprocess.run(
+        [sys.executable, __file__, case.__name__],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
@@ -113,4 +122,4 @@ def test_settings_of_the_users_own_stay(variable, monkeypatch):
 
 
 if __name__ == "__main__":
-    give_back_once()
+    globals()[sys.argv[1]]()

@@ -214,10 +214,12 @@ def test_memory_stays_the_same():
         processes = [psutil.Process(), psutil.Process(accessor._process.pid)]
         return sum(process.memory_info().rss for process in processes)
 
-    for _ in range(20):
-        list(accessor)
-    before = memory()
-    for _ in range(200):
-        list(accessor)
-    assert memory() - before < 2_000_000
+    def grown():
+        before = memory()
+        for _ in range(100):
+            list(accessor)
+        return memory() - before
+
+    # What leaks does so each time; what else this process does may take memory once.
+    assert min(grown() for _ in range(3)) < 1_000_000
     accessor.terminate()
