@@ -101,7 +101,7 @@ class RunRecord:
 
     def finish(self, result: LaunchResult) -> None:
         """Note how the run ended."""
-        self._finish(result.exit_code, result.reason)
+        self._finish(result.exit_code, result.explanation)
 
     def _finish(self, exit_code: int, reason: str) -> None:
         if self.folder is not None:

@@ -10,6 +10,7 @@ from poprun_py.instance.fast_stdlib import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -19,8 +20,18 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Have orphaned descendants become children of this process instead of init's."""
-    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """Have orphaned descendants become children of this process; tells whether they did before."""
+    import ctypes
+
+    before = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return bool(before.value)
+
+
+def end_as_subreaper() -> None:
+    """Have orphaned descendants become children of init again, which collects them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:

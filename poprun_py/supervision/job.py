@@ -210,7 +210,8 @@ class LaunchResult:
     """How the job ended: its exit code, every instance, and the one that failed first.
 
     ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
-    ``reason`` says that in words. ``run_id`` names the run, as the instances' POPRUN_RUN_ID does.
+    ``reason`` says that in words, ``advice`` what to do, where that is known. ``run_id`` names the
+    run, as the instances' POPRUN_RUN_ID does.
     ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
     ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
     it counts towards no limit.
@@ -220,6 +221,7 @@ class LaunchResult:
     instances: tuple[InstanceResult, ...] = ()
     first_failure: InstanceResult | None = None
     reason: str = ""
+    advice: str = ""
     timed_out: bool = False
     hung: tuple[int, ...] = ()
     stacks: tuple[StackGroup, ...] = ()
@@ -229,6 +231,11 @@ class LaunchResult:
     may_restart: bool = False
     cause: Cause | None = None
     run_id: str = ""
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and what to do about it."""
+        return ". ".join(filter(None, (self.reason, self.advice)))
 
 
 def describe(code: int) -> str:

@@ -32,10 +32,14 @@ _NO_FOLDER = "unable to create the desired directory"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What was seen of a run when everything had ended; ``files`` is where MPI's files lay."""
+    """What was seen of a run when everything had ended.
+
+    ``files`` is where MPI's files lay; ``had_no_room``: an instance failed while that was full.
+    """
 
     job: Job
     files: Path
+    had_no_room: bool = False
     peers: Mapping[int, Peer]
     last_words: frozenset[int]
     seconds: float
@@ -68,12 +72,14 @@ def judge(end: Ending) -> LaunchResult:
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
     """Add why the job was stopped. One that can go on from a checkpoint has not hung."""
+    is_told = stop.cause in (Cause.MPIRUN_ENDED, Cause.FAILED)
     is_saved = result.exit_code == RESUME_EXIT_CODE
     is_over = stop.cause is Cause.TIME_LIMIT
     return replace(
         result,
         cause=stop.cause,
-        reason=stop.reason + (advice if stop.cause is Cause.MPIRUN_ENDED else ""),
+        reason=stop.reason,
+        advice=advice if is_told else "",
         timed_out=is_over and not is_saved,
         hung=() if is_saved else stop.hung,
         stacks=stop.stacks,
@@ -143,19 +149,21 @@ def _start_failure(end: Ending) -> str:
     """Return one line for a job whose instances did not all appear."""
     said = [line.strip() for line in end.mpirun_text.splitlines() if line.strip(" -")]
     explanation = " ".join(said)[:500].rstrip(".") if said else "it said nothing"
+    explained = ". ".join(filter(None, (explanation, _advice(end))))
     name = Path(end.job.command[0]).name
     return (
         f"{len(end.peers)} of {len(end.job.variables)} instances started, then {name} "
-        f"ended with {describe(end.mpirun_code)}: {explanation}{_advice(end)}"
+        f"ended with {describe(end.mpirun_code)}: {explained}"
     )
 
 
 def _advice(end: Ending) -> str:
-    """Return what to do where the way in which mpirun ended tells it; empty if it does not."""
+    """Return what to do where the way in which it ended tells it; empty if it does not."""
     # Writing to mapped memory of a file system that is full ends with SIGBUS.
-    if end.mpirun_code != -signal.SIGBUS and _NO_FOLDER not in end.mpirun_text:
+    has_no_folder = end.mpirun_code == -signal.SIGBUS or _NO_FOLDER in end.mpirun_text
+    if not (has_no_folder or end.had_no_room):
         return ""
     return (
-        f". MPI keeps files of its own in {end.files}, which has to be writable and have some "
+        f"MPI keeps files of its own in {end.files}, which has to be writable and have some "
         "room: set TMPDIR to another folder, or make room there"
     )

@@ -16,6 +16,7 @@ __all__ = [
     "ANY_FOLDER",
     "SOCKET_NAME",
     "folder_prefix",
+    "is_full",
     "make_private_folder",
     "mpirun_files_in",
 ]
@@ -24,6 +25,8 @@ SOCKET_NAME = "control"
 ANY_FOLDER = "poprun-*"
 # The longest path of a Unix socket is 107 bytes.
 _LONGEST_BASE = 60
+# MPI needs some megabytes for a job; less than this was left by something that wrote until the end.
+_NO_ROOM_BYTES = 1 << 20
 
 
 def folder_prefix(pid: int) -> str:
@@ -46,6 +49,16 @@ def make_private_folder() -> Path:
             folder.mkdir(mode=0o700)
             return folder
     raise StartError(f"no folder for temporary files can be made in {bases[0] or '/tmp'}")
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the file system of ``folder`` has no room left for another file."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    has_no_names = status.f_files > 0 and status.f_favail == 0
+    return status.f_bavail * status.f_frsize < _NO_ROOM_BYTES or has_no_names
 
 
 def mpirun_files_in(

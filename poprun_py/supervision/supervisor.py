@@ -42,7 +42,7 @@ from poprun_py.supervision.job import (
     describe,
 )
 from poprun_py.supervision.mpirun_process import Mpirun, enough_files
-from poprun_py.supervision.private_folder import make_private_folder, mpirun_files_in
+from poprun_py.supervision.private_folder import is_full, make_private_folder, mpirun_files_in
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits
@@ -126,6 +126,7 @@ class _Supervisor:
         self._output = InstanceOutput(job, descriptors, log)
         self._log = self._output.log
         self._paused_seconds = 0.0
+        self._had_no_room = False
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -167,7 +168,9 @@ class _Supervisor:
             resources.callback(self._control.close)
             self._control.open(self._selector, self._folder, self._job.listen)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
-            processes.become_subreaper()
+            if not processes.become_subreaper():
+                # A program that launches jobs by itself does not expect to collect others' orphans.
+                resources.callback(processes.end_as_subreaper)
             resources.callback(self._end_mpirun)
             self._resources = resources.pop_all()
         return self
@@ -340,6 +343,7 @@ class _Supervisor:
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
+            self._had_no_room |= is_full(self._folder.parent)
             self._stopping.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
 
     def _on_exit(self, peer: Peer, end: dict[str, Any]) -> None:
@@ -518,6 +522,7 @@ class _Supervisor:
             outcome.Ending(
                 job=self._job,
                 files=self._folder.parent,
+                had_no_room=self._had_no_room,
                 peers=self._peers,
                 last_words=self._output.last_words,
                 seconds=seconds,

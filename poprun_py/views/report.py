@@ -56,11 +56,11 @@ def report_text(result: LaunchResult, label: Label) -> str:
     if result.hung:
         text += "".join(_line(_hang_sentence(result, index, label)) for index in result.hung)
     elif result.first_failure is not None:
-        text += _first_failure(result.first_failure, label)
+        text += _first_failure(result.first_failure, label) + _indent(result.advice)
     elif result.timed_out:
         text += _line(f"error: {result.reason}: all instances were ended")
     elif result.exit_code not in (0, 130, 143):
-        text += _line(f"error: {result.reason or 'an instance never reported its end'}")
+        text += _line(f"error: {result.explanation or 'an instance never reported its end'}")
     if any(group.has_stack for group in result.stacks):
         text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
     return text + _collateral(result)

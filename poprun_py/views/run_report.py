@@ -113,7 +113,7 @@ def ended_attempt(
         "ended_at": moment(ended),
         "exit_code": result.exit_code,
         "cause": _cause(result),
-        "reason": result.reason,
+        "reason": result.explanation,
         "seconds": round(result.seconds, 3),
         "resumed_step": max((p.resumed for p in progress), default=0) or None,
         "first_failure": None if first is None else _instance_json(first, label),

@@ -79,6 +79,22 @@ def test_a_folder_for_temporary_files_without_room(poprun, open_folder):
     assert "Traceback" not in done.stderr
 
 
+FULL = """
+import os, pathlib
+with open(pathlib.Path(os.environ["TMPDIR"], "full"), "wb") as file:
+    for _ in range(100):
+        file.write(b"x" * (1 << 20))
+"""
+
+
+def test_a_folder_for_temporary_files_that_a_program_fills(poprun, script, open_folder):
+    program, through = script(FULL), mounted(open_folder, "size=64m")
+    done = poprun(program, env={"TMPDIR": str(open_folder)}, through=through)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert f"\n  MPI keeps files of its own in {open_folder}" in done.stderr
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("how", ["ro", "size=64k"])
 def test_shared_memory_that_takes_nothing(poprun, how):

@@ -5,6 +5,7 @@ Limits are those of a whole process, which cannot take them back: each case is a
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from poprun_py.errors import StartError
 from poprun_py.supervision.job import Job
 from poprun_py.supervision.supervisor import supervise
 
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 # Wrappers that connect, say nothing and are not let go.
 CROWD = """
 import os, socket, time
@@ -125,6 +127,20 @@ def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
     assert "cannot listen on 203.0.113.1 for the other hosts" in str(caught.value)
     assert "--host-subnet" in str(caught.value)
     assert sorted(map(str, Path("/proc/self/fd").iterdir())) == before
+
+
+def test_who_supervises_collects_orphans_only_meanwhile():
+    """A program that calls the launcher would otherwise keep others' orphans as zombies."""
+    for before in (0, 1):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)
+        try:
+            with pytest.raises(StartError, match="0 of 1 instances started, then true ended"):
+                supervise(Job(command=("true",), variables=({},), environ={}), log=print)
+            after = ctypes.c_int(-1)
+            ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(after), 0, 0, 0)
+        finally:
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        assert after.value == before
 
 
 def test_trouble_of_the_system_is_not_taken_for_standard_output(capsys, monkeypatch):

@@ -13,6 +13,7 @@ from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Cause, Job, Stop
 from poprun_py.supervision.outcome import Ending, judge
+from poprun_py.views.report import report_text
 
 
 def peer(index, code, at, offset=0, stopped=False):
@@ -91,9 +92,14 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with signal SIGBUS")
     stopped = peer(0, -15, at=1, stopped=True), peer(1, -15, at=1, stopped=True)
     result = judged(*stopped, **seen, mpirun_code=-signal.SIGBUS, **ended)
-    assert re.fullmatch(rf"mpirun ended with signal SIGBUS\. {advice}.*", result.reason)
+    assert re.fullmatch(rf"mpirun ended with signal SIGBUS\. {advice}.*", result.explanation)
     other = judged(*stopped, **seen, mpirun_code=-signal.SIGKILL, **ended)
-    assert other.reason == "mpirun ended with signal SIGBUS"
+    assert other.explanation == "mpirun ended with signal SIGBUS"
+    failed = judged(
+        peer(0, 14, at=1), peer(1, 0, at=1), **seen, had_no_room=True, **stop(Cause.FAILED)
+    )
+    assert re.match(advice, failed.advice)
+    assert re.search(rf"failed first: exit code 14\n.*\n  {advice}", report_text(failed, str))
 
 
 @pytest.mark.parametrize(
