@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -24,12 +24,20 @@ from popdist_py.poptorch.execution.backends import Backend
 from popdist_py.poptorch.execution.replicas import DeviceModel, Replicas
 from popdist_py.poptorch.logger import logger
 
-__all__ = ["BackendChoice", "Wanted"]
+__all__ = ["Agreed", "BackendChoice", "Wanted"]
 
 
 # Where finding one back end took longer, in seconds, operations are many and large: what another
 # one saves around them does not count, and looking for it does.
 _ENOUGH_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What is known of comparisons: ``names`` of back ends, ``are_all`` if no other one agrees."""
+
+    names: frozenset[str] = frozenset()
+    are_all: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +47,15 @@ class Wanted:
     Attributes:
         name: "auto" for the fastest, or the name or the option of a back end.
         fastest_before: with "auto", the name of what was the fastest in an earlier run, if known.
-        trusted: names of those that agreed when this very model was compiled before; if there are
-            any, no other one is tried, and these are not compared again.
+        trusted: those that agreed when this very model was compiled before: they are not compared
+            again, and if these are all, no other one is tried.
         by_rule: with "auto", whether no time may decide: the first graph that agrees is taken, of
             all replicas or of each, otherwise the loop.
     """
 
     name: str
     fastest_before: str | None = None
-    trusted: frozenset[str] = frozenset()
+    trusted: Agreed = field(default_factory=Agreed)
     by_rule: bool = False
 
 
@@ -119,7 +127,7 @@ class BackendChoice:
                 if found and (wanted.by_rule or time.perf_counter() - start > _ENOUGH_SECONDS):
                     break
                 for row in rows:
-                    replicas = self._agreeing(row, is_trusted=row.name in wanted.trusted)
+                    replicas = self._agreeing(row, is_trusted=row.name in wanted.trusted.names)
                     if replicas is not None:
                         found[row.name] = replicas
                         break
@@ -134,7 +142,7 @@ class BackendChoice:
         for row in backends.BACKENDS[1:]:
             if name not in ("auto", row.name, row.option) or (wanted.by_rule and not row.by_rule):
                 continue
-            if wanted.trusted and row.name not in wanted.trusted:
+            if wanted.trusted.are_all and row.name not in wanted.trusted.names:
                 continue
             reason = row.can_run(self._model)
             if reason is None:

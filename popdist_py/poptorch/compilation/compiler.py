@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -20,7 +20,8 @@ from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
-from popdist_py.poptorch.compilation.allocator import freed_memory_given_back
+from popdist_py.poptorch.compilation.allocator import collections_paused, freed_memory_given_back
+from popdist_py.poptorch.compilation.backend_choice import Agreed
 from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
 from popdist_py.poptorch.errors import Error
@@ -60,7 +61,7 @@ class Executable:
         replica_execution: the option: "auto", or what runs the replicas.
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
-        agreed: names of all back ends that agree with the loop; empty where not all were compared.
+        agreed: back ends that agree with the loop.
     """
 
     trace: Trace
@@ -68,7 +69,7 @@ class Executable:
     replica_execution: str
     widen_integers: bool
     mixed_precision: bool
-    agreed: frozenset[str] = frozenset()
+    agreed: Agreed = field(default_factory=Agreed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +143,8 @@ class Compiler:
         Raises:
             Error, AssertionError: the model, its options and its arguments do not fit.
         """
-        with freed_memory_given_back() if self.training else nullcontext():
+        memory = freed_memory_given_back() if self.training else nullcontext()
+        with memory, collections_paused():
             return self._compile(call, earlier, advance)
 
     def _compile(
@@ -166,7 +168,7 @@ class Compiler:
         def tell(what: str) -> None:
             advance(min(_FIRST_PERCENT + _PERCENTS * next(steps), _LAST_PERCENT), what)
 
-        trusted = earlier.agreed if earlier else frozenset[str]()
+        trusted = earlier.agreed if earlier else None
         compiled = self.build(executable, state, call, trusted=trusted, tell=tell)
         advance(100, "")
         return compiled
@@ -285,7 +287,7 @@ class Compiler:
         state: DeviceState,
         call: Call,
         *,
-        trusted: frozenset[str] = frozenset(),
+        trusted: Agreed | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> Compiled:
         """Return a program for an executable, on device tensors that exist already.
@@ -294,7 +296,7 @@ class Compiler:
             executable: the result of compiling.
             state: the device's tensors.
             call: example arguments.
-            trusted: names of back ends that need not be compared with the loop again.
+            trusted: back ends, if there are any, that need not be compared with the loop again.
             tell: told what happens, in a word or two.
         """
         batching = self.batching
@@ -327,7 +329,7 @@ class Compiler:
             self._first_inputs(call, executable),
             how=executable.replica_execution,
             placement=executable.placement,
-            trusted=trusted,
+            trusted=trusted or Agreed(),
             tell=tell,
         )
         program = Program(

@@ -19,7 +19,7 @@ from popdist_py import measured_values
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.allocator import give_back_kept_memory
-from popdist_py.poptorch.compilation.backend_choice import BackendChoice, Wanted
+from popdist_py.poptorch.compilation.backend_choice import Agreed, BackendChoice, Wanted
 from popdist_py.poptorch.compilation.model_key import model_key
 from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
 from popdist_py.poptorch.execution.replicas import DeviceModel
@@ -57,13 +57,13 @@ class ReplicaSetup:
         *,
         how: str,
         placement: Placement,
-        trusted: frozenset[str],
+        trusted: Agreed,
         tell: Callable[[str], None],
-    ) -> tuple[FastestReplicas, frozenset[str]]:
-        """Return what runs the replicas, and the names of the back ends that need no comparison.
+    ) -> tuple[FastestReplicas, Agreed]:
+        """Return what runs the replicas, and the back ends that need no comparison from now on.
 
-        These are all that agree with the loop; or, if the one that was the fastest in an earlier
-        run was compared alone, those that were trusted before.
+        These are not all that agree with the loop if the one that was the fastest in an earlier run
+        was compared alone.
 
         Args:
             model: what runs.
@@ -71,8 +71,7 @@ class ReplicaSetup:
             inputs: a combined micro-batch of each input.
             how: "auto", or the name or the option of a back end.
             placement: what the first forward did where.
-            trusted: names of the back ends that agreed when this very model was compiled before;
-                no other one is tried then.
+            trusted: what agreed when this very model was compiled before.
             tell: told what happens, in a word or two.
         """
         by_rule = how == "auto" and self.options.exists("random_seed")
@@ -95,9 +94,10 @@ class ReplicaSetup:
             on_change=partial(_begin_afresh, model),
             on_settled=partial(self._settled, key),
         )
-        if fastest_before is not None and len(candidates) == 1:
-            return replicas, trusted
-        return replicas, trusted | frozenset(candidates)
+        is_one_of_several = fastest_before is not None and len(candidates) == 1
+        return replicas, Agreed(
+            trusted.names | frozenset(candidates), trusted.are_all or not is_one_of_several
+        )
 
     def _settled(self, key: str, best: str, seconds: Mapping[str, float]) -> None:
         """Say what runs the replicas from now on, and remember it under a key, if there is one."""

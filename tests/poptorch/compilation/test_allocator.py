@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -105,6 +106,26 @@ def test_freed_memory(case):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_python_looks_for_cycles_as_before_compiling(was_enabled, monkeypatch):
+    seen = []
+
+    def refused(*_, **__):
+        seen.append(gc.isenabled())
+        raise ValueError("refused")
+
+    monkeypatch.setattr(Compiler, "build", refused)
+    inference = poptorch.inferenceModel(Mlp(), quiet_options())
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        with pytest.raises(ValueError, match="refused"):
+            inference.compile(classified(4)[0])
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+    assert seen == [False]
 
 
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])

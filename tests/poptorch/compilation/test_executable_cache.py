@@ -60,6 +60,21 @@ def test_what_agreed_is_cached_once_all_were_compared(tmp_path, monkeypatch):
     assert replicas_of(tmp_path).names == ("graph",)
 
 
+def test_the_fastest_is_compared_once_where_it_was_known_before(tmp_path, monkeypatch):
+    remembered = "fused graph"
+    monkeypatch.setattr(measured_values, "recall", lambda *_: remembered)
+    compare, compared = Agreement.difference, []
+    monkeypatch.setattr(
+        Agreement, "difference", lambda *args: compared.append(args) or compare(*args)
+    )
+    for _ in range(3):
+        assert replicas_of(tmp_path).names == ("fused graph",)
+    assert len(compared) == 1
+    remembered = None
+    assert replicas_of(tmp_path).names == ("fused graph", "graph", "loop")
+    assert len(compared) == 2
+
+
 class Slow(nn.Module):
     """Notes when it is traced."""
 
