@@ -1,7 +1,8 @@
 """What a function does below autograd and ``vmap``, as a graph of torch's operations.
 
-One real run is recorded. Nothing here knows of models, replicas or gradients, and no tensor is kept
-but those that the graph needs as constants: recording takes no more memory than the run.
+One run is recorded, in which large products are not computed where nothing may read their values.
+Nothing here knows of models, replicas or gradients, and no tensor is kept but those that the graph
+needs as constants: recording takes no more memory than the run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ __all__ = ["Captured", "capture"]
 _ATEN: Final = torch.ops.aten
 # Some two seconds, and more code than a cache of instructions likes: a loop over single elements.
 _MAX_NODES: Final = 50_000
+# Most of a run's time; numbers in the largest argument from which on shapes alone are faster.
+_MATRIX_PRODUCTS: Final = frozenset(
+    {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
+)
+# Where in the arguments images and kernels begin.
+_CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
+_LARGE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +61,65 @@ def capture(
         RuntimeError: what happens depends on values of the arguments, cannot be recorded, or is
             more than some ten thousand operations.
     """
-    recorder = _Recorder(arguments)
+    recorder = _Recorder(arguments, is_real=False)
+    try:
+        return _recorded(recorder, function, arguments)
+    except Exception:
+        if not recorder.has_blanks:
+            raise
+    # What follows a product may refuse zeros, such as the inverse of a matrix.
+    return _recorded(_Recorder(arguments, is_real=True), function, arguments)
+
+
+def _recorded(
+    recorder: _Recorder,
+    function: Callable[..., Sequence[torch.Tensor | None]],
+    arguments: Sequence[torch.Tensor],
+) -> Captured:
     with recorder, _NumPy(recorder):
         results = function(*arguments)
     recorder.graph.output([None if r is None else recorder.node_of(r) for r in results])
     return Captured(recorder.graph, recorder.constants)
+
+
+def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | None:
+    """Return how a product's results lie in memory; None if that is not known.
+
+    A convolution's are channels last if that is the only order in which its images, or its kernels,
+    lie: so it is for all of torch's ways on a CPU, forward and backward.
+    """
+    if product in _MATRIX_PRODUCTS:
+        return torch.contiguous_format
+    if product not in _CONVOLUTIONS:
+        return None
+    first = _CONVOLUTIONS[product]
+    others = [tensor for tensor in args[first : first + 2] if not tensor.is_contiguous()]
+    if not others:
+        return torch.contiguous_format
+    is_last = all(
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in others
+    )
+    return torch.channels_last if is_last else None
+
+
+def _blank(product: Any, args: Sequence[Any], memory_format: torch.memory_format) -> Any:
+    """Return zeros of the shape of a product."""
+    results = product(*map(_shape_of, args))
+
+    def zeros(result: torch.Tensor | None) -> torch.Tensor | None:
+        if result is None:
+            return None
+        own = memory_format if result.dim() == 4 else torch.contiguous_format
+        return torch.empty(result.shape, dtype=result.dtype, memory_format=own).zero_()
+
+    return zeros(results) if isinstance(results, torch.Tensor) else tuple(map(zeros, results))
+
+
+def _shape_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +161,19 @@ class _Recorder(TorchDispatchMode):
     Attributes:
         graph: the operations so far.
         constants: the tensors that neither the arguments nor the operations explain.
+        has_blanks: whether a product was not computed.
+
+    Args:
+        arguments: of the code.
+        is_real: whether all products are computed.
     """
 
-    def __init__(self, arguments: Sequence[torch.Tensor]) -> None:
+    def __init__(self, arguments: Sequence[torch.Tensor], *, is_real: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
+        self.has_blanks = False
+        self._is_real = is_real
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
         # Nodes whose values follow from constants alone, so that their values may be read.
         self._fixed: set[fx.Node] = set()
@@ -163,7 +232,7 @@ class _Recorder(TorchDispatchMode):
         named = {name: self._recorded(value) for name, value in kwargs.items()}
         if traits.reads_values or traits.values_decide_shape:
             self._check_reading(func, traits, inputs)
-        result = func(*args, **kwargs)
+        result = self._result(func, args, kwargs)
         if traits.reads_values:
             return result
         node = self.graph.create_node("call_function", func, inputs, named)
@@ -173,6 +242,18 @@ class _Recorder(TorchDispatchMode):
             self._fixed.add(node)
         self._note_results(result, node)
         return result
+
+    def _result(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Do an operation; of a large product only the shape, unless constants alone decide it."""
+        memory_format = None if self._is_real else _memory_format(func, args)
+        if memory_format is None or kwargs:
+            return func(*args, **kwargs)
+        tensors = [value for value in _flat(args) if isinstance(value, torch.Tensor)]
+        is_large = max(tensor.numel() for tensor in tensors) >= _LARGE
+        if not is_large or self._is_fixed(list(map(self.node_of, tensors))):
+            return func(*args, **kwargs)
+        self.has_blanks = True
+        return _blank(func, args, memory_format)
 
     def _note_results(self, result: Any, node: fx.Node) -> None:
         if isinstance(result, torch.Tensor):

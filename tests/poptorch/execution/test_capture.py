@@ -170,3 +170,102 @@ def test_capturing_needs_no_compiler_of_torch(monkeypatch):
     for name in ("torch._dynamo", "torch._inductor"):
         monkeypatch.setitem(sys.modules, name, None)
     capture(gradient_of_many, arguments(0))
+
+
+def image(*shape, dtype=torch.float32, memory_format=torch.contiguous_format):
+    return torch.ones(shape, dtype=dtype).contiguous(memory_format=memory_format)
+
+
+LARGE = {
+    "mm": (lambda x, w: x @ w, (256, 300), (300, 256)),
+    "addmm": (F.linear, (4, 64, 300), (128, 300)),
+    "transposed": (lambda x, w: x.t() @ w.t(), (300, 256), (256, 300)),
+    "bmm": (torch.bmm, (8, 64, 300), (8, 300, 64)),
+    "bmm of rows": (lambda x, w: x.mT @ w.mT, (8, 300, 64), (8, 64, 300)),
+    "addbmm": (lambda x, w: torch.baddbmm(x, x, w), (8, 300, 300), (8, 300, 300)),
+    "convolution": (F.conv2d, (4, 16, 32, 32), (32, 16, 3, 3)),
+    "strided": (lambda x, w: F.conv2d(x, w, stride=2, padding=1), (4, 16, 33, 32), (8, 16, 3, 3)),
+    "grouped": (lambda x, w: F.conv2d(x, w, groups=16), (4, 16, 32, 32), (32, 1, 3, 3)),
+    "dilated": (lambda x, w: F.conv2d(x, w, dilation=2), (4, 16, 32, 32), (8, 16, 3, 3)),
+    "upwards": (F.conv_transpose2d, (4, 16, 32, 32), (16, 8, 3, 3)),
+    "one dimension": (F.conv1d, (4, 16, 2000), (8, 16, 5)),
+    "three": (F.conv3d, (2, 4, 16, 24, 24), (8, 4, 3, 3, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "onednn", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["plain", "oneDNN"]
+)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float16, marks=pytest.mark.sweep),
+        pytest.param(torch.float64, marks=pytest.mark.sweep),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("name", LARGE)
+def test_large_products_have_the_shapes_and_strides_of_real_ones(
+    name, memory_format, dtype, onednn, monkeypatch
+):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", onednn)
+    operation, of_input, of_weight = LARGE[name]
+    if len(of_input) != 4:
+        memory_format = torch.contiguous_format
+    given = (
+        image(*of_input, dtype=dtype, memory_format=memory_format),
+        image(*of_weight, dtype=dtype),
+    )
+
+    def gradients(x, w):
+        both = x.detach().requires_grad_(), w.detach().requires_grad_()
+        with torch.enable_grad():
+            result = operation(*both)
+            return [result.detach(), *torch.autograd.grad(result.square().sum(), both)]
+
+    blank = capture(gradients, given)
+    monkeypatch.setattr("popdist_py.poptorch.execution.capture._LARGE", sys.maxsize)
+    real = capture(gradients, given)
+    assert [described(node) for node in blank.graph.nodes] == [
+        described(node) for node in real.graph.nodes
+    ]
+    run = function_of(blank, 3)
+    torch.testing.assert_close(run(*given, None), gradients(*given))
+
+
+def described(node):
+    if (value := node.meta.get("val")) is None:
+        return node.target
+    # One step along a dimension of a single entry leads nowhere.
+    steps = [step for step, size in zip(value.stride(), value.shape, strict=True) if size > 1]
+    return node.target, value.shape, steps, value.dtype
+
+
+LARGE_MATRIX = (torch.arange(90_000.0) % 7).view(300, 300)
+
+
+def test_large_products_are_not_computed_unless_they_are_constants():
+    seen = []
+
+    def function(x, _):
+        seen.append(x @ LARGE_MATRIX)
+        return [seen[0] * (LARGE_MATRIX @ LARGE_MATRIX).sum().item()]
+
+    (result,) = function_of(capture(function, [torch.ones(300, 300), torch.ones(1)]), 1)(
+        torch.ones(300, 300), torch.ones(1), None
+    )
+    assert not seen[0].any()
+    expected = torch.ones(300, 300) @ LARGE_MATRIX * (LARGE_MATRIX @ LARGE_MATRIX).sum()
+    torch.testing.assert_close(result, expected)
+
+
+def test_what_refuses_zeros_is_captured_with_real_products():
+    def function(x, w):
+        return [torch.linalg.inv(x @ w)]
+
+    given = torch.eye(300) * 2, torch.eye(300)
+    torch.testing.assert_close(
+        function_of(capture(function, given), 1)(*given, None), [torch.eye(300) / 2]
+    )
