@@ -57,8 +57,10 @@ def is_full(folder: Path) -> bool:
         status = os.statvfs(folder)
     except OSError:
         return False
+    # Some file systems have no limits: they say 0 of 0.
     has_no_names = status.f_files > 0 and status.f_favail == 0
-    return status.f_bavail * status.f_frsize < _NO_ROOM_BYTES or has_no_names
+    has_no_bytes = status.f_blocks > 0 and status.f_bavail * status.f_frsize < _NO_ROOM_BYTES
+    return has_no_names or has_no_bytes
 
 
 def mpirun_files_in(

@@ -343,7 +343,8 @@ class _Supervisor:
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
-            self._had_no_room |= is_full(self._folder.parent)
+            if self._stopping.asked_at is None and peer.host == socket.gethostname():
+                self._had_no_room = is_full(self._folder.parent)
             self._stopping.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
 
     def _on_exit(self, peer: Peer, end: dict[str, Any]) -> None:

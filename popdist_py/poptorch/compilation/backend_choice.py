@@ -18,6 +18,7 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.allocator import collections_paused
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.execution import backends
 from popdist_py.poptorch.execution.backends import Backend
@@ -123,11 +124,17 @@ class BackendChoice:
         found: dict[str, Replicas] = {}
         start = time.perf_counter()
         with _silent():
-            for rows in self._alternatives(name, wanted):
+            alternatives = self._alternatives(name, wanted)
+            are_trusted = wanted.trusted.names.issuperset(
+                r.name for rows in alternatives for r in rows
+            )
+            for rows in alternatives:
                 if found and (wanted.by_rule or time.perf_counter() - start > _ENOUGH_SECONDS):
                     break
                 for row in rows:
-                    replicas = self._agreeing(row, is_trusted=row.name in wanted.trusted.names)
+                    replicas = self._agreeing(
+                        row, is_trusted=row.name in wanted.trusted.names, are_trusted=are_trusted
+                    )
                     if replicas is not None:
                         found[row.name] = replicas
                         break
@@ -151,17 +158,23 @@ class BackendChoice:
                 self._reasons.append(reason)
         return list(reversed(possible.values()))
 
-    def _agreeing(self, row: Backend, *, is_trusted: bool) -> Replicas | None:
-        """Return what runs the replicas by this back end; None if it does not agree."""
+    def _agreeing(self, row: Backend, *, is_trusted: bool, are_trusted: bool) -> Replicas | None:
+        """Return what runs the replicas by this back end; None if it does not agree.
+
+        Args:
+            row: the back end.
+            is_trusted: whether it is not compared.
+            are_trusted: whether none is: else the loop runs before any other one does.
+        """
         try:
-            if not (is_trusted or self._agreement.is_prepared):
+            if not (are_trusted or self._agreement.is_prepared):
                 self._tell("running the loop")
                 self._agreement.prepare()
             self._tell(f"making the {row.name}")
             # A vectorised forward may leave tensors in a list that no other run can read. What the
             # loop left there stays: a forward that counts in a list has to show.
             with self._model.state.contents_kept():
-                with self._model.context.enter():
+                with self._model.context.enter(), collections_paused():
                     replicas = row.make(self._model, self._call, self._inputs)
                 if is_trusted:
                     return replicas

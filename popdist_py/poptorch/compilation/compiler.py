@@ -20,7 +20,7 @@ from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
-from popdist_py.poptorch.compilation.allocator import collections_paused, freed_memory_given_back
+from popdist_py.poptorch.compilation.allocator import freed_memory_given_back
 from popdist_py.poptorch.compilation.backend_choice import Agreed
 from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup
@@ -143,8 +143,7 @@ class Compiler:
         Raises:
             Error, AssertionError: the model, its options and its arguments do not fit.
         """
-        memory = freed_memory_given_back() if self.training else nullcontext()
-        with memory, collections_paused():
+        with freed_memory_given_back() if self.training else nullcontext():
             return self._compile(call, earlier, advance)
 
     def _compile(

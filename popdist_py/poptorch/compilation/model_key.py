@@ -17,6 +17,9 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["model_key"]
 
+# Of what is stored under a key; another one whenever an earlier release could not be read.
+_FORMAT = 2
+
 
 def model_key(
     model: nn.Module, options: Options, optimizer: torch.optim.Optimizer | None, call: Call
@@ -39,6 +42,7 @@ def model_key(
     arguments = (call.positional, call.keywords, [(t.shape, t.dtype) for t in call.leaves])
     parts = (
         __version__,
+        _FORMAT,
         torch.__version__,
         sys.version,
         shapes,

@@ -19,7 +19,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "ZerosRefused", "capture"]
 
 _ATEN: Final = torch.ops.aten
 # Some two seconds, and more code than a cache of instructions likes: a loop over single elements.
@@ -48,36 +48,42 @@ class Captured:
     constants: dict[str, torch.Tensor]
 
 
+class ZerosRefused(RuntimeError):
+    """An operation failed after a large product that was not computed, and perhaps because of it.
+
+    The inverse of a matrix is one that refuses zeros. Whether the function handled that does not
+    count: with real values it might have gone another way.
+    """
+
+
 def capture(
-    function: Callable[..., Sequence[torch.Tensor | None]], arguments: Sequence[torch.Tensor]
+    function: Callable[..., Sequence[torch.Tensor | None]],
+    arguments: Sequence[torch.Tensor],
+    *,
+    is_real: bool = False,
 ) -> Captured:
     """Run a function once and return what it did, so that it can be done with other values.
 
     Args:
         function: what runs; returns tensors, or None in place of some.
         arguments: tensors, each another one; what the function changes of them stays changed.
+        is_real: whether large products are computed as well: else they are zeros.
 
     Raises:
+        ZerosRefused: an operation failed where not all products were computed.
         RuntimeError: what happens depends on values of the arguments, cannot be recorded, or is
             more than some ten thousand operations.
     """
-    recorder = _Recorder(arguments, is_real=False)
+    recorder = _Recorder(arguments, is_real=is_real)
     try:
-        return _recorded(recorder, function, arguments)
-    except Exception:
-        if not recorder.has_blanks:
+        with recorder, _NumPy(recorder):
+            results = function(*arguments)
+    except Exception as error:
+        if recorder.refused is None:
             raise
-    # What follows a product may refuse zeros, such as the inverse of a matrix.
-    return _recorded(_Recorder(arguments, is_real=True), function, arguments)
-
-
-def _recorded(
-    recorder: _Recorder,
-    function: Callable[..., Sequence[torch.Tensor | None]],
-    arguments: Sequence[torch.Tensor],
-) -> Captured:
-    with recorder, _NumPy(recorder):
-        results = function(*arguments)
+        raise ZerosRefused(str(recorder.refused)) from error
+    if recorder.refused is not None:
+        raise ZerosRefused(str(recorder.refused)) from recorder.refused
     recorder.graph.output([None if r is None else recorder.node_of(r) for r in results])
     return Captured(recorder.graph, recorder.constants)
 
@@ -92,8 +98,10 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
         return torch.contiguous_format
     if product not in _CONVOLUTIONS:
         return None
-    first = _CONVOLUTIONS[product]
-    others = [tensor for tensor in args[first : first + 2] if not tensor.is_contiguous()]
+    images, kernels = args[_CONVOLUTIONS[product] :][:2]
+    if images.dim() == 4 and 1 in (*images.shape[1:], kernels.shape[0]):
+        return None  # with one channel, row or column, orders are told apart by other rules
+    others = [tensor for tensor in (images, kernels) if not tensor.is_contiguous()]
     if not others:
         return torch.contiguous_format
     is_last = all(
@@ -106,12 +114,15 @@ def _memory_format(product: Any, args: Sequence[Any]) -> torch.memory_format | N
 def _blank(product: Any, args: Sequence[Any], memory_format: torch.memory_format) -> Any:
     """Return zeros of the shape of a product."""
     results = product(*map(_shape_of, args))
+    device = next(value.device for value in args if isinstance(value, torch.Tensor))
 
     def zeros(result: torch.Tensor | None) -> torch.Tensor | None:
         if result is None:
             return None
-        own = memory_format if result.dim() == 4 else torch.contiguous_format
-        return torch.empty(result.shape, dtype=result.dtype, memory_format=own).zero_()
+        is_image = result.dim() == 4 and result.shape[1] > 1
+        own = memory_format if is_image else torch.contiguous_format
+        shape, dtype = result.shape, result.dtype
+        return torch.empty(shape, dtype=dtype, device=device, memory_format=own).zero_()
 
     return zeros(results) if isinstance(results, torch.Tensor) else tuple(map(zeros, results))
 
@@ -161,7 +172,7 @@ class _Recorder(TorchDispatchMode):
     Attributes:
         graph: the operations so far.
         constants: the tensors that neither the arguments nor the operations explain.
-        has_blanks: whether a product was not computed.
+        refused: what an operation failed with after a product that was not computed.
 
     Args:
         arguments: of the code.
@@ -172,8 +183,9 @@ class _Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
-        self.has_blanks = False
+        self.refused: Exception | None = None
         self._is_real = is_real
+        self._has_blanks = False
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node]] = {}
         # Nodes whose values follow from constants alone, so that their values may be read.
         self._fixed: set[fx.Node] = set()
@@ -232,7 +244,12 @@ class _Recorder(TorchDispatchMode):
         named = {name: self._recorded(value) for name, value in kwargs.items()}
         if traits.reads_values or traits.values_decide_shape:
             self._check_reading(func, traits, inputs)
-        result = self._result(func, args, kwargs)
+        try:
+            result = self._result(func, args, kwargs)
+        except Exception as error:
+            if self._has_blanks:
+                self.refused = self.refused or error
+            raise
         if traits.reads_values:
             return result
         node = self.graph.create_node("call_function", func, inputs, named)
@@ -252,7 +269,7 @@ class _Recorder(TorchDispatchMode):
         is_large = max(tensor.numel() for tensor in tensors) >= _LARGE
         if not is_large or self._is_fixed(list(map(self.node_of, tensors))):
             return func(*args, **kwargs)
-        self.has_blanks = True
+        self._has_blanks = True
         return _blank(func, args, memory_format)
 
     def _note_results(self, result: Any, node: fx.Node) -> None:

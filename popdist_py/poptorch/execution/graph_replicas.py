@@ -16,7 +16,7 @@ import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.batch_folding import folded_batches
-from popdist_py.poptorch.execution.capture import capture
+from popdist_py.poptorch.execution.capture import Captured, ZerosRefused, capture
 from popdist_py.poptorch.execution.graph_code import function_of
 from popdist_py.poptorch.execution.replicas import DeviceModel, Outputs
 
@@ -62,6 +62,14 @@ class GraphReplicas:
     # -- capturing ----------------------------------------------------------------------------
 
     def _capture(self, call: Call, inputs: Sequence[torch.Tensor]) -> Callable[..., list[Any]]:
+        try:
+            captured = self._captured(call, inputs, is_real=False)
+        except ZerosRefused:
+            captured = self._captured(call, inputs, is_real=True)
+        return function_of(captured, self._num_outputs)
+
+    def _captured(self, call: Call, inputs: Sequence[torch.Tensor], *, is_real: bool) -> Captured:
+        """Capture on tensors of its own, so that another time finds what this one found."""
         batching = self._model.batching
         if self._vectorised:
             buffers: Sequence[torch.Tensor] = self._stacks
@@ -75,11 +83,9 @@ class GraphReplicas:
             tensor.detach() if id(tensor) in weights else tensor.detach().clone()
             for tensor in (*self._state, *buffers, *own_inputs)
         ]
-        with torch.enable_grad(), _without_onednn():
-            captured = capture(
-                partial(self._joint, call), [*examples, torch.ones_like(self._factor)]
-            )
-        return function_of(captured, self._num_outputs)
+        examples.append(torch.ones_like(self._factor))
+        with self._model.state.contents_kept(), torch.enable_grad(), _without_onednn():
+            return capture(partial(self._joint, call), examples, is_real=is_real)
 
     def _joint(self, call: Call, *flat: torch.Tensor) -> list[Any]:
         """Return the outputs and the gradients, for arguments in the order of the examples."""

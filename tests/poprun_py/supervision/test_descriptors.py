@@ -131,6 +131,8 @@ def test_an_address_that_is_gone_is_named_and_nothing_stays_open(capsys):
 
 def test_who_supervises_collects_orphans_only_meanwhile():
     """A program that calls the launcher would otherwise keep others' orphans as zombies."""
+    own = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(own), 0, 0, 0)
     for before in (0, 1):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)
         try:
@@ -139,7 +141,7 @@ def test_who_supervises_collects_orphans_only_meanwhile():
             after = ctypes.c_int(-1)
             ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(after), 0, 0, 0)
         finally:
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, own.value, 0, 0, 0)
         assert after.value == before
 
 

@@ -221,5 +221,5 @@ def test_memory_stays_the_same():
         return memory() - before
 
     # What leaks does so each time; what else this process does may take memory once.
-    assert min(grown() for _ in range(3)) < 1_000_000
+    assert sorted(grown() for _ in range(3))[1] < 1_000_000
     accessor.terminate()

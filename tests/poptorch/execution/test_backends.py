@@ -130,3 +130,36 @@ def test_a_back_end_that_cannot_run_says_why(row, reason, monkeypatch):
     with pytest.raises(poptorch.Error, match=f"cannot run device.*{reason}"):
         train("device", *settings)
     assert train("auto", *settings)[0] == REFERENCE.name
+
+
+class Inverting(nn.Module):
+    """A model that zeros in place of its large product stop, after it has left a list half done."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(300) * 2)
+        self.table = nn.Embedding(2, 300)
+        self.register_buffer("position", torch.zeros(1, dtype=torch.long))
+        self.parts = []
+
+    def forward(self, x, y):
+        self.parts.append(x @ self.weight)
+        self.position.add_(1)
+        self.parts.append(self.table(self.position - 1))
+        self.parts.append(x @ torch.linalg.inv(self.weight @ self.weight))
+        out = sum(self.parts)
+        self.parts.clear()
+        self.position.sub_(1)
+        return out, nn.functional.cross_entropy(out, y)
+
+
+def test_what_zeros_stop_is_captured_all_the_same():
+    model = Inverting()
+    options = quiet_options().replicationFactor(2).broadcastBuffers(False)
+    training = poptorch.trainingModel(
+        model, options, poptorch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    generator = torch.Generator().manual_seed(0)
+    training.compile(torch.randn(500, 300, generator=generator), torch.arange(500) % 3)
+    assert set(training._compiled.program.replicas.names) >= {"graph", "loop"}
+    assert not model.parts
