@@ -35,13 +35,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from replicas import measure
+from replicas import measure, sgd
 from show_rows import show_rows
 from torch import nn
 
 import popdist_py.poptorch as poptorch
 
 CLASSES = 100
+# Slow: what learns these samples by heart has denormal gradients, which take ten times as long.
+_RATE = 1e-5
 TOKENS = 128
 # Their samples are images of this many pixels on a side; those of the other models are tokens.
 IMAGES = {
@@ -163,22 +165,17 @@ def batch(name: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), torch.randint(0, CLASSES, (samples,))
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    # Slow: what learns these samples by heart has denormal gradients, which take ten times as long.
-    return torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9)
-
-
 def trainer(model: nn.Module, replicas: int, cache: str | None = None) -> Any:
     """Return the model as ours."""
     options = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
     if cache:
         options.enableExecutableCaching(cache)
-    return poptorch.trainingModel(model, options, sgd(model))
+    return poptorch.trainingModel(model, options, sgd(model, _RATE))
 
 
 def plain_step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
     """Return the hand-written step."""
-    optimizer = sgd(model)
+    optimizer = sgd(model, _RATE)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -74,8 +74,8 @@ def make(name: str) -> nn.Module:
     return Classifier(Encoder())
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+def sgd(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def steps(name: str, replicas: int, micro_batch: int):

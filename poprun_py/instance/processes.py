@@ -13,7 +13,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 
-def _prctl(option: int, value: int) -> bool:
+def _prctl(option: int, value: object) -> bool:
     import ctypes
 
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
@@ -24,7 +24,7 @@ def become_subreaper() -> bool:
     import ctypes
 
     before = ctypes.c_int()
-    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     return bool(before.value)
 

@@ -35,7 +35,7 @@ _ENOUGH_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What is known of comparisons: ``names`` of back ends, ``are_all`` if no other one agrees."""
+    """Back ends that agreed with the loop; ``are_all``: the others were refused or not wanted."""
 
     names: frozenset[str] = frozenset()
     are_all: bool = False

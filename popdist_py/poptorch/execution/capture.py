@@ -24,12 +24,13 @@ __all__ = ["Captured", "ZerosRefused", "capture"]
 _ATEN: Final = torch.ops.aten
 # Some two seconds, and more code than a cache of instructions likes: a loop over single elements.
 _MAX_NODES: Final = 50_000
-# Most of a run's time; numbers in the largest argument from which on shapes alone are faster.
+# Products are most of a run's time.
 _MATRIX_PRODUCTS: Final = frozenset(
     {_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default}
 )
 # Where in the arguments images and kernels begin.
 _CONVOLUTIONS: Final = {_ATEN.convolution.default: 0, _ATEN.convolution_backward.default: 1}
+# Numbers in a product's largest argument from which on its shape alone is faster.
 _LARGE: Final = 1 << 16
 
 
