@@ -318,7 +318,7 @@ class _Device:
         operands, partials = operation.output.type, stage.settings.partials
         tiles = stage.tiles / self.ipu.tiles
         rate = self.ipu.product_rate(operands, partials) * tiles * self.model.product_share
-        limit = stage.settings.proportion(stage.ipu) * stage.memory
+        limit = stage.proportion(operation) * stage.memory
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
         for number, shape in enumerate(shapes(operation, stage.graph.batch, backward=backward)):
             if backward and number == 0 and not needed:
@@ -326,8 +326,8 @@ class _Device:
             held = working_set(shape, operands, partials, stage.tiles)
             parts = max(operation.product.serial if operation.product else 1, -(-held // limit))
             total += shape.flops / rate
-            total += held / (stage.tiles * self.ipu.exchange_rate)
-            total += parts * self.model.operation_cycles
+            total += shape.repeats * held / (stage.tiles * self.ipu.exchange_rate)
+            total += shape.repeats * parts * self.model.operation_cycles
         return total
 
 

@@ -88,6 +88,8 @@ class Product:
         columns: of the second operand.
         count: independent products (groups, heads).
         serial: parts that it is done in, one after the other (``serializedMatMul``).
+        repeats: times that it is done, each needing the last result (steps of an LSTM); rows are
+            those of one time. The code is there once.
     """
 
     rows: int
@@ -95,11 +97,12 @@ class Product:
     columns: int
     count: int = 1
     serial: int = 1
+    repeats: int = 1
 
     @property
     def flops(self) -> int:
         """Multiplications and additions of one sample."""
-        return 2 * self.rows * self.depth * self.columns * self.count
+        return 2 * self.rows * self.depth * self.columns * self.count * self.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,11 @@ class Operation:
         product: sizes; of the kind "product" only.
         is_in_place: whether the output takes the memory of the first input.
         is_checkpoint: whether ``recomputationCheckpoint`` keeps its output.
+        memory_proportion: its own available memory proportion (``set_available_memory``); None
+            for that of its IPU.
+
+    Raises:
+        ValueError: the proportion is not above 0, or above 1.
     """
 
     name: str
@@ -127,6 +135,14 @@ class Operation:
     product: Product | None = None
     is_in_place: bool = False
     is_checkpoint: bool = False
+    memory_proportion: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_proportion is not None and not 0 < self.memory_proportion <= 1:
+            raise ValueError(
+                f"memory_proportion of {self.name} is {self.memory_proportion}: "
+                "it lies above 0 and is at most 1"
+            )
 
 
 def saved_by(

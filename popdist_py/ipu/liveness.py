@@ -89,6 +89,16 @@ class Stage:
     tiles: int
     memory: int
 
+    def proportion(self, operation: Operation) -> float:
+        """Return the available memory proportion of an operation: its own, or the IPU's."""
+        own = operation.memory_proportion
+        return self.settings.proportion(self.ipu) if own is None else own
+
+    @cached_property
+    def saved(self) -> frozenset[str]:
+        """Roots of tensors that the backward reads."""
+        return frozenset(self.graph.root_of[name] for o in self.operations for name in o.saved)
+
     @cached_property
     def incoming(self) -> frozenset[str]:
         """Roots of tensors that other stages or the host send."""
@@ -156,9 +166,8 @@ def peak(moments: Sequence[Moment]) -> Peak:
 def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
     """Return the roots of the tensors that a stage keeps for its backward."""
     root_of = stage.graph.root_of
-    saved = {root_of[name] for o in stage.operations for name in o.saved}
     if recompute == "none":
-        return frozenset(saved)
+        return stage.saved
     marked = {root_of[o.output.name] for o in stage.operations if o.is_checkpoint}
     if recompute == "stage":
         return frozenset(marked | stage.incoming)
@@ -174,7 +183,7 @@ def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
         for root, of_root in kinds.items()
         if "norm" in of_root and of_root <= {"norm", "elementwise", "view"}
     }
-    return frozenset((saved - cheap) | marked | stage.incoming)
+    return frozenset((stage.saved - cheap) | marked | stage.incoming)
 
 
 def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
@@ -208,12 +217,19 @@ def segments(stage: Stage, keeps: frozenset[str]) -> tuple[Segment, ...]:
 def _again(
     stage: Stage, operations: Sequence[Operation], keeps: frozenset[str]
 ) -> tuple[Operation, ...]:
-    """Return what has to run again so that everything saved is there."""
+    """Return what has to run again so that everything saved is there.
+
+    Where something is made again, what came in is kept as it came: what works in place on it has to
+    run again too.
+    """
+    if stage.saved <= keeps:
+        return ()
     root_of = stage.graph.root_of
     needed = {root_of[name] for o in operations for name in o.saved} - keeps - stage.incoming
     again = []
     for operation in reversed(operations):
-        if root_of[operation.output.name] in needed:
+        root = root_of[operation.output.name]
+        if root in needed or (operation.is_in_place and root in stage.incoming):
             again.append(operation)
             needed |= {root_of[name] for name in operation.inputs} - keeps - stage.incoming
     return tuple(reversed(again))
@@ -304,7 +320,7 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
     """Return the working set of an operation's products, as large as the proportion lets it be."""
     if operation.product is None:
         return 0
-    limit = round(stage.settings.proportion(stage.ipu) * stage.memory)
+    limit = round(stage.proportion(operation) * stage.memory)
     return min(
         limit,
         max(
@@ -318,7 +334,8 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
 def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product, ...]:
     """Return the products of a pass over one micro-batch, which is in their sizes.
 
-    The backward has two: gradients of the first operand, and of the second.
+    The backward has two: gradients of the first operand, and of the second. Of a repeated product
+    they are those of all times, with ``repeats``.
     """
     product = operation.product
     if product is None:
@@ -326,11 +343,12 @@ def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product
     rows, count = product.rows, product.count
     # Weights are the same for all samples, other operands are not.
     rows, count = (rows * batch, count) if operation.weights else (rows, count * batch)
+    repeats = product.repeats
     if not backward:
-        return (Product(rows, product.depth, product.columns, count),)
+        return (Product(rows, product.depth, product.columns, count, repeats=repeats),)
     return (
-        Product(rows, product.columns, product.depth, count),
-        Product(product.depth, rows, product.columns, count),
+        Product(rows, product.columns, product.depth, count, repeats=repeats),
+        Product(product.depth, rows, product.columns, count, repeats=repeats),
     )
 
 

@@ -36,7 +36,7 @@ Strategy: TypeAlias = Literal[
 # "stage" keeps what enters a stage and what is marked as a checkpoint; "norm" makes norms and what
 # follows them again; "default" is "stage" in pipelines over more than one IPU, else "none".
 Recompute: TypeAlias = Literal["default", "none", "norm", "stage"]
-OutputMode: TypeAlias = Literal["final", "all", "sum"]
+OutputMode: TypeAlias = Literal["final", "all", "sum", "every n"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +108,16 @@ class Settings:
         weight_location: of weights; likewise the other three.
         partials: type of the sums inside products.
         memory_proportion: available memory proportion, for all IPUs or for each.
-        io_tiles: tiles that only load and store.
-        overlaps_io: whether they do so while the others compute.
+        io_tiles: tiles that only load and store; their memory is not the others'.
+        overlaps_io: whether inputs and outputs are marked to be loaded and stored by I/O tiles
+            while the others compute. Without it I/O tiles have no part in what the host sends.
         output_mode: what the host gets of a call; None is PopTorch's: "final" when training.
+        output_return_period: N of "every n": it divides the device iterations.
         synthetic_data: whether nothing comes from the host or goes there.
 
     Raises:
-        ValueError: a number that has to be positive is not, or the number of I/O tiles is odd.
+        ValueError: a number that has to be positive is not, the number of I/O tiles is odd, there
+            are none to overlap with, or N does not divide the device iterations.
     """
 
     is_training: bool = True
@@ -134,16 +137,24 @@ class Settings:
     io_tiles: int = 0
     overlaps_io: bool = False
     output_mode: OutputMode | None = None
+    output_return_period: int = 1
     synthetic_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("accumulation", "device_iterations", "replicas"):
+        for name in ("accumulation", "device_iterations", "replicas", "output_return_period"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
         if not self.is_training and self.accumulation != 1:
             raise ValueError(f"accumulation is {self.accumulation}: inference updates nothing")
         if self.io_tiles % 2 or self.io_tiles < 0:
             raise ValueError(f"io_tiles is {self.io_tiles}: an even number is needed")
+        if self.overlaps_io and not self.io_tiles:
+            raise ValueError("overlaps_io is set and io_tiles is 0: from 32 to 192 are needed")
+        if self.output_mode == "every n" and self.device_iterations % self.output_return_period:
+            raise ValueError(
+                f"output_return_period is {self.output_return_period}: it has to divide "
+                f"device_iterations, {self.device_iterations}"
+            )
         if any(not 0 < value <= 1 for value in self._proportions):
             raise ValueError("memory_proportion lies above 0 and is at most 1")
 
@@ -166,6 +177,14 @@ class Settings:
     def micro_batches(self) -> int:
         """Micro-batches of a replica in a call."""
         return self.accumulation * self.device_iterations
+
+    @property
+    def returned_micro_batches(self) -> int:
+        """Micro-batches of a replica whose outputs the host gets of a call."""
+        mode = self.output_mode or ("final" if self.is_training else "all")
+        if mode == "every n":
+            return self.micro_batches // self.output_return_period
+        return self.micro_batches if mode == "all" else 1
 
     def proportion(self, ipu: int) -> float:
         """Return the available memory proportion of an IPU; the last one given holds further on."""

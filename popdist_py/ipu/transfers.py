@@ -36,8 +36,7 @@ def host_traffic(graph: Graph, placement: Placement, settings: Settings) -> tupl
         return tuple(map(Traffic, received, sent))
     for stage, ipu in enumerate(placement.ipus):
         received[ipu] += settings.micro_batches * received_bytes(graph, placement, stage)
-    mode = settings.output_mode or ("final" if settings.is_training else "all")
-    times = settings.micro_batches if mode == "all" else 1
+    times = settings.returned_micro_batches
     inputs = {tensor.name for tensor in graph.inputs}
     made = _stage_of_tensor(graph, placement)
     for name in set(graph.outputs) - inputs:

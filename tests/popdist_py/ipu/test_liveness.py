@@ -205,3 +205,61 @@ def test_what_a_transformer_layer_keeps():
         f"{name}.norm:out": tokens,
         "labels": 3 * 16 * 4,
     }
+
+
+def names_again(graph, before, recompute="stage"):
+    placement = Placement.cut(graph, before)
+    stage = stage_of(graph, placement, Settings(), MK2, len(before))
+    keeps = kept(stage, recompute)
+    return keeps, [o.name for segment in segments(stage, keeps) for o in segment.again]
+
+
+def test_a_stage_that_begins_in_place_on_another_stage_s_tensor():
+    """What came in is kept as it came, so that what changed it runs again; else it is kept so."""
+    graph = mlp([8, 8, 8, 8], batch=2)
+    keeps, again = names_again(graph, ["layers.1.relu"])
+    assert "layers.1:out" in keeps
+    assert again == ["layers.1.relu", "layers.2"]
+    keeps, again = names_again(graph, ["layers.1.relu"], "none")
+    assert "layers.1:out" in keeps
+    assert again == []
+    # A residual sum at the cut: the block that comes in and its change are one block.
+    blocks = resnet([1, 2, 1, 1], 64, 1)
+    _, again = names_again(blocks, ["layer2.1.add"])
+    assert again[:2] == ["layer2.1.add", "layer2.1.relu3"]
+    stage = stage_of(blocks, Placement.cut(blocks, ["layer2.1.add"]), Settings(), MK2, 1)
+    assert forward_moments(stage)[1].makes == {
+        "layer2.1.conv3:out": blocks.root_bytes["layer2.1.conv3:out"],
+        "layer2.0.conv3:out": blocks.root_bytes["layer2.0.conv3:out"],
+    }
+
+
+def test_an_operation_s_own_proportion_bounds_its_working_set():
+    graph = mlp([64, 4096, 4096], batch=512)
+    operations = tuple(
+        replace(o, memory_proportion=0.001) if o.name == "layers.1" else o for o in graph.operations
+    )
+
+    def temporaries(graph):
+        stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+        return {m.name.split()[0]: m.temporary for m in forward_moments(stage)}
+
+    own, plain = temporaries(replace(graph, operations=operations)), temporaries(graph)
+    assert own["layers.1"] == round(0.001 * MK2.memory) < plain["layers.1"]
+    assert own["layers.0"] == plain["layers.0"]
+
+
+def test_repeated_products_hold_what_one_of_them_needs():
+    """An LSTM's loop: as many flops as times, the working set of one time."""
+    one = Product(1, 64, 256)
+    many = replace(one, repeats=20)
+    assert many.flops == 20 * one.flops
+    graph = mlp([64, 256], batch=32)
+    (layer, *others) = graph.operations
+    looped = replace(graph, operations=(replace(layer, product=many), *others))
+
+    def moments(graph):
+        stage = stage_of(graph, Placement.cut(graph), Settings(), MK2, 0)
+        return [m.temporary for m in backward_moments(stage, kept(stage, "none"))]
+
+    assert moments(looped) == moments(graph)
