@@ -18,10 +18,11 @@ from popdist_py.ipu.graph import Placement  # noqa: E402
 from popdist_py.ipu.memory import memory  # noqa: E402
 from popdist_py.ipu.schedule import schedule  # noqa: E402
 from popdist_py.ipu.schedule_views import grid  # noqa: E402
+from popdist_py.ipu.searches import Run  # noqa: E402
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings  # noqa: E402
 from popdist_py.ipu.specification import IPUS, MK2, sources  # noqa: E402
 from popdist_py.ipu.transfers import host_traffic  # noqa: E402
-from popdist_py.ipu.what_if import Run, explain  # noqa: E402
+from popdist_py.ipu.what_if import explain  # noqa: E402
 
 PAGE = ROOT / "docs" / "device.md"
 # Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB received.

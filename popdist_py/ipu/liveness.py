@@ -294,7 +294,7 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
 def _fetched(stage: Stage, operation: Operation, passes: int) -> int:
     """Return the bytes of weights, and in the backward of accumulators, that are fetched."""
     settings, total = stage.settings, 0
-    if settings.is_phased:
+    if settings.is_phased or not operation.weights:
         return 0
     for name in operation.weights:
         weight = stage.graph.weight_of[name]

@@ -1,7 +1,8 @@
 """Memory of every IPU as a function of graph, placement, settings and device, part by part.
 
 What is always live (weights, optimiser state, stash, code, streams) and what is live at the worst
-moment of the rest are added up; a tile is taken to hold an equal part of an IPU's bytes.
+moment of the rest are added up. Each tensor is spread over the tiles in whole grains, and all begin
+on the same tile: many small ones make that one fuller than the others.
 Nothing here runs or changes anything.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
 from popdist_py.ipu.liveness import (
@@ -21,34 +22,18 @@ from popdist_py.ipu.liveness import (
     peak,
     stage_of,
 )
+from popdist_py.ipu.memory_report import Category, Contribution, IpuMemory, MemoryReport
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
 
 __all__ = [
     "ESTIMATES",
-    "Category",
-    "Contribution",
     "Estimates",
-    "IpuMemory",
-    "MemoryReport",
     "ipu_memory",
+    "least_bytes",
     "memory",
     "stash_depth",
 ]
-
-Category: TypeAlias = Literal[
-    "weights",
-    "accumulators",
-    "optimiser state",
-    "stash",
-    "code",
-    "streams",
-    "activations",
-    "gradients",
-    "working set",
-    "gaps",
-]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
@@ -58,122 +43,19 @@ class Estimates:
         base_code: control code, stack and library of any program.
         distinct_code: vertices and exchange of a pass of an operation; equal ones share it.
         call_code: calling that, for each pass of each operation.
-        gaps: share of all variables that lies between them, or uneven over the tiles.
+        gaps: share of all variables that lies between them.
+        grain: bytes of a tensor that stay together on a tile; vectors are 8 bytes, the widest loads
+            16.
     """
 
     base_code: int = 32 * 1024
     distinct_code: int = 640
     call_code: int = 48
     gaps: float = 0.05
+    grain: int = 16
 
 
 ESTIMATES: Final = Estimates()
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """Part of an IPU's memory.
-
-    Attributes:
-        name: of a weight, an operation or a tensor, with its module.
-        category: what it is.
-        bytes: on the whole IPU.
-        is_always_live: whether it stays during the whole run.
-    """
-
-    name: str
-    category: Category
-    bytes: int
-    is_always_live: bool
-
-    def group(self, depth: int) -> str:
-        """Return the name under which it is counted together with others of its category."""
-        if self.category == "code":
-            return "the whole program"
-        if self.category == "working set":
-            return self.name
-        return ".".join(self.name.split(".")[:depth])
-
-
-@dataclass(frozen=True, slots=True)
-class IpuMemory:
-    """Memory of one IPU.
-
-    Attributes:
-        ipu: which one.
-        tiles: over which everything is spread; I/O tiles are others.
-        capacity: their bytes.
-        contributions: what is always live, and what is live at the peak of the rest.
-        peak_at: when that is.
-    """
-
-    ipu: int
-    tiles: int
-    capacity: int
-    contributions: tuple[Contribution, ...]
-    peak_at: str
-
-    @property
-    def always_live(self) -> int:
-        """Bytes that stay during the whole run."""
-        return sum(part.bytes for part in self.contributions if part.is_always_live)
-
-    @property
-    def not_always_live(self) -> int:
-        """Bytes of the rest, at its peak."""
-        return sum(part.bytes for part in self.contributions if not part.is_always_live)
-
-    @property
-    def needed(self) -> int:
-        """All of it."""
-        return sum(part.bytes for part in self.contributions)
-
-    @property
-    def per_tile(self) -> int:
-        """Bytes of a tile."""
-        return -(-self.needed // self.tiles)
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room."""
-        return self.needed <= self.capacity
-
-    def by_category(self) -> dict[Category, int]:
-        """Return the bytes of each category, largest first."""
-        sums: dict[Category, int] = {}
-        for part in self.contributions:
-            sums[part.category] = sums.get(part.category, 0) + part.bytes
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-    def largest(self, count: int = 5, *, depth: int = 2) -> tuple[Contribution, ...]:
-        """Return the largest contributions, largest first.
-
-        Those of a category whose modules have the same first ``depth`` names count as one
-        (``layer4.0.conv1`` and ``layer4.0.conv2`` are ``layer4.0``), and all code does.
-        """
-        sums: dict[tuple[str, Category, bool], int] = {}
-        for part in self.contributions:
-            key = part.group(depth), part.category, part.is_always_live
-            sums[key] = sums.get(key, 0) + part.bytes
-        merged = [Contribution(name, kind, size, live) for (name, kind, live), size in sums.items()]
-        return tuple(sorted(merged, key=lambda part: (-part.bytes, part.name))[:count])
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """Memory of all IPUs of a replica."""
-
-    ipus: tuple[IpuMemory, ...]
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room on every IPU."""
-        return all(ipu.fits for ipu in self.ipus)
-
-    @property
-    def fullest(self) -> IpuMemory:
-        """The IPU with the least room, or that lacks the most."""
-        return max(self.ipus, key=lambda ipu: ipu.needed - ipu.capacity)
 
 
 def memory(
@@ -205,10 +87,31 @@ def ipu_memory(
     parts += _code(graph, placement, settings, stages, tiles, estimates)
     at, rest = _worst(graph, placement, settings, ipu, number)
     parts += rest
+    streams = [p for s in stages for p in _streams(graph, placement, settings, s)]
+    if not settings.overlaps_io:
+        parts += streams
     variables = sum(part.bytes for part in parts if part.category != "code")
     gaps = round(variables * estimates.gaps)
     parts.append(Contribution("between variables", "gaps", gaps, True))
-    return IpuMemory(number, tiles, tiles * ipu.tile_bytes, tuple(parts), at)
+    return IpuMemory(
+        ipu=number,
+        tiles=tiles,
+        tile_bytes=ipu.tile_bytes,
+        contributions=tuple(parts),
+        peak_at=at,
+        fullest_tile=_fullest_tile(parts, tiles, estimates.grain),
+        io_tiles=settings.io_tiles,
+        fullest_io_tile=(
+            estimates.base_code + _fullest_tile(streams, settings.io_tiles, estimates.grain)
+            if settings.overlaps_io
+            else 0
+        ),
+    )
+
+
+def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:
+    """Return the bytes of the tile that all parts begin on, each in whole grains."""
+    return grain * sum(-(-part.bytes // (tiles * grain)) for part in parts)
 
 
 def stash_depth(stage: int, stages: int, settings: Settings) -> int:
@@ -219,6 +122,23 @@ def stash_depth(stage: int, stages: int, settings: Settings) -> int:
     if not settings.is_training or not settings.is_pipelined or stage == stages - 1:
         return 0
     return stages - stage if settings.strategy == "interleaved" else 2 * (stages - 1 - stage) + 1
+
+
+def least_bytes(graph: Graph, settings: Settings) -> list[int]:
+    """Return, for each operation, bytes that its stage holds for it, whatever else is in it.
+
+    They are those of the weights that it is the first to read.
+    """
+    if settings.is_phased:
+        return [0] * len(graph.operations)
+    seen: set[str] = set()
+    found = []
+    for operation in graph.operations:
+        first = [name for name in operation.weights if name not in seen]
+        seen.update(first)
+        parts = (part for n in first for part in _variables(graph.weight_of[n], settings))
+        found.append(sum(part.bytes for part in parts))
+    return found
 
 
 def _always(
@@ -236,8 +156,6 @@ def _always(
         for root in sorted(kept(here, settings.recompute_for(placement))):
             size = depth * graph.bytes_of(root)
             yield Contribution(_module(root), "stash", size, True)
-    if not settings.synthetic_data and not settings.io_tiles:
-        yield from _streams(graph, placement, stage)
 
 
 def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
@@ -251,13 +169,16 @@ def _variables(weight: Weight, settings: Settings) -> Iterator[Contribution]:
         held = settings.accumulator_location.held(weight.elements, replicas)
         yield Contribution(weight.name, "accumulators", held * BYTES[optimizer.accumulator], True)
     held = settings.optimizer_location.held(weight.elements, replicas)
-    size = held * sum(BYTES[type_] for type_ in optimizer.state)
-    if size:
-        yield Contribution(weight.name, "optimiser state", size, True)
+    for type_ in optimizer.state if held else ():
+        yield Contribution(weight.name, "optimiser state", held * BYTES[type_], True)
 
 
-def _streams(graph: Graph, placement: Placement, stage: int) -> Iterator[Contribution]:
+def _streams(
+    graph: Graph, placement: Placement, settings: Settings, stage: int
+) -> Iterator[Contribution]:
     """Yield the buffers of what the host sends to a stage or gets from it."""
+    if settings.synthetic_data:
+        return
     operations = tuple(placement.operations_of(graph, stage))
     read = {name for operation in operations for name in operation.inputs}
     made = {operation.output.name for operation in operations}

@@ -1,62 +1,22 @@
-"""What would fit: advice where something does not, and searches for what does.
+"""Why a run does not fit, and advice: what each change would save.
 
 Every answer is computed: the model is asked about the changed run.
-Nothing here is searched for where a plain question to memory or cycles would do.
+Nothing here searches or builds a run of its own accord.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
-from popdist_py.ipu.cycles import CYCLE_MODEL, CycleModel, cycles, operation_cycles
-from popdist_py.ipu.graph import Graph, Placement, Type
-from popdist_py.ipu.memory import ESTIMATES, Estimates, IpuMemory, ipu_memory, memory
-from popdist_py.ipu.settings import SGD, Location, Settings
-from popdist_py.ipu.specification import IPU
+from popdist_py.ipu.graph import Type
+from popdist_py.ipu.memory_report import IpuMemory
+from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
+from popdist_py.ipu.settings import SGD, Location
 
-__all__ = [
-    "Advice",
-    "OutOfMemory",
-    "Run",
-    "best_splits",
-    "cheapest_recomputation",
-    "explain",
-    "largest_batch",
-    "places_to_cut",
-    "with_checkpoints",
-]
+__all__ = ["Advice", "OutOfMemory", "explain"]
 
 _OFF_CHIP = Location(on_chip=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Everything that the model asks about a run."""
-
-    graph: Graph
-    placement: Placement
-    settings: Settings
-    ipu: IPU
-    estimates: Estimates = ESTIMATES
-    model: CycleModel = CYCLE_MODEL
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room on every IPU."""
-        return memory(self.graph, self.placement, self.settings, self.ipu, self.estimates).fits
-
-    @property
-    def fullest(self) -> IpuMemory:
-        """The IPU with the least room."""
-        report = memory(self.graph, self.placement, self.settings, self.ipu, self.estimates)
-        return report.fullest
-
-    @property
-    def cycles(self) -> int:
-        """Cycles of a call."""
-        return cycles(self.graph, self.placement, self.settings, self.ipu, self.model).total
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,150 +77,6 @@ def explain(run: Run) -> OutOfMemory | None:
             found.append(Advice(change, own.needed - after.needed, after.fits))
     ordered = sorted(found, key=lambda advice: -advice.saved)
     return OutOfMemory(own, run.ipu.tile_bytes, tuple(ordered))
-
-
-def largest_batch(run: Run, limit: int = 2**16) -> int:
-    """Return the most samples of a micro-batch that fit, 0 if not even one does."""
-
-    def fits(batch: int) -> bool:
-        return replace(run, graph=run.graph.with_batch(batch)).fits
-
-    if not fits(1):
-        return 0
-    fitting = 1
-    while 2 * fitting <= limit and fits(2 * fitting):
-        fitting *= 2
-    above = min(2 * fitting, limit + 1)
-    while above - fitting > 1:
-        middle = (fitting + above) // 2
-        fitting, above = (middle, above) if fits(middle) else (fitting, middle)
-    return fitting
-
-
-def best_splits(run: Run, stages: int) -> Placement | None:
-    """Return the placement on ``stages`` IPUs that fits and whose slowest stage is fastest.
-
-    Dynamic programming over the places where one tensor alone crosses, or all if there are too few;
-    None if nothing fits.
-    """
-    places = [0, *places_to_cut(run.graph), len(run.graph.operations)]
-    if len(places) < stages + 1:
-        places = list(range(len(run.graph.operations) + 1))
-    if len(places) < stages + 1:
-        return None
-    work = _work_between(run, stages)
-    # For each number of stages and place: the least slowest stage, and where the last one begins.
-    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
-    for stage in range(stages):
-        best.append({})
-        is_last = stage == stages - 1
-        for end in places[-1:] if is_last else places[stage + 1 : -1]:
-            options = sorted(
-                (max(slowest, work(begin, end, stage)), begin)
-                for begin, (slowest, _) in best[stage].items()
-                if begin < end
-            )
-            for slowest, begin in options:
-                if _stage_fits(run, begin, end, stage, stages):
-                    best[-1][end] = (slowest, begin)
-                    break
-    end = places[-1]
-    if end not in best[stages]:
-        return None
-    cuts = [end]
-    for stage in range(stages, 0, -1):
-        cuts.insert(0, best[stage][cuts[0]][1])
-    return _placement(cuts)
-
-
-def cheapest_recomputation(run: Run) -> Run | None:
-    """Return the run with the recomputation and checkpoints that fit in the fewest cycles.
-
-    None if none fits.
-    """
-    fitting = [other for other in _recomputations(run) if other.fits]
-    return min(fitting, key=lambda other: other.cycles, default=None)
-
-
-def places_to_cut(graph: Graph) -> tuple[int, ...]:
-    """Return the numbers of the operations before which a single tensor crosses."""
-    return tuple(index for index, crossing in _crossings(graph) if len(crossing) == 1)
-
-
-def with_checkpoints(graph: Graph, places: Sequence[int]) -> Graph:
-    """Return a graph that keeps what crosses before each of the operations named by number."""
-    wanted = dict(_crossings(graph))
-    marked = set()
-    for place in places:
-        for root in wanted[place]:
-            writers = (o for o in graph.operations[:place] if graph.root_of[o.output.name] == root)
-            marked |= {operation.name for operation in list(writers)[-1:]}
-    return replace(
-        graph,
-        operations=tuple(
-            replace(o, is_checkpoint=o.is_checkpoint or o.name in marked) for o in graph.operations
-        ),
-    )
-
-
-def _crossings(graph: Graph) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield, for each operation but the first, the roots that it or later ones read from earlier.
-
-    What the host sends does not count: every stage may have it.
-    """
-    last = {graph.root_of[n]: i for i, o in enumerate(graph.operations) for n in o.inputs}
-    inputs = {tensor.name for tensor in graph.inputs}
-    made: set[str] = set()
-    for index, operation in enumerate(graph.operations):
-        if index:
-            yield index, frozenset(root for root in made if last.get(root, -1) >= index)
-        made.add(graph.root_of[operation.output.name])
-        made -= inputs
-
-
-def _placement(cuts: Sequence[int]) -> Placement:
-    """Return the stages between neighbouring cuts, each on an IPU of its own."""
-    stages = [s for s in range(len(cuts) - 1) for _ in range(cuts[s + 1] - cuts[s])]
-    return Placement(tuple(stages), tuple(range(len(cuts) - 1)))
-
-
-def _work_between(run: Run, stages: int) -> Callable[[int, int, int], float]:
-    """Return a function of begin, end and stage: cycles of a micro-batch, checkpoints left out."""
-    whole = Placement((0,) * len(run.graph.operations), (0,))
-    forward, backward = operation_cycles(run.graph, whole, run.settings, run.ipu, run.model)
-    sums = [0.0, *accumulate(forward)], [0.0, *accumulate(backward)]
-    again = run.settings.recomputing(Placement(tuple(range(stages)), tuple(range(stages))))
-
-    def work(begin: int, end: int, stage: int) -> float:
-        times = 2 if stage in again else 1
-        return times * (sums[0][end] - sums[0][begin]) + sums[1][end] - sums[1][begin]
-
-    return work
-
-
-def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool:
-    """Return whether a stage of these operations fits; how the others are cut does not matter."""
-    before = [*range(stage), begin] if stage else [0]
-    count, after = len(run.graph.operations), stages - stage - 1
-    rest = [*range(count - after + 1, count + 1)] if after else []
-    if begin < stage or end > count - after:
-        return False
-    placement = _placement([*before, end, *rest])
-    own = ipu_memory(run.graph, placement, run.settings, run.ipu, stage, run.estimates)
-    return own.fits
-
-
-def _recomputations(run: Run) -> Iterator[Run]:
-    """Yield a run with every sort of recomputation, and checkpoints at ever fewer places."""
-    for recompute in ("none", "norm", "stage"):
-        yield replace(run, settings=replace(run.settings, recompute=recompute))
-    places = places_to_cut(run.graph)
-    settings = replace(run.settings, recompute="stage")
-    every = 1
-    while places and every <= len(places):
-        graph = with_checkpoints(run.graph, places[every - 1 :: every])
-        yield replace(run, graph=graph, settings=settings)
-        every *= 2
 
 
 def _changes(run: Run) -> Iterator[tuple[str, Run]]:

@@ -228,9 +228,10 @@ def test_a_stage_that_begins_in_place_on_another_stage_s_tensor():
     _, again = names_again(blocks, ["layer2.1.add"])
     assert again[:2] == ["layer2.1.add", "layer2.1.relu3"]
     stage = stage_of(blocks, Placement.cut(blocks, ["layer2.1.add"]), Settings(), MK2, 1)
+    size = blocks.root_bytes["layer2.1.bn3:out"]
     assert forward_moments(stage)[1].makes == {
-        "layer2.1.conv3:out": blocks.root_bytes["layer2.1.conv3:out"],
-        "layer2.0.conv3:out": blocks.root_bytes["layer2.0.conv3:out"],
+        "layer2.1.bn3:out": size,
+        "layer2.0.bn3:out": size,
     }
 
 

@@ -15,11 +15,11 @@ from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.what_if import (
+from popdist_py.ipu.what_if import explain
+from popdist_py.ipu.searches import (
     Run,
     best_splits,
     cheapest_recomputation,
-    explain,
     largest_batch,
     places_to_cut,
     with_checkpoints,
