@@ -212,6 +212,15 @@ class Graph:
         return MappingProxyType({weight.name: weight for weight in self.weights})
 
     @cached_property
+    def first_reader(self) -> Mapping[str, int]:
+        """By the name of each weight that is read, the number of the first operation to do so."""
+        first: dict[str, int] = {}
+        for index, operation in enumerate(self.operations):
+            for name in operation.weights:
+                first.setdefault(name, index)
+        return MappingProxyType(first)
+
+    @cached_property
     def root_of(self) -> Mapping[str, str]:
         """By the name of each tensor, that of the tensor whose memory it lies in."""
         roots = {tensor.name: tensor.name for tensor in self.inputs}
@@ -307,11 +316,8 @@ class Placement:
 
     def weights_of(self, graph: Graph, stage: int) -> tuple[Weight, ...]:
         """Return the weights that lie with a stage: the first that reads them."""
-        first: dict[str, int] = {}
-        for operation, where in zip(graph.operations, self.stages, strict=True):
-            for name in operation.weights:
-                first.setdefault(name, where)
-        return tuple(weight for weight in graph.weights if first.get(weight.name) == stage)
+        first, stages = graph.first_reader, self.stages
+        return tuple(w for w in graph.weights if w.name in first and stages[first[w.name]] == stage)
 
     @classmethod
     def cut(cls, graph: Graph, before: Sequence[str] = ()) -> Placement:

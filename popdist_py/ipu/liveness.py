@@ -95,6 +95,13 @@ class Stage:
         return self.settings.proportion(self.ipu) if own is None else own
 
     @cached_property
+    def fetches(self) -> bool:
+        """Whether some weights or accumulators are not whole on the chip all the time."""
+        weights, settings = self.settings.weight_location, self.settings
+        is_whole = weights.on_chip and not weights.is_sharded
+        return not (settings.is_phased or (is_whole and settings.accumulator_location.on_chip))
+
+    @cached_property
     def saved(self) -> frozenset[str]:
         """Roots of tensors that the backward reads."""
         return frozenset(self.graph.root_of[name] for o in self.operations for name in o.saved)
@@ -294,7 +301,7 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
 def _fetched(stage: Stage, operation: Operation, passes: int) -> int:
     """Return the bytes of weights, and in the backward of accumulators, that are fetched."""
     settings, total = stage.settings, 0
-    if settings.is_phased or not operation.weights:
+    if not stage.fetches or not operation.weights:
         return 0
     for name in operation.weights:
         weight = stage.graph.weight_of[name]
@@ -321,14 +328,24 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
     if operation.product is None:
         return 0
     limit = round(stage.proportion(operation) * stage.memory)
-    return min(
-        limit,
-        max(
-            working_set(shape, operation.output.type, stage.settings.partials, stage.tiles)
-            for shape in shapes(operation, stage.graph.batch, backward=backward)
-        )
-        // operation.product.serial,
-    )
+    types = operation.output.type, stage.settings.partials
+    sizes = bool(operation.weights), stage.graph.batch, backward
+    return min(limit, _held(operation.product, *sizes, *types, stage.tiles))
+
+
+@lru_cache(maxsize=4096)
+def _held(
+    product: Product,
+    has_weights: bool,
+    batch: int,
+    backward: bool,
+    operands: Type,
+    partials: Type,
+    tiles: int,
+) -> int:
+    """Return what the tiles hold during the largest product of a pass if nothing bounds it."""
+    each = _shapes(product, batch, has_weights=has_weights, backward=backward)
+    return max(working_set(shape, operands, partials, tiles) for shape in each) // product.serial
 
 
 def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product, ...]:
@@ -337,12 +354,18 @@ def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product
     The backward has two: gradients of the first operand, and of the second. Of a repeated product
     they are those of all times, with ``repeats``.
     """
-    product = operation.product
-    if product is None:
+    if operation.product is None:
         return ()
+    has_weights = bool(operation.weights)
+    return _shapes(operation.product, batch, has_weights=has_weights, backward=backward)
+
+
+def _shapes(
+    product: Product, batch: int, *, has_weights: bool, backward: bool
+) -> tuple[Product, ...]:
     rows, count = product.rows, product.count
     # Weights are the same for all samples, other operands are not.
-    rows, count = (rows * batch, count) if operation.weights else (rows, count * batch)
+    rows, count = (rows * batch, count) if has_weights else (rows, count * batch)
     repeats = product.repeats
     if not backward:
         return (Product(rows, product.depth, product.columns, count, repeats=repeats),)
