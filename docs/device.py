@@ -53,13 +53,13 @@ def ladder() -> str:
     """Return the table of the ladder: theirs, ours, ratio."""
     lines = [
         "| precision | accumulation | device iterations | input | memory, theirs "
-        "| ours, fullest IPU | received MiB, theirs | ours | cycles, theirs | ours | ratio |",
+        "| ours, fullest tile | received MiB, theirs | ours | cycles, theirs | ours | ratio |",
         "|---" * 11 + "|",
     ]
     for precision, accumulation, iterations, is_8_bit, theirs, received in RUNS:
         run = run_of(precision, accumulation, iterations, is_8_bit)
         own = memory(run.graph, run.placement, run.settings, MK2).fullest
-        share = f"{own.needed / own.capacity:.0%}"
+        share = f"{own.fullest_tile / own.tile_bytes:.0%}"
         first = [precision, str(accumulation), str(iterations), "8-bit" if is_8_bit else "16-bit"]
         if theirs is None:
             first[-1] = "32-bit"

@@ -20,6 +20,7 @@ from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.transfers import (
     all_reduce_bytes,
     copied_bytes,
+    fetched_bytes,
     host_traffic,
     received_bytes,
     streamed_bytes,
@@ -75,6 +76,8 @@ class StageCycles:
         receive: of its inputs from the host.
         copy: of what it sends to other IPUs, one way.
         load: of what it needs from Streaming Memory in phased execution.
+        offload: of weights, accumulators and kept activations that lie in Streaming Memory
+            otherwise, both ways.
         update: of the update of its weights, and what that moves.
         all_reduce: of its gradients over the replicas.
     """
@@ -85,6 +88,7 @@ class StageCycles:
     receive: float
     copy: float
     load: float
+    offload: float
     update: float
     all_reduce: float
 
@@ -142,10 +146,12 @@ def cycles(
     window, busy = _window(stages, placement, settings, model)
     windows = settings.device_iterations if settings.is_training else 1
     sent = max(traffic.sent for traffic in host_traffic(graph, placement, settings))
-    call = ipu.clock * (model.call_seconds + sent / model.host_bandwidth)
-    if settings.synthetic_data:
-        call = 0.0
-    total = windows * window + call
+    call, sending = ipu.clock * model.call_seconds, ipu.clock * sent / model.host_bandwidth
+    running = windows * window
+    if settings.overlaps_io:
+        running, sending = max(running, sending), 0.0
+    call = 0.0 if settings.synthetic_data else call + sending
+    total = running + call
     return CycleReport(
         stages=stages,
         window=round(window),
@@ -161,18 +167,25 @@ def _window(
     stages: tuple[StageCycles, ...], placement: Placement, settings: Settings, model: CycleModel
 ) -> tuple[float, list[float]]:
     """Return the cycles between two updates, and those in which each IPU computes."""
-    one = replace(settings, device_iterations=1) if settings.is_training else settings
+    one = settings
+    if settings.is_training:
+        one = replace(settings, device_iterations=1, output_return_period=1)
     made = schedule(placement, one)
     busy = [0.0] * placement.num_ipus
     times: dict[int, list[float]] = {}
+    hidden: dict[int, list[float]] = {}
     for ipu, row in enumerate(made.rows):
         for cell in row:
             lasting = times.setdefault(made.cycles[cell.step - 1], [0.0] * placement.num_ipus)
             time = _time(cell.action, cell.stage, stages, placement, ipu, settings)
             lasting[ipu] += time
+            if settings.overlaps_io and cell.action == "forward" and cell.stage is not None:
+                arriving = hidden.setdefault(made.cycles[cell.step - 1], [0.0] * len(busy))
+                arriving[ipu] += stages[cell.stage].receive
             if cell.action in ("forward", "recompute", "backward", "update"):
                 busy[ipu] += time
-    total = sum(max(lasting) for lasting in times.values())
+    # I/O tiles load while the others compute: a cycle lasts as long as the slower of the two.
+    total = sum(max([*times[cycle], *hidden.get(cycle, ())]) for cycle in times)
     total += _copies(stages, one, len(times))
     return total + len(times) * model.sync_cycles * (placement.num_ipus > 1), busy
 
@@ -204,7 +217,7 @@ def _time(
         return sum(s.all_reduce for s in own)
     here = stages[stage]
     if action == "forward":
-        return here.forward if settings.overlaps_io else here.forward + here.receive
+        return here.forward + here.offload + (0.0 if settings.overlaps_io else here.receive)
     if action == "recompute":
         return here.recompute
     return here.backward if action == "backward" else here.load
@@ -238,9 +251,25 @@ def stage_cycles(
         receive=received * ipu.clock / model.host_bandwidth,
         copy=copied / link,
         load=(arriving + sum(weight.bytes for weight in weights)) / streaming,
+        offload=_offloaded_bytes(stage, placement, index, weights) / streaming,
         update=device.update(weights) + streamed_bytes(weights, settings) / streaming,
         all_reduce=all_reduce_bytes(weights, settings) / link,
     )
+
+
+def _offloaded_bytes(
+    stage: Stage, placement: Placement, index: int, weights: tuple[Weight, ...]
+) -> int:
+    """Return the bytes of a micro-batch from and to Streaming Memory, not in phases."""
+    settings = stage.settings
+    if settings.is_phased:
+        return 0
+    size = fetched_bytes(weights, settings)
+    if settings.is_training and not settings.activation_location.on_chip:
+        recomputes = index in settings.recomputing(placement)
+        keeps = kept(stage, settings.recompute_for(placement) if recomputes else "none")
+        size += 2 * sum(stage.graph.root_bytes[root] for root in keeps)
+    return size
 
 
 def operation_cycles(

@@ -35,6 +35,7 @@ __all__ = [
     "stash_depth",
 ]
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimates:
     """What no source tells: bytes a tile, chosen so that published runs fit or do not as they did.

@@ -75,6 +75,11 @@ class Schedule:
                     waiting.add(cycle)
         return min(work - waiting, default=None)
 
+    @property
+    def steps_until_full(self) -> int | None:
+        """Steps before that cycle, None if there is none."""
+        return None if (full := self.full_from) is None else self.cycles.index(full)
+
 
 # What each IPU does, one thing after the other, while the others do theirs.
 _Tasks: TypeAlias = dict[int, list[tuple[Action, int | None, int | None]]]

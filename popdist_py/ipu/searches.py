@@ -94,8 +94,10 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
             tensor alone crosses, or all if there are too few of them.
     """
     count = len(run.graph.operations)
-    inner = places_to_cut(run.graph) if places is None else sorted(set(places) - {0, count})
-    if places is None and len(inner) < stages - 1:
+    inner: Sequence[int] = places_to_cut(run.graph)
+    if places is not None:
+        inner = sorted(set(places) - {0, count})
+    elif len(inner) < stages - 1:
         inner = range(1, count)
     ends = [0, *inner, count]
     work, fits = _work_between(run, stages), _fitting(run, stages)
@@ -110,7 +112,9 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
         if not stage:
             return [(work(0, ends[last], 0), 0)]
         firsts = range(stage, last)
-        return sorted((max(ideal(stage - 1, f), work(ends[f], ends[last], stage)), f) for f in firsts)
+        return sorted(
+            (max(ideal(stage - 1, f), work(ends[f], ends[last], stage)), f) for f in firsts
+        )
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:

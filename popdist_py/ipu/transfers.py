@@ -15,6 +15,7 @@ __all__ = [
     "Traffic",
     "all_reduce_bytes",
     "copied_bytes",
+    "fetched_bytes",
     "host_traffic",
     "received_bytes",
     "streamed_bytes",
@@ -84,6 +85,22 @@ def streamed_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
             total += 2 * width * _off_chip(weight, settings.optimizer_location, settings)
             width = BYTES[weight.type]
             total += 2 * width * _off_chip(weight, settings.weight_location, settings)
+    return total
+
+
+def fetched_bytes(weights: tuple[Weight, ...], settings: Settings) -> int:
+    """Return the bytes from and to Streaming Memory of a micro-batch, activations left out.
+
+    Weights that lie there come for the forward and for the backward; accumulators come and go.
+    """
+    optimizer, total = settings.optimizer, 0
+    for weight in weights:
+        passes = 2 if settings.is_training else 1
+        total += passes * BYTES[weight.type] * _off_chip(weight, settings.weight_location, settings)
+        if settings.is_training and weight.is_trained and settings.accumulation > 1:
+            width = BYTES[optimizer.accumulator]
+            where = settings.accumulator_location
+            total += 2 * width * _off_chip(weight, where, settings)
     return total
 
 

@@ -17,6 +17,7 @@ from popdist_py.ipu.settings import SGD, Location
 __all__ = ["Advice", "OutOfMemory", "explain"]
 
 _OFF_CHIP = Location(on_chip=False)
+_MOST_IO_TILES = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,21 @@ class OutOfMemory:
 
     Attributes:
         memory: of the IPU that lacks the most.
-        tile_bytes: that a tile has.
         advice: what would help, what saves most first.
     """
 
     memory: IpuMemory
-    tile_bytes: int
     advice: tuple[Advice, ...]
 
     def __str__(self) -> str:
         own = self.memory
+        sort, used = "tile", own.fullest_tile
+        if own.fullest_io_tile > used:
+            sort, used = "I/O tile", own.fullest_io_tile
         lines = [
-            f"Out of memory on IPU {own.ipu}: {own.needed:,} bytes needed but only "
-            f"{own.capacity:,} available ({own.per_tile:,} bytes a tile, tiles have "
-            f"{self.tile_bytes:,}). Peak at {own.peak_at}.",
+            f"Out of memory on IPU {own.ipu}: {used:,} bytes used on the fullest {sort} but tiles "
+            f"only have {own.tile_bytes:,}.",
+            f"All tiles: {own.needed:,} bytes needed of {own.capacity:,}, peak at {own.peak_at}.",
             "Largest contributions:",
             *(f"  {_megabytes(p.bytes)}  {p.category}: {p.name}" for p in own.largest()),
         ]
@@ -73,10 +75,10 @@ def explain(run: Run) -> OutOfMemory | None:
     found = []
     for change, other in _changes(run):
         after = other.fullest
-        if after.needed < own.needed:
-            found.append(Advice(change, own.needed - after.needed, after.fits))
+        if after.needed < own.needed or after.fits:
+            found.append(Advice(change, max(0, own.needed - after.needed), after.fits))
     ordered = sorted(found, key=lambda advice: -advice.saved)
-    return OutOfMemory(own, run.ipu.tile_bytes, tuple(ordered))
+    return OutOfMemory(own, tuple(ordered))
 
 
 def _changes(run: Run) -> Iterator[tuple[str, Run]]:
@@ -94,6 +96,9 @@ def _changes(run: Run) -> Iterator[tuple[str, Run]]:
         yield "data and weights in float16", replace(run, graph=half)
     if settings.is_training:
         yield from _training_changes(run)
+    if settings.overlaps_io and 2 * settings.io_tiles <= _MOST_IO_TILES:
+        more = replace(settings, io_tiles=2 * settings.io_tiles)
+        yield f"{more.io_tiles} I/O tiles, not {settings.io_tiles}", replace(run, settings=more)
     lower = replace(settings, memory_proportion=0.1)
     yield "an available memory proportion of 0.1", replace(run, settings=lower)
     if settings.partials != "float16":

@@ -147,3 +147,64 @@ def test_inputs_of_the_host_have_no_gradient():
     assert forward[first] == forward[second]
     # The second has gradients of its weights and of its input, the first of its weights alone.
     assert backward[first] < 0.6 * backward[second]
+
+
+def test_io_tiles_pay_only_where_streams_are_marked_overlapped():
+    """A model with large inputs and little to do; what I/O tiles load hides what they cost."""
+    graph = mlp([200_000, 64, 10], batch=64, type="float16")
+    one = Placement.cut(graph)
+    options = Settings(accumulation=8, device_iterations=100)
+    plain = cycles(graph, one, options, MK2)
+    fewer = cycles(graph, one, replace(options, io_tiles=64), MK2)
+    overlapped = cycles(graph, one, replace(options, io_tiles=64, overlaps_io=True), MK2)
+    # Fewer tiles compute; nothing else changes.
+    assert fewer.total > plain.total
+    assert overlapped.total < plain.total
+    (stage,) = overlapped.stages
+    assert overlapped.window >= 8 * max(stage.receive, stage.work)
+    assert overlapped.window < 8 * (stage.receive + stage.work)
+    # Outputs of all micro-batches leave meanwhile too, no faster than the host takes them.
+    many = replace(options, io_tiles=64, overlaps_io=True, output_mode="all")
+    assert cycles(graph, one, many, MK2).total == overlapped.total
+    plain_all = cycles(graph, one, replace(options, output_mode="all"), MK2)
+    every = replace(options, output_mode="every n", output_return_period=10)
+    assert plain.total < cycles(graph, one, every, MK2).total < plain_all.total
+
+
+@pytest.mark.parametrize("name", ["weight", "accumulator", "activation", "optimizer"])
+def test_streaming_memory_costs_time(name):
+    location = {f"{name}_location": Location(on_chip=False)}
+    base, away = (
+        cycles(HALF, PLACEMENT, replace(BASE, **options), MK2) for options in ({}, location)
+    )
+    assert away.total > base.total
+    # State moves once an update, all else with each micro-batch.
+    for before, after in zip(base.stages, away.stages, strict=True):
+        assert (after.offload > before.offload == 0) == (name != "optimizer")
+        assert (after.update > before.update) == (name in ("optimizer", "weight"))
+    elements = sum(w.elements for w in PLACEMENT.weights_of(HALF, 0) if w.is_trained)
+    if name == "accumulator":
+        per_cycle = MK2.streaming_bandwidth / MK2.clock
+        assert away.stages[0].offload == pytest.approx(2 * 4 * elements / per_cycle)
+
+
+def test_an_operation_s_own_proportion_makes_it_slower():
+    low = tuple(
+        replace(o, memory_proportion=1e-4) if o.kind == "product" else o for o in HALF.operations
+    )
+    assert throughput(replace(HALF, operations=low)) < throughput()
+
+
+def test_repeated_products_take_a_launch_each_time():
+    """A recurrent layer of 20 steps against one product of as many flops."""
+    graph = mlp([64, 64], batch=8)
+    layer, loss = graph.operations
+    sizes = layer.product
+
+    def forward(product):
+        other = replace(graph, operations=(replace(layer, product=product), loss))
+        return operation_cycles(other, Placement.cut(other), Settings(), MK2)[0][0]
+
+    once = forward(sizes)
+    assert forward(replace(sizes, repeats=20)) == pytest.approx(20 * once)
+    assert forward(replace(sizes, rows=20)) < 20 * once

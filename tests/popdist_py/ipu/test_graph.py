@@ -19,6 +19,12 @@ def test_sizes_follow_batch_and_types():
     assert graph.cast(data="float16").weights == graph.weights
 
 
+def test_a_memory_proportion_is_a_share():
+    for value in (0, 1.5):
+        with pytest.raises(ValueError, match="memory_proportion of f is"):
+            Operation("f", "view", ("x",), Tensor("y", 1), memory_proportion=value)
+
+
 def test_views_and_in_place_operations_share_memory():
     a = Tensor("a", 4)
     graph = Graph(

@@ -200,6 +200,95 @@ def test_the_last_stage_recomputes_where_it_is_told_to():
     assert after.ipus[1].always_live <= before.ipus[1].always_live
 
 
+def test_peaks_of_a_cnn_and_a_transformer_layer_in_closed_form():
+    """Products hold nothing of their own; what is live at the worst moment, by hand."""
+    options = Settings(recompute="none", memory_proportion=1e-12)
+    # A pool's backward: all images and maps, and the gradients of the pool and of what it read.
+    graph = cnn(batch=4)
+    (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
+    images, maps, pooled = 4 * 3 * 16**2 * 4, 4 * 8 * 16**2 * 4, 4 * 8 * 8**2 * 4
+    assert own.peak_at == "pool (backward)"
+    assert own.not_always_live == images + 2 * maps + pooled + maps + pooled
+    # The second product of the feed-forward: 15 blocks of tokens, scores, gradients of its output,
+    # of the residual and of what it read, and of its own weights.
+    graph = transformer(1, 64, 16, 3, heads=2)
+    (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
+    tokens, scores = 3 * 16 * 64 * 2, 3 * 2 * 16**2 * 2
+    assert own.peak_at == "layers.0.outer (backward)"
+    assert own.not_always_live == (15 + 1 + 1 + 4) * tokens + scores + (256 * 64 + 64) * 2
+
+
+def test_the_fullest_tile_holds_the_rest_of_every_tensor():
+    """Grains of 16 bytes on 1472 tiles: a tensor of one byte more than fits evenly adds one."""
+    row = 1472 * 16 // 4
+    graph = mlp([1, row, 1], batch=1)
+    options = Settings(is_training=False, memory_proportion=1e-12, synthetic_data=True)
+    even = memory(graph, Placement.cut(graph), options, MK2).fullest
+    graph = mlp([1, row + 1, 1], batch=1)
+    uneven = memory(graph, Placement.cut(graph), options, MK2).fullest
+    # Two matrices, a bias, and the hidden tensor; with them the gaps between.
+    assert uneven.fullest_tile - even.fullest_tile == 4 * 16
+    assert even.fullest_tile >= even.per_tile
+    # Many small tensors make one tile fuller than the others are.
+    norms = resnet([3, 4, 23, 3], 64, 1)
+    report = memory(norms, Placement.cut(norms), Settings(accumulation=2, optimizer=ADAM), MK2)
+    assert 4 * 200 * 8 < report.fullest.fullest_tile - report.fullest.per_tile < 32 * 1024
+
+
+def test_buffers_of_overlapped_streams_lie_on_io_tiles_and_have_to_fit_there():
+    graph = mlp([100_000, 10], batch=256)
+    (plain,) = categories(graph, io_tiles=32)
+    assert plain["streams"] == 256 * (100_000 * 4 + 4 + 10 * 4) + 4
+    (overlapped,) = categories(graph, io_tiles=32, overlaps_io=True)
+    assert "streams" not in overlapped
+    options = Settings(io_tiles=32, overlaps_io=True)
+    (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
+    assert own.fullest_tile < own.tile_bytes < own.fullest_io_tile
+    assert not own.fits
+    more = replace(options, io_tiles=192)
+    assert memory(graph, Placement.cut(graph), more, MK2).fits
+
+
+SAVING = [
+    {"optimizer_location": OFF_CHIP},
+    {"optimizer_location": Location(is_sharded=True, min_sharded=1)},
+    {"accumulator_location": OFF_CHIP},
+    {"weight_location": OFF_CHIP},
+    {"activation_location": OFF_CHIP},
+    {"optimizer": HALF_ADAM},
+    {"optimizer": MOMENTUM},
+    {"optimizer": SGD},
+    {"partials": "float16"},
+    {"memory_proportion": 0.05},
+    {"recompute": "stage"},
+    {"strategy": "interleaved"},
+    {"strategy": "sharded", "recompute": "stage"},
+    {"synthetic_data": True},
+]
+
+
+@settings(max_examples=60)
+@given(
+    blocks=st.lists(st.integers(1, 2), min_size=4, max_size=4),
+    batch=st.integers(1, 32),
+    stages=st.integers(1, 4),
+    accumulation=st.integers(1, 8),
+    is_half=st.booleans(),
+    saving=st.sampled_from(SAVING),
+)
+def test_options_that_should_only_save_never_cost(
+    blocks, batch, stages, accumulation, is_half, saving
+):
+    graph = resnet(blocks, 32, batch, "float16" if is_half else "float32")
+    placement = Placement.cut(graph, ["layer2", "layer3", "layer4"][: stages - 1])
+    base = Settings(accumulation=accumulation, optimizer=ADAM, recompute="none", replicas=2)
+    before = memory(graph, placement, base, MK2)
+    after = memory(graph, placement, replace(base, **saving), MK2)
+    for more, less in zip(before.ipus, after.ipus, strict=True):
+        assert less.needed <= more.needed
+        assert less.fullest_tile <= more.fullest_tile
+
+
 def test_updates_bring_what_is_elsewhere():
     """The largest weight's: the change in float32 and, from elsewhere, this replica's part."""
     graph = mlp([4096, 4096], batch=1)

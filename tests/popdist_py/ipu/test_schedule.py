@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.schedule import idle_share, least_accumulation, schedule
 from popdist_py.ipu.schedule_views import grid, svg
-from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.settings import Settings, Strategy
 
 
 def line(stages: int) -> Placement:
@@ -20,6 +21,7 @@ def line(stages: int) -> Placement:
 
 
 STRATEGIES = ("grouped", "interleaved", "sequential", "sharded")
+PHASED = ("serial phased", "parallel phased")
 GRIDS = {
     "one IPU, accumulation": (line(1), {"accumulation": 3}),
     "two IPUs": (line(2), {"accumulation": 4, "recompute": "none"}),
@@ -46,6 +48,21 @@ def test_grids(golden):
         made = schedule(placement, Settings(**settings))
         parts.append(f"{title}\n{grid(made, by='cycle')}\nin steps\n{grid(made)}\n")
     golden("grids.txt", "\n".join(parts))
+
+
+@pytest.mark.parametrize("ipus", [2, 3, 4])
+def test_grids_of_all_strategies(golden, ipus):
+    """The smallest accumulation; in phased execution one, over two phases for each IPU."""
+    phases = Placement(tuple(range(2 * ipus)), tuple(range(ipus)) * 2)
+    parts = []
+    for strategy in get_args(Strategy):
+        is_phased = strategy in PHASED
+        settings = Settings(
+            strategy=strategy, recompute="none", accumulation=1 if is_phased else 2 * ipus - 1
+        )
+        made = schedule(phases if is_phased else line(ipus), settings)
+        parts.append(f"{strategy}\n{grid(made)}")
+    golden(f"strategies_{ipus}.txt", "\n".join(parts))
 
 
 def test_popart_s_figure():
@@ -107,6 +124,34 @@ def check_order(made, stages):
 
 
 @given(
+    phases=st.integers(1, 6),
+    ipus=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    strategy=st.sampled_from(PHASED),
+    recompute=st.sampled_from(["none", "stage"]),
+)
+def test_phases_conserve_work_and_are_loaded_first(phases, ipus, accumulation, strategy, recompute):
+    ipus = min(phases, ipus)
+    placement = Placement(tuple(range(phases)), tuple(phase % ipus for phase in range(phases)))
+    settings = Settings(strategy=strategy, accumulation=accumulation, recompute=recompute)
+    made = schedule(placement, settings)
+    done = Counter((c.action, c.micro_batch, c.stage) for row in made.rows for c in row)
+    for phase in range(phases):
+        for number in range(1, accumulation + 1):
+            assert done["forward", number, phase] == done["backward", number, phase] == 1
+            assert done["recompute", number, phase] == (recompute == "stage")
+    assert done["update", None, None] == ipus
+    check_order(made, phases)
+    for row in made.rows:
+        loaded = None
+        for cell in row:
+            if cell.action == "exchange":
+                loaded = cell.stage
+            elif cell.action in ("forward", "backward", "recompute"):
+                assert cell.stage == loaded
+
+
+@given(
     stages=st.integers(1, 6),
     extra=st.integers(0, 9),
     strategy=st.sampled_from(STRATEGIES),
@@ -144,10 +189,38 @@ def test_pipelines_are_full_with_the_smallest_accumulation(stages, strategy):
         assert again.full_from == least
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_where_the_tutorial_s_counts_come_out(stages):
+    """Its figure of four IPUs is full after nine steps, its text says after 2N + 1.
+
+    In steps of a forward or a backward each the grouped pipeline is full after 3 (N - 1): nine for
+    four. After 2N steps a micro-batch has passed all forwards and backwards: in 2N + 1 the first
+    IPU begins another in place of the first.
+    """
+    grouped = schedule(line(stages), Settings(accumulation=3 * stages, recompute="none"))
+    assert grouped.steps_until_full == 3 * (stages - 1)
+    if stages == 4:
+        assert grouped.steps_until_full == 9 == 2 * stages + 1
+    turns = Settings(accumulation=3 * stages, recompute="none", strategy="interleaved")
+    first = schedule(line(stages), turns).rows[0]
+    assert (first[2 * stages - 1].action, first[2 * stages - 1].micro_batch) == ("backward", 1)
+    assert (first[2 * stages].action, first[2 * stages].micro_batch) == ("forward", stages + 1)
+
+
+def test_a_run_too_short_is_never_full():
+    made = schedule(line(4), Settings(accumulation=6, recompute="none"))
+    assert made.full_from is None
+    assert made.steps_until_full is None
+
+
 def test_only_the_first_steps():
     made = schedule(line(2), Settings(accumulation=4, device_iterations=10**9), steps=5)
     assert [len(row) for row in made.rows] == [5, 5]
     assert len(made.cycles) == 5
+
+
+def test_picture(golden):
+    golden("two_ipus.svg", svg(schedule(line(2), Settings(accumulation=3, replicas=2))))
 
 
 def test_pictures_have_a_box_for_each_cell():

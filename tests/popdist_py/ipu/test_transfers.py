@@ -11,6 +11,7 @@ from popdist_py.ipu.transfers import (
     Traffic,
     all_reduce_bytes,
     copied_bytes,
+    fetched_bytes,
     host_traffic,
     streamed_bytes,
 )
@@ -25,6 +26,8 @@ PLACEMENT = Placement.cut(GRAPH, ["layers.1", "layers.2"])
         ({}, 1),
         ({"output_mode": "sum"}, 1),
         ({"output_mode": "all"}, 10),
+        ({"output_mode": "every n", "output_return_period": 2}, 5),
+        ({"output_mode": "every n"}, 10),
     ],
     ids=str,
 )
@@ -66,3 +69,16 @@ def test_updates_move_what_is_off_chip():
     assert streamed_bytes(GRAPH.weights, settings) == 2 * 8 * elements // 5
     assert all_reduce_bytes(GRAPH.weights, Settings(replicas=4)) == 2 * 4 * elements * 3 // 4
     assert all_reduce_bytes(GRAPH.weights, Settings()) == 0
+
+
+def test_each_micro_batch_fetches_what_is_off_chip():
+    elements = sum(weight.elements for weight in GRAPH.weights)
+    away = Location(on_chip=False)
+    settings = Settings(weight_location=away, accumulation=3)
+    assert fetched_bytes(GRAPH.weights, settings) == 2 * 4 * elements
+    settings = Settings(accumulator_location=away, accumulation=3)
+    assert fetched_bytes(GRAPH.weights, settings) == 2 * 4 * elements
+    # Without accumulation there are no accumulators, and no backward without training.
+    assert fetched_bytes(GRAPH.weights, Settings(accumulator_location=away)) == 0
+    inference = Settings(weight_location=away, is_training=False)
+    assert fetched_bytes(GRAPH.weights, inference) == 4 * elements
