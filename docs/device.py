@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,7 +16,7 @@ from support.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
 from popdist_py.ipu.cycles import cycles  # noqa: E402
 from popdist_py.ipu.graph import Placement  # noqa: E402
 from popdist_py.ipu.memory import memory  # noqa: E402
-from popdist_py.ipu.schedule import schedule  # noqa: E402
+from popdist_py.ipu.schedule import least_accumulation, schedule  # noqa: E402
 from popdist_py.ipu.schedule_views import grid  # noqa: E402
 from popdist_py.ipu.searches import Run  # noqa: E402
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings  # noqa: E402
@@ -92,6 +92,25 @@ def grids() -> str:
     return "```\n" + "\n".join(f"{title}\n{text}" for title, text in parts) + "```\n"
 
 
+def counts() -> str:
+    """Return where pipelines are full: in cycles, in steps, and as the tutorial counts."""
+    lines = [
+        "| IPUs (N) | smallest accumulation | grouped: full from cycle | full after steps "
+        "| interleaved: full from step | micro-batch 1 has passed, IPU0 goes on in step | 2N + 1 |",
+        "|---" * 7 + "|",
+    ]
+    for ipus in (2, 3, 4, 8):
+        line = Placement(tuple(range(ipus)), tuple(range(ipus)))
+        settings = Settings(accumulation=3 * ipus, recompute="none")
+        grouped = schedule(line, settings)
+        turns = schedule(line, replace(settings, strategy="interleaved"))
+        passed = next(c.step for c in turns.rows[0] if (c.action, c.micro_batch) == ("backward", 1))
+        least = least_accumulation(ipus, is_training=True)
+        found = [ipus, least, grouped.full_from, grouped.steps_until_full, turns.full_from]
+        lines.append(f"| {' | '.join(map(str, [*found, passed + 1, 2 * ipus + 1]))} |")
+    return "\n".join(lines) + "\n"
+
+
 def figures() -> str:
     """Return the devices' figures, with the source of those of Mk2."""
     lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
@@ -106,7 +125,7 @@ def figures() -> str:
 def text() -> str:
     """Return the page with its figures as they are now."""
     page = PAGE.read_text(encoding="utf-8")
-    for part in (ladder, advice, grids, figures):
+    for part in (ladder, advice, grids, counts, figures):
         marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
         made = part()
         page, found = marks.subn(lambda _, made=made: made, page, count=1)
