@@ -123,14 +123,18 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
         for least, first in options(stage, last):
             if found is not None and least >= found[0]:
                 break
-            if not fits(ends[first], end, stage):
-                continue
             before = best(stage - 1, first) if stage else (least, (0,))
-            if before is not None and (found is None or max(least, before[0]) < found[0]):
+            if before is None or not fits(ends[first], end, stage):
+                continue
+            if found is None or max(least, before[0]) < found[0]:
                 found = max(least, before[0]), (*before[1], end)
         return found
 
-    found = best(stages - 1, len(ends) - 1) if len(ends) > stages else None
+    # Asked first as well: where the last stage fits nowhere, nothing before it matters.
+    lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
+    if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
+        return None
+    found = best(stages - 1, len(ends) - 1)
     return None if found is None else _placement(found[1])
 
 
