@@ -29,6 +29,7 @@ from popdist_py.ipu.specification import IPU
 __all__ = [
     "ESTIMATES",
     "Estimates",
+    "ipu_fits",
     "ipu_memory",
     "least_bytes",
     "memory",
@@ -84,8 +85,7 @@ def ipu_memory(
     """Return what one IPU of a replica holds."""
     tiles = ipu.tiles - settings.io_tiles
     stages = [s for s, where in enumerate(placement.ipus) if where == number]
-    parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
-    parts += _code(graph, placement, settings, stages, tiles, estimates)
+    parts = _always_live(graph, placement, settings, stages, tiles, estimates)
     at, rest = _worst(graph, placement, settings, ipu, number)
     parts += rest
     streams = [p for s in stages for p in _streams(graph, placement, settings, s)]
@@ -108,6 +108,36 @@ def ipu_memory(
             else 0
         ),
     )
+
+
+def ipu_fits(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    ipu: IPU,
+    number: int,
+    estimates: Estimates = ESTIMATES,
+) -> bool:
+    """Return whether one IPU of a replica has room, sooner where it has none by far."""
+    tiles = ipu.tiles - settings.io_tiles
+    stages = [s for s, where in enumerate(placement.ipus) if where == number]
+    parts = _always_live(graph, placement, settings, stages, tiles, estimates)
+    if _fullest_tile(parts, tiles, estimates.grain) > ipu.tile_bytes:
+        return False
+    return ipu_memory(graph, placement, settings, ipu, number, estimates).fits
+
+
+def _always_live(
+    graph: Graph,
+    placement: Placement,
+    settings: Settings,
+    stages: Sequence[int],
+    tiles: int,
+    estimates: Estimates,
+) -> list[Contribution]:
+    """Return what stays on the chip for the stages of an IPU, streams and gaps left out."""
+    parts = [part for stage in stages for part in _always(graph, placement, settings, stage)]
+    return [*parts, *_code(graph, placement, settings, stages, tiles, estimates)]
 
 
 def _fullest_tile(parts: Sequence[Contribution], tiles: int, grain: int) -> int:

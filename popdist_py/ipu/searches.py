@@ -16,7 +16,7 @@ from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import (
     ESTIMATES,
     Estimates,
-    ipu_memory,
+    ipu_fits,
     least_bytes,
     memory,
     stash_depth,
@@ -240,8 +240,7 @@ def _stage_fits(run: Run, begin: int, end: int, stage: int, stages: int) -> bool
     count, after = len(run.graph.operations), stages - stage - 1
     rest = [*range(count - after + 1, count + 1)] if after else []
     placement = _placement([*before, end, *rest])
-    own = ipu_memory(run.graph, placement, run.settings, run.ipu, stage, run.estimates)
-    return own.fits
+    return ipu_fits(run.graph, placement, run.settings, run.ipu, stage, run.estimates)
 
 
 def _recomputations(run: Run) -> Iterator[Run]:
