@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
+from math import inf
 
 from popdist_py.ipu.cycles import CYCLE_MODEL, CycleModel, cycles, operation_cycles
 from popdist_py.ipu.graph import Graph, Placement
@@ -101,41 +102,66 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
         inner = range(1, count)
     ends = [0, *inner, count]
     work, fits = _work_between(run, stages), _fitting(run, stages)
+    # Where the last stage fits nowhere, nothing before it matters.
+    lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
+    if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
+        return None
+    cuts = _least_slowest(ends, stages, work, fits)
+    return None if cuts is None else _placement(cuts)
 
-    @cache
-    def ideal(stage: int, last: int) -> float:
-        """Return what ``best`` would be if everything fitted."""
-        return min(slowest for slowest, _ in options(stage, last))
+
+def _least_slowest(
+    ends: Sequence[int],
+    stages: int,
+    work: Callable[[int, int, int], float],
+    fits: Callable[[int, int, int], bool],
+) -> tuple[int, ...] | None:
+    """Return the places, of those given, between stages that fit and the slowest of which is least.
+
+    What would be best if everything fitted says what to try first, and when to stop.
+    """
+    ideal = _ideal(ends, stages, work)
 
     def options(stage: int, last: int) -> list[tuple[float, int]]:
-        """Return the least slowest with each place where the stage may begin, best first."""
+        """Return how slow the slowest is at least, with each place where the stage may begin."""
         if not stage:
-            return [(work(0, ends[last], 0), 0)]
+            return [(ideal[0][last], 0)]
+        before = ideal[stage - 1]
         firsts = range(stage, last)
-        return sorted(
-            (max(ideal(stage - 1, f), work(ends[f], ends[last], stage)), f) for f in firsts
-        )
+        return sorted((max(before[f], work(ends[f], ends[last], stage)), f) for f in firsts)
 
     @cache
     def best(stage: int, last: int) -> tuple[float, tuple[int, ...]] | None:
         """Return the least slowest of the stages up to one that ends at a place, and the cuts."""
-        end, found = ends[last], None
+        found = None
         for least, first in options(stage, last):
             if found is not None and least >= found[0]:
                 break
             before = best(stage - 1, first) if stage else (least, (0,))
-            if before is None or not fits(ends[first], end, stage):
-                continue
-            if found is None or max(least, before[0]) < found[0]:
-                found = max(least, before[0]), (*before[1], end)
+            if before is not None and fits(ends[first], ends[last], stage):
+                slowest = max(least, before[0])
+                if found is None or slowest < found[0]:
+                    found = slowest, (*before[1], ends[last])
         return found
 
-    # Asked first as well: where the last stage fits nowhere, nothing before it matters.
-    lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
-    if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
-        return None
     found = best(stages - 1, len(ends) - 1)
-    return None if found is None else _placement(found[1])
+    return None if found is None else found[1]
+
+
+def _ideal(
+    ends: Sequence[int], stages: int, work: Callable[[int, int, int], float]
+) -> list[list[float]]:
+    """Return, for each stage and place where it ends, the least slowest if everything fitted."""
+    table = [[work(0, end, 0) for end in ends]]
+    for stage in range(1, stages):
+        before = table[-1]
+        row = []
+        for last, end in enumerate(ends):
+            firsts = range(stage, last)
+            options = (max(before[f], work(ends[f], end, stage)) for f in firsts)
+            row.append(min(options, default=inf))
+        table.append(row)
+    return table
 
 
 def cheapest_recomputation(run: Run) -> Run | None:
