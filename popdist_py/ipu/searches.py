@@ -31,6 +31,7 @@ __all__ = [
     "best_splits",
     "cheapest_recomputation",
     "largest_batch",
+    "least_slowest",
     "places_to_cut",
     "with_checkpoints",
 ]
@@ -106,11 +107,11 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
     lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
     if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
         return None
-    cuts = _least_slowest(ends, stages, work, fits)
+    cuts = least_slowest(ends, stages, work, fits)
     return None if cuts is None else _placement(cuts)
 
 
-def _least_slowest(
+def least_slowest(
     ends: Sequence[int],
     stages: int,
     work: Callable[[int, int, int], float],

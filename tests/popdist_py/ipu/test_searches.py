@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +18,7 @@ from popdist_py.ipu.searches import (
     best_splits,
     cheapest_recomputation,
     largest_batch,
+    least_slowest,
     places_to_cut,
     with_checkpoints,
 )
@@ -97,6 +98,34 @@ def test_no_split_is_missed_between_any_operations(batch, stages, tiles, strateg
     if found is not None:
         assert memory(graph, found, options, run.ipu).fits
         assert slowest(run, found) == pytest.approx(min(tried))
+
+
+@given(
+    costs=st.lists(st.integers(1, 9), min_size=6, max_size=8),
+    stages=st.integers(1, 4),
+    random=st.randoms(use_true_random=False),
+)
+def test_cuts_are_the_best_of_all_whatever_fits(costs, stages, random):
+    """Stages that fit and that do not in no order at all, so that what is best at first is not."""
+    ends = range(len(costs) + 1)
+    stage_fits = {
+        key: random.random() < 0.7 for key in product(ends, ends, range(stages)) if key[0] < key[1]
+    }
+
+    def work(begin, end, stage):
+        return float(sum(costs[begin:end]) * (stage + 1))
+
+    tried = []
+    for inner in combinations(ends[1:-1], stages - 1):
+        cuts = (0, *inner, len(costs))
+        if all(stage_fits[(*pair, stage)] for stage, pair in enumerate(pairwise(cuts))):
+            tried.append(max(work(*pair, stage) for stage, pair in enumerate(pairwise(cuts))))
+    found = least_slowest(ends, stages, work, lambda *key: stage_fits[key])
+    assert (found is None) == (not tried)
+    if found is not None:
+        assert all(stage_fits[(*pair, stage)] for stage, pair in enumerate(pairwise(found)))
+        slowest_of = [work(*pair, stage) for stage, pair in enumerate(pairwise(found))]
+        assert max(slowest_of) == min(tried)
 
 
 def test_a_longer_stage_may_need_less():
