@@ -88,6 +88,7 @@ class Product:
         columns: of the second operand.
         count: independent products (groups, heads).
         serial: parts that it is done in, one after the other (``serializedMatMul``).
+        reads: how often each element of the first operand is read; above 1 in convolutions.
     """
 
     rows: int
@@ -95,6 +96,7 @@ class Product:
     columns: int
     count: int = 1
     serial: int = 1
+    reads: float = 1.0
 
     @property
     def flops(self) -> int:

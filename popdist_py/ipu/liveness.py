@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type
 from popdist_py.ipu.settings import Recompute, Settings
@@ -30,6 +31,10 @@ __all__ = [
     "stage_of",
     "working_set",
 ]
+
+# A convolution's block of the input with its border, in parts of what its positions read alone:
+# 2 is that of 5 x 5 positions and a kernel of 3 x 3.
+_BORDER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +269,11 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
     trained = [graph.weight_of[n] for n in operation.weights if graph.weight_of[n].is_trained]
     weights = sum(weight.elements for weight in trained)
     type_of_gradient = operation.output.type
-    if operation.kind == "lookup" and stage.settings.accumulation > 1:
-        weights = 0  # rows are added to the accumulator where they belong
+    if stage.settings.accumulation > 1:
+        if operation.kind == "lookup":
+            weights = 0  # rows are added to the accumulator where they belong
+        elif operation.product is not None:
+            weights //= operation.product.serial  # each part is added before the next is made
     temporary = (
         weights * BYTES[type_of_gradient]
         + _product_bytes(stage, operation, backward=True)
@@ -309,29 +317,40 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
         limit,
         max(
             working_set(shape, operation.output.type, stage.settings.partials, stage.tiles)
-            for shape in shapes(operation, stage.graph.batch, backward=backward)
+            for shape in shapes(operation, stage.graph, backward=backward)
         )
         // operation.product.serial,
     )
 
 
-def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product, ...]:
+def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
     """Return the products of a pass over one micro-batch, which is in their sizes.
 
-    The backward has two: gradients of the first operand, and of the second.
+    The backward has two: gradients of the first operand, and of the second. That of a convolution's
+    input is a convolution too: it reads each gradient as often as the forward reads each input.
     """
     product = operation.product
     if product is None:
         return ()
     rows, count = product.rows, product.count
     # Weights are the same for all samples, other operands are not.
-    rows, count = (rows * batch, count) if operation.weights else (rows, count * batch)
+    rows, count = (rows * graph.batch, count) if operation.weights else (rows, count * graph.batch)
+    reads = _reads(operation, product, graph)
     if not backward:
-        return (Product(rows, product.depth, product.columns, count),)
+        return (Product(rows, product.depth, product.columns, count, reads=reads),)
+    depth = max(1, round(product.depth / reads))
     return (
-        Product(rows, product.columns, product.depth, count),
-        Product(product.depth, rows, product.columns, count),
+        Product(rows, round(product.columns * reads), depth, count, reads=reads),
+        Product(product.depth, rows, product.columns, count, reads=reads),
     )
+
+
+def _reads(operation: Operation, product: Product, graph: Graph) -> float:
+    """Return how often a product reads each element of its first operand: positions of a kernel."""
+    if not operation.weights:
+        return 1.0
+    elements = graph.tensors[operation.inputs[0]].elements
+    return max(1.0, product.rows * product.depth * product.count / elements)
 
 
 @lru_cache(maxsize=4096)
@@ -339,7 +358,8 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
     """Return the bytes of operands and partials that the tiles hold during a product.
 
     Each tile does an equal block of rows, depth and columns and holds what the block needs: least
-    where its sides are equal, as far as the product's own sides let them be.
+    where its sides are equal, as far as the product's own sides let them be. Positions of a
+    convolution side by side share most of what they read, all but a border about as large again.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]
@@ -351,5 +371,6 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
         block[index] = min(sides[index], max(1.0, rest ** (1 / (3 - place))))
         rest /= block[index]
     rows, depth, columns = block
-    held = (rows * depth + depth * columns) * BYTES[operands] + rows * columns * BYTES[partials]
+    first = rows * depth * min(1.0, _BORDER / product.reads)
+    held = (first + depth * columns) * BYTES[operands] + rows * columns * BYTES[partials]
     return round(held * min(tiles, blocks * product.count))

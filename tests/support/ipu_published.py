@@ -114,7 +114,7 @@ _MK1_PIPELINE: Final = Settings(accumulation=64, optimizer=HALF_MOMENTUM, partia
 _INFERENCE: Final = Settings(is_training=False, device_iterations=1000)
 _G16_B0: Final = partial(efficientnet, (1.0, 1.0), 224, group=16, has_statistics=False)
 _G16_B4: Final = partial(efficientnet, (1.4, 1.8), 380, group=16, has_statistics=False)
-_BLOCKS: Final = r"(stem\.swish|blocks\.\d+\.\d+\.(project\.norm|add))"
+_BLOCKS: Final = r"(blocks\.\d+\.\d+\.(project\.norm|add))"
 
 
 def _ladder(type_: Literal["float32", "float16"]) -> Callable[[], Graph]:
@@ -158,11 +158,11 @@ CNNS: Final = (
     ),
     Published(
         name="ResNet-50, half, group norm, batch 1, on one Mk1",
-        source=f"{_CNN} (TensorFlow)",
+        source=f"{_CNN} (TensorFlow): plain SGD is its default",
         certainty="from memory",
         ran=True,
         graph=_group_norm(1),
-        settings=Settings(optimizer=HALF_MOMENTUM, accumulation=1),
+        settings=Settings(memory_proportion=0.1),
         ipu=MK1,
     ),
     Published(
@@ -171,7 +171,7 @@ CNNS: Final = (
         certainty="from memory",
         ran=True,
         graph=_group_norm(4),
-        cut=("layer3.0",),
+        cut=("layer3.2",),
         keeps=r".*\.relu3",
         settings=replace(_MK1_PIPELINE, recomputes_last=True),
         ipu=MK1,
@@ -453,7 +453,7 @@ BERTS: Final = (
         keeps=_LAYERS,
         settings=Settings(
             accumulation=64,
-            optimizer=Optimizer(state=("float16", "float16"), accumulator="float16"),
+            optimizer=replace(HALF_MOMENTUM, is_combined=True),
             partials="float16",
             memory_proportion=0.1,
         ),
@@ -521,7 +521,7 @@ def _generation(
 
 _SMALL: Final = Transformer(12, 768, 1024, words=50_257, serial=4)
 _MEDIUM: Final = Transformer(24, 1024, 1024, words=50_257, serial=4)
-_GPT2_LARGE: Final = Transformer(36, 1280, 1024, words=50_257, serial=8)
+_GPT2_LARGE: Final = Transformer(36, 1280, 512, words=50_257, serial=8)
 
 
 def _vision(name: str, batch: int, counts: Sequence[int]) -> Published:
@@ -551,7 +551,7 @@ OTHERS: Final = (
         "GPT-2 medium, 1024 tokens, batch 1, four IPUs", "from memory", _MEDIUM, (1, 7, 8, 8)
     ),
     _generation(
-        "GPT-2 large, 1024 tokens, batch 1, eight IPUs",
+        "GPT-2 large, 512 tokens, batch 1, eight IPUs",
         "from memory",
         _GPT2_LARGE,
         (1, 5, 5, 5, 5, 5, 5, 5),
