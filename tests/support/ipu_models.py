@@ -97,9 +97,7 @@ def gpt(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
     return build.graph([build.add("head.loss", "loss", [x, labels], 1)])
 
 
-def vit(
-    layers: int, width: int, batch: int, type: Type = "float16", *, side: int = 224
-) -> Graph:
+def vit(layers: int, width: int, batch: int, type: Type = "float16", *, side: int = 224) -> Graph:
     """A vision transformer with patches of 16 x 16, as torchvision's."""
     build = Builder(batch, type)
     images = build.input("images", 3 * side * side)
@@ -157,9 +155,7 @@ def _dropout(build: Builder, name: str, x: str, sizes: Transformer) -> str:
     return build.add(name, "elementwise", [x], saved=[]) if sizes.dropout else x
 
 
-def _layer(
-    build: Builder, name: str, x: str, sizes: Transformer, *, normalizes_first: bool
-) -> str:
+def _layer(build: Builder, name: str, x: str, sizes: Transformer, *, normalizes_first: bool) -> str:
     """Attention and two linear layers, norms behind them (BERT) or in front (GPT-2, ViT)."""
 
     def norm(part: str, x: str) -> str:

@@ -34,7 +34,7 @@ from popdist_py.ipu.settings import (
     Optimizer,
     Settings,
 )
-from popdist_py.ipu.specification import IPU, MK1, MK2
+from popdist_py.ipu.specification import BOW, IPU, MK1, MK2
 from popdist_py.ipu.what_if import Run
 
 Certainty: TypeAlias = Literal["published", "from memory", "inferred"]
@@ -89,6 +89,38 @@ class Published:
         if self.ipus:
             placement = replace(placement, ipus=self.ipus)
         return Run(graph, placement, self.settings, self.ipu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """What a whole system trained in a second, as Graphcore published it.
+
+    Attributes:
+        name: of the run in ``PUBLISHED``.
+        ipu: what it ran on.
+        replicas: over the whole system.
+        global_batch: samples of an update.
+        samples: a second, over the whole system.
+    """
+
+    name: str
+    ipu: IPU
+    replicas: int
+    global_batch: int
+    samples: int
+
+    @property
+    def run(self) -> Run:
+        """What the model of the device is asked about; host and compilation are left out."""
+        (run,) = (published.run for published in PUBLISHED if published.name == self.name)
+        micro_batches = self.global_batch // (self.replicas * run.graph.batch)
+        settings = replace(
+            run.settings,
+            replicas=self.replicas,
+            accumulation=micro_batches,
+            device_iterations=1000,
+        )
+        return replace(run, settings=settings, ipu=self.ipu)
 
 
 _CNN: Final = "Graphcore examples, vision/cnns"
@@ -546,7 +578,9 @@ def _vision(name: str, batch: int, counts: Sequence[int]) -> Published:
 
 OTHERS: Final = (
     _generation("GPT-2 small, 1024 tokens, batch 1, two IPUs", "inferred", _SMALL, (4, 8)),
-    _generation("GPT-2 small, 1024 tokens, batch 1, four IPUs", "from memory", _SMALL, (0, 4, 4, 4)),
+    _generation(
+        "GPT-2 small, 1024 tokens, batch 1, four IPUs", "from memory", _SMALL, (0, 4, 4, 4)
+    ),
     _generation(
         "GPT-2 medium, 1024 tokens, batch 1, four IPUs", "from memory", _MEDIUM, (1, 7, 8, 8)
     ),
@@ -578,3 +612,25 @@ OTHERS: Final = (
 )
 
 PUBLISHED: Final = (*CNNS, *BERTS, *OTHERS)
+
+
+def _throughput(name: str, ipu: IPU, replicas: int, global_batch: int, samples: int) -> Throughput:
+    return Throughput(
+        name=name, ipu=ipu, replicas=replicas, global_batch=global_batch, samples=samples
+    )
+
+
+_RESNET: Final = "ResNet-50, half, batch 20, recomputation"
+_B4: Final = "EfficientNet-B4 G16, half, group norm, batch 6, four IPUs"
+THROUGHPUTS: Final = (
+    _throughput(_RESNET, MK2, 16, 1920, 30_000),
+    _throughput(_RESNET, BOW, 16, 1920, 42_029),
+    _throughput(_RESNET, BOW, 64, 2560, 145_287),
+    _throughput(_B4, BOW, 4, 6144, 8_936),
+    _throughput(_B4, BOW, 16, 6144, 34_943),
+    _throughput("BERT-large, 128 tokens, batch 8", BOW, 4, 65_536, 5_179),
+    _throughput("BERT-large, 128 tokens, batch 8", BOW, 16, 65_536, 19_353),
+    _throughput("BERT-large, 384 tokens, batch 3", BOW, 4, 16_384, 1_470),
+    _throughput("BERT-base, 128 tokens, batch 32", BOW, 4, 65_536, 16_391),
+    _throughput("BERT-base, 512 tokens, batch 8", BOW, 4, 16_384, 3_656),
+)

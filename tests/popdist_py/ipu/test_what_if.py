@@ -45,14 +45,21 @@ def test_why_the_ladder_begins_out_of_memory(golden, why):
     assert why.memory.needed > why.memory.capacity == MK2.memory
     assert [a.saved for a in why.advice] == sorted((a.saved for a in why.advice), reverse=True)
     # Half precision comes first, as in the tutorial, and is enough.
-    assert why.advice[0].change == "data and weights in float16"
+    assert why.advice[0].change == "half precision: all but second moments in float16"
     assert why.advice[0].fits
 
 
 def test_saved_bytes_are_what_the_changed_run_lacks(why):
-    half = replace(LADDER, graph=FLOAT.cast(data="float16", weights="float16"))
+    half = replace(
+        LADDER,
+        graph=FLOAT.cast(data="float16", weights="float16"),
+        settings=replace(LADDER.settings, optimizer=HALF_ADAM),
+    )
     saved = {advice.change: advice.saved for advice in why.advice}
-    assert saved["data and weights in float16"] == why.memory.needed - half.fullest.needed
+    assert (
+        saved["half precision: all but second moments in float16"]
+        == why.memory.needed - half.fullest.needed
+    )
     fewer = replace(LADDER, graph=FLOAT.with_batch(32))
     assert saved["micro-batches of 32, not 64"] == why.memory.needed - fewer.fullest.needed
 
