@@ -62,7 +62,7 @@ class Estimates:
     """
 
     base_code: int = 32 * 1024
-    distinct_code: int = 512
+    distinct_code: int = 448
     call_code: int = 48
     gaps: float = 0.05
 
