@@ -88,7 +88,8 @@ class Product:
         columns: of the second operand.
         count: independent products (groups, heads).
         serial: parts that it is done in, one after the other (``serializedMatMul``).
-        reads: how often each element of the first operand is read; above 1 in convolutions.
+        reads: how often each element of the first operand is read, above 1 in convolutions; the
+            model looks it up where it counts.
     """
 
     rows: int

@@ -8,7 +8,7 @@ Nothing here knows how stages follow one another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Final
@@ -329,28 +329,29 @@ def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Produ
     The backward has two: gradients of the first operand, and of the second. That of a convolution's
     input is a convolution too: it reads each gradient as often as the forward reads each input.
     """
-    product = operation.product
-    if product is None:
+    if operation.product is None:
         return ()
+    product = _read(operation, operation.product, graph)
     rows, count = product.rows, product.count
     # Weights are the same for all samples, other operands are not.
     rows, count = (rows * graph.batch, count) if operation.weights else (rows, count * graph.batch)
-    reads = _reads(operation, product, graph)
+    one = replace(product, rows=rows, count=count, serial=1)
     if not backward:
-        return (Product(rows, product.depth, product.columns, count, reads=reads),)
-    depth = max(1, round(product.depth / reads))
+        return (one,)
+    depth, columns = round(product.columns * product.reads), round(product.depth / product.reads)
     return (
-        Product(rows, round(product.columns * reads), depth, count, reads=reads),
-        Product(product.depth, rows, product.columns, count, reads=reads),
+        replace(one, depth=depth, columns=max(1, columns)),
+        replace(one, rows=product.depth, depth=rows),
     )
 
 
-def _reads(operation: Operation, product: Product, graph: Graph) -> float:
-    """Return how often a product reads each element of its first operand: positions of a kernel."""
+def _read(operation: Operation, product: Product, graph: Graph) -> Product:
+    """Return a product with how often it reads its first operand: positions of a kernel, mostly."""
     if not operation.weights:
-        return 1.0
+        return product
     elements = graph.tensors[operation.inputs[0]].elements
-    return max(1.0, product.rows * product.depth * product.count / elements)
+    reads = max(1.0, product.rows * product.depth * product.count / elements)
+    return replace(product, reads=reads)
 
 
 @lru_cache(maxsize=4096)
