@@ -47,7 +47,7 @@ class Transformer:
 def bert(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
     """BERT with its pre-training heads; the decoder shares the table of words."""
     build = Builder(batch, type)
-    width, length = sizes.width, sizes.length
+    width = sizes.width
     positions = build.input("positions", sizes.predictions, "int32")
     labels = build.input("labels", sizes.predictions, "int32")
     following = build.input("following", 1, "int32")
@@ -68,7 +68,6 @@ def bert(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
     x = _decoder(build, x, tables, sizes, sizes.predictions, has_bias=True)
     words = build.add("head.loss", "loss", [x, labels], 1)
     pairs = build.add("head.following_loss", "loss", [first, following], 1)
-    assert length == build.sizes["ids"]
     return build.graph([words, pairs])
 
 
