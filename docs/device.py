@@ -12,10 +12,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
+from support.ipu_published import PUBLISHED, THROUGHPUTS, Published  # noqa: E402
 
 from popdist_py.ipu.cycles import cycles  # noqa: E402
 from popdist_py.ipu.graph import Placement  # noqa: E402
-from popdist_py.ipu.memory import memory  # noqa: E402
+from popdist_py.ipu.memory import ESTIMATES, memory  # noqa: E402
 from popdist_py.ipu.schedule import least_accumulation, schedule  # noqa: E402
 from popdist_py.ipu.schedule_views import grid  # noqa: E402
 from popdist_py.ipu.searches import Run  # noqa: E402
@@ -111,6 +112,79 @@ def counts() -> str:
     return "\n".join(lines) + "\n"
 
 
+def published() -> str:
+    """Return the table of published runs: whether they ran, and how full the fullest tile is."""
+    lines = ["| run | IPUs | theirs | ours, fullest tile | known |", "|---" * 5 + "|"]
+    for known in PUBLISHED:
+        run = known.run
+        own = run.fullest
+        theirs = "ran" if known.ran else "too large"
+        lines.append(
+            f"| {known.name} | {run.placement.num_ipus} {run.ipu.name} | {theirs} "
+            f"| {own.fullest_tile / own.tile_bytes:.0%} | {known.certainty} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def throughputs() -> str:
+    """Return the table of published throughputs, theirs and ours."""
+    lines = ["| run | IPUs | global batch | theirs | ours | ratio |", "|---" * 6 + "|"]
+    for known in THROUGHPUTS:
+        run = known.run
+        ours = cycles(run.graph, run.placement, run.settings, run.ipu).throughput
+        lines.append(
+            f"| {known.name} | {known.replicas * run.placement.num_ipus} {run.ipu.name} "
+            f"| {known.global_batch:,} | {known.samples:,} | {ours:,.0f} "
+            f"| {ours / known.samples:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def margins() -> str:
+    """Return how far each constant of memory may move alone until a published run is wrong."""
+    lines = [
+        "| constant | value | least | which run would fit | most | which run would not |",
+        "|---" * 6 + "|",
+    ]
+    for name in ("base_code", "distinct_code", "call_code", "gaps"):
+        limits = [(_limit(known, name), known) for known in PUBLISHED]
+        lines.append(_margin(f"`{name}`", getattr(ESTIMATES, name), limits))
+    limits = [(own.tile_bytes / own.fullest_tile, k) for k in PUBLISHED for own in (k.run.fullest,)]
+    lines.append(_margin("everything, times", 1.0, limits))
+    return "\n".join(lines) + "\n"
+
+
+def _margin(name: str, value: float, limits: Sequence[tuple[float, Published]]) -> str:
+    """Return a line: between the runs that are too large and those that fit."""
+    least, fits = max(
+        ((at, known.name) for at, known in limits if not known.ran and at > 0), default=(0.0, "–")
+    )
+    most, does_not = min((at, known.name) for at, known in limits if known.ran)
+    digits = 0 if isinstance(value, int) else 3
+    return (
+        f"| {name} | {value:,} | {least:,.{digits}f} | {fits} | {most:,.{digits}f} | {does_not} |"
+    )
+
+
+def _limit(known: Published, name: str) -> float:
+    """Return the largest value of a constant with which a run fits: memory is linear in each."""
+    run, value = known.run, getattr(ESTIMATES, name)
+    step = max(1, value) if isinstance(value, int) else value
+    more = replace(ESTIMATES, **{name: value + step})
+    now, then = (
+        memory(run.graph, run.placement, run.settings, run.ipu, estimates).ipus
+        for estimates in (ESTIMATES, more)
+    )
+    return min(
+        value
+        + step
+        * (before.tile_bytes - before.fullest_tile)
+        / (after.fullest_tile - before.fullest_tile)
+        for before, after in zip(now, then, strict=True)
+        if after.fullest_tile > before.fullest_tile
+    )
+
+
 def figures() -> str:
     """Return the devices' figures, with the source of those of Mk2."""
     lines = [f"| figure | {' | '.join(IPUS)} | source (mk2) |", "|---" * (len(IPUS) + 2) + "|"]
@@ -125,7 +199,7 @@ def figures() -> str:
 def text() -> str:
     """Return the page with its figures as they are now."""
     page = PAGE.read_text(encoding="utf-8")
-    for part in (ladder, advice, grids, counts, figures):
+    for part in (ladder, advice, published, margins, throughputs, grids, counts, figures):
         marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
         made = part()
         page, found = marks.subn(lambda _, made=made: made, page, count=1)

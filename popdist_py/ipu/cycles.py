@@ -56,7 +56,7 @@ class CycleModel:
 
     product_share: float = 0.7
     memory_share: float = 0.25
-    operation_cycles: int = 3_850
+    operation_cycles: int = 4_050
     host_bandwidth: float = 7.2e9
     call_seconds: float = 25e-3
     sync_cycles: int = 2_000
@@ -349,7 +349,7 @@ class _Device:
         rate = self.ipu.product_rate(operands, partials) * tiles * self.model.product_share
         limit = stage.proportion(operation) * stage.memory
         needed = any(name in stage.graph.needs_gradient for name in operation.inputs[:1])
-        for number, shape in enumerate(shapes(operation, stage.graph.batch, backward=backward)):
+        for number, shape in enumerate(shapes(operation, stage.graph, backward=backward)):
             if backward and number == 0 and not needed:
                 continue  # nothing trained stands before it
             held = working_set(shape, operands, partials, stage.tiles)

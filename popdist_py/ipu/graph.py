@@ -90,6 +90,8 @@ class Product:
         serial: parts that it is done in, one after the other (``serializedMatMul``).
         repeats: times that it is done, each needing the last result (steps of an LSTM); rows are
             those of one time. The code is there once.
+        reads: how often each element of the first operand is read, above 1 in convolutions; the
+            model looks it up where it counts.
     """
 
     rows: int
@@ -98,6 +100,7 @@ class Product:
     count: int = 1
     serial: int = 1
     repeats: int = 1
+    reads: float = 1.0
 
     @property
     def flops(self) -> int:

@@ -8,9 +8,10 @@ Nothing here knows how stages follow one another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Product, Type
 from popdist_py.ipu.settings import Recompute, Settings
@@ -30,6 +31,10 @@ __all__ = [
     "stage_of",
     "working_set",
 ]
+
+# A convolution's block of the input with its border, in parts of what its positions read alone:
+# 2 is that of 5 x 5 positions and a kernel of 3 x 3.
+_BORDER: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +292,11 @@ def _backward(stage: Stage, operation: Operation, fresh: frozenset[str]) -> Mome
     trained = [graph.weight_of[n] for n in operation.weights if graph.weight_of[n].is_trained]
     weights = sum(weight.elements for weight in trained)
     type_of_gradient = operation.output.type
-    if operation.kind == "lookup" and stage.settings.accumulation > 1:
-        weights = 0  # rows are added to the accumulator where they belong
+    if stage.settings.accumulation > 1:
+        if operation.kind == "lookup":
+            weights = 0  # rows are added to the accumulator where they belong
+        elif operation.product is not None:
+            weights //= operation.product.serial  # each part is added before the next is made
     temporary = (
         weights * BYTES[type_of_gradient]
         + _product_bytes(stage, operation, backward=True)
@@ -328,9 +336,10 @@ def _product_bytes(stage: Stage, operation: Operation, *, backward: bool) -> int
     if operation.product is None:
         return 0
     limit = round(stage.proportion(operation) * stage.memory)
+    product = _read(operation, operation.product, stage.graph)
     types = operation.output.type, stage.settings.partials
     sizes = bool(operation.weights), stage.graph.batch, backward
-    return min(limit, _held(operation.product, *sizes, *types, stage.tiles))
+    return min(limit, _held(product, *sizes, *types, stage.tiles))
 
 
 @lru_cache(maxsize=4096)
@@ -348,16 +357,18 @@ def _held(
     return max(working_set(shape, operands, partials, tiles) for shape in each) // product.serial
 
 
-def shapes(operation: Operation, batch: int, *, backward: bool) -> tuple[Product, ...]:
+def shapes(operation: Operation, graph: Graph, *, backward: bool) -> tuple[Product, ...]:
     """Return the products of a pass over one micro-batch, which is in their sizes.
 
-    The backward has two: gradients of the first operand, and of the second. Of a repeated product
-    they are those of all times, with ``repeats``.
+    The backward has two: gradients of the first operand, and of the second. That of a convolution's
+    input is a convolution too: it reads each gradient as often as the forward reads each input. Of
+    a repeated product they are those of all times, with ``repeats``.
     """
     if operation.product is None:
         return ()
+    product = _read(operation, operation.product, graph)
     has_weights = bool(operation.weights)
-    return _shapes(operation.product, batch, has_weights=has_weights, backward=backward)
+    return _shapes(product, graph.batch, has_weights=has_weights, backward=backward)
 
 
 def _shapes(
@@ -366,13 +377,23 @@ def _shapes(
     rows, count = product.rows, product.count
     # Weights are the same for all samples, other operands are not.
     rows, count = (rows * batch, count) if has_weights else (rows, count * batch)
-    repeats = product.repeats
+    one = replace(product, rows=rows, count=count, serial=1)
     if not backward:
-        return (Product(rows, product.depth, product.columns, count, repeats=repeats),)
+        return (one,)
+    depth, columns = round(product.columns * product.reads), round(product.depth / product.reads)
     return (
-        Product(rows, product.columns, product.depth, count, repeats=repeats),
-        Product(product.depth, rows, product.columns, count, repeats=repeats),
+        replace(one, depth=depth, columns=max(1, columns)),
+        replace(one, rows=product.depth, depth=rows),
     )
+
+
+def _read(operation: Operation, product: Product, graph: Graph) -> Product:
+    """Return a product with how often it reads its first operand: positions of a kernel, mostly."""
+    if not operation.weights:
+        return product
+    elements = graph.tensors[operation.inputs[0]].elements
+    reads = max(1.0, product.rows * product.depth * product.count / elements)
+    return replace(product, reads=reads)
 
 
 @lru_cache(maxsize=4096)
@@ -380,7 +401,8 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
     """Return the bytes of operands and partials that the tiles hold during a product.
 
     Each tile does an equal block of rows, depth and columns and holds what the block needs: least
-    where its sides are equal, as far as the product's own sides let them be.
+    where its sides are equal, as far as the product's own sides let them be. Positions of a
+    convolution side by side share most of what they read, all but a border about as large again.
     """
     blocks = max(1.0, tiles / product.count)
     sides = [float(product.rows), float(product.depth), float(product.columns)]
@@ -392,5 +414,6 @@ def working_set(product: Product, operands: Type, partials: Type, tiles: int) ->
         block[index] = min(sides[index], max(1.0, rest ** (1 / (3 - place))))
         rest /= block[index]
     rows, depth, columns = block
-    held = (rows * depth + depth * columns) * BYTES[operands] + rows * columns * BYTES[partials]
+    first = rows * depth * min(1.0, _BORDER / product.reads)
+    held = (first + depth * columns) * BYTES[operands] + rows * columns * BYTES[partials]
     return round(held * min(tiles, blocks * product.count))

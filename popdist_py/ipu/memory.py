@@ -51,7 +51,7 @@ class Estimates:
     """
 
     base_code: int = 32 * 1024
-    distinct_code: int = 640
+    distinct_code: int = 448
     call_code: int = 48
     gaps: float = 0.05
     grain: int = 16
@@ -325,12 +325,16 @@ def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Contribut
 
 
 def _update_bytes(weight: Weight, settings: Settings) -> int:
-    """Return what the update of a weight holds: the change in float32, and state from elsewhere."""
-    where, replicas = settings.optimizer_location, settings.replicas
-    size = weight.elements * BYTES["float32"]
+    """Return what the update of a weight holds: the change, and state from elsewhere.
+
+    The change has the widest type of what it is made from.
+    """
+    where, optimizer = settings.optimizer_location, settings.optimizer
+    types = (weight.type, optimizer.accumulator, *optimizer.state)
+    size = weight.elements * max(BYTES[type_] for type_ in types)
     if where.is_off_chip(weight.elements):
-        state = sum(BYTES[type_] for type_ in settings.optimizer.state)
-        size += where.part(weight.elements, replicas) * state
+        state = sum(BYTES[type_] for type_ in optimizer.state)
+        size += where.part(weight.elements, settings.replicas) * state
     return size
 
 

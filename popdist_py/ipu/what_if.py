@@ -92,8 +92,7 @@ def _changes(run: Run) -> Iterator[tuple[str, Run]]:
         )
     types = {t.type for t in graph.tensors.values()} | {w.type for w in graph.weights}
     if "float32" in types:
-        half = graph.cast(data="float16", weights="float16")
-        yield "data and weights in float16", replace(run, graph=half)
+        yield "half precision: all but second moments in float16", _in_half(run)
     if settings.is_training:
         yield from _training_changes(run)
     if settings.overlaps_io and 2 * settings.io_tiles <= _MOST_IO_TILES:
@@ -109,6 +108,15 @@ def _changes(run: Run) -> Iterator[tuple[str, Run]]:
         if splits is not None:
             names = [graph.operations[splits.stages.index(s)].name for s in splits.ipus[1:]]
             yield f"stages that begin at {', '.join(names)}", replace(run, placement=splits)
+
+
+def _in_half(run: Run) -> Run:
+    """Return a run with the types of the half-precision example, the optimiser's among them."""
+    graph = run.graph.cast(data="float16", weights="float16")
+    optimizer = run.settings.optimizer
+    first: tuple[Type, ...] = ("float16",) if optimizer.state else ()
+    optimizer = replace(optimizer, accumulator="float16", state=(*first, *optimizer.state[1:]))
+    return replace(run, graph=graph, settings=replace(run.settings, optimizer=optimizer))
 
 
 def _training_changes(run: Run) -> Iterator[tuple[str, Run]]:

@@ -137,26 +137,41 @@ def cnn(batch: int, type: Type = "float32") -> Graph:
 
 
 def resnet(
-    blocks: Sequence[int], side: int, batch: int, type: Type = "float32", classes: int = 1000
+    blocks: Sequence[int],
+    side: int,
+    batch: int,
+    type: Type = "float32",
+    classes: int = 1000,
+    *,
+    groups: int = 1,
+    has_statistics: bool = True,
 ) -> Graph:
-    """A ResNet of bottlenecks, module names as in torchvision: 101 is [3, 4, 23, 3]."""
+    """A ResNet of bottlenecks, module names as in torchvision: 101 is [3, 4, 23, 3].
+
+    With ``groups`` 32 it is a ResNeXt of 32 groups of 4 channels; without statistics norms are
+    group norms.
+    """
     build = Builder(batch, type)
     x = build.input("input", 3 * side * side)
     labels = build.input("labels", 1, "int32")
     side //= 2
     x = build.conv("conv1", x, (3, 64), 7, side)
-    x = build.norm("bn1", x, 64)
+    x = build.norm("bn1", x, 64, has_statistics=has_statistics)
     x = build.add("relu", "elementwise", [x], is_in_place=True)
     side //= 2
     x = build.add("maxpool", "pool", [x], 64 * side * side)
     into = 64
     for layer, count in enumerate(blocks):
         width = 64 * 2**layer
+        inner = width if groups == 1 else 2 * width
         for index in range(count):
             before = side
             if layer and not index:
                 side //= 2
-            x = _bottleneck(build, f"layer{layer + 1}.{index}", x, (into, width), (before, side))
+            x = _bottleneck(
+                build, f"layer{layer + 1}.{index}", x, (into, inner, 4 * width), (before, side),
+                groups=groups, has_statistics=has_statistics,
+            )  # fmt: skip
             into = 4 * width
     x = build.add("avgpool", "elementwise", [x], into)
     x = build.linear("fc", x, 1, (into, classes))
@@ -165,21 +180,29 @@ def resnet(
 
 
 def _bottleneck(
-    build: Builder, name: str, x: str, channels: tuple[int, int], sides: tuple[int, int]
+    build: Builder,
+    name: str,
+    x: str,
+    channels: tuple[int, int, int],
+    sides: tuple[int, int],
+    *,
+    groups: int,
+    has_statistics: bool,
 ) -> str:
-    into, width = channels
+    into, width, out = channels
     before, side = sides
     shortcut = x
     for number, (shape, kernel, size) in enumerate(
-        (((into, width), 1, before), ((width, width), 3, side), ((width, 4 * width), 1, side)), 1
+        (((into, width), 1, before), ((width, width), 3, side), ((width, out), 1, side)), 1
     ):
-        x = build.conv(f"{name}.conv{number}", x, shape, kernel, size)
-        x = build.norm(f"{name}.bn{number}", x, shape[1])
+        of_conv = groups if number == 2 else 1
+        x = build.conv(f"{name}.conv{number}", x, shape, kernel, size, of_conv)
+        x = build.norm(f"{name}.bn{number}", x, shape[1], has_statistics=has_statistics)
         if number < 3:
             x = build.add(f"{name}.relu{number}", "elementwise", [x], is_in_place=True)
-    if into != 4 * width or before != side:
-        shortcut = build.conv(f"{name}.downsample.0", shortcut, (into, 4 * width), 1, side)
-        shortcut = build.norm(f"{name}.downsample.1", shortcut, 4 * width)
+    if into != out or before != side:
+        shortcut = build.conv(f"{name}.downsample.0", shortcut, (into, out), 1, side)
+        shortcut = build.norm(f"{name}.downsample.1", shortcut, out, has_statistics=has_statistics)
     x = build.add(f"{name}.add", "add", [x, shortcut], is_in_place=True)
     return build.add(f"{name}.relu3", "elementwise", [x], is_in_place=True)
 

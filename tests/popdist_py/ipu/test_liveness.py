@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
+from support.ipu_graphs import Builder, cnn, mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement, Product
 from popdist_py.ipu.liveness import (
@@ -16,6 +16,7 @@ from popdist_py.ipu.liveness import (
     kept,
     peak,
     segments,
+    shapes,
     stage_of,
     working_set,
 )
@@ -155,6 +156,51 @@ def test_working_set_of_a_cube():
     """8 tiles and a product of 64 x 64 x 64: each does 32 x 32 x 32 and holds three such sides."""
     found = working_set(Product(64, 64, 64), "float32", "float32", 8)
     assert abs(found - 8 * 3 * 32 * 32 * 4) <= 8
+
+
+def test_convolutions_share_what_neighbouring_positions_read():
+    """A kernel of 3 x 3 reads each element nine times; no pass holds it so often."""
+    build = Builder(batch=8, type="float16")
+    image = build.input("input", 64 * 32 * 32)
+    x = build.conv("conv", image, (64, 64), 3, 32, groups=64)
+    graph = build.graph([x])
+    (operation,) = graph.operations
+    passes = [
+        *shapes(operation, graph, backward=False),
+        *shapes(operation, graph, backward=True),
+    ]
+    assert [p.reads for p in passes] == [9.0, 9.0, 9.0]
+    assert len({p.flops for p in passes}) == 1
+    # The input's gradient has the input's elements: depth is channels alone there.
+    assert passes[1].rows * passes[1].columns * passes[1].count == 8 * 64 * 32 * 32
+    for shape in passes:
+        whole = working_set(replace(shape, reads=1.0), "float16", "float16", 1472)
+        assert working_set(shape, "float16", "float16", 1472) < whole / 2
+    matrix = transformer(1, 64, 16, 2)
+    for operation in matrix.operations:
+        for shape in shapes(operation, matrix, backward=True):
+            assert shape.reads == 1.0
+
+
+def test_a_serialised_gradient_is_added_part_by_part():
+    graph = transformer(1, 64, 8, 1, words=1000)
+    parts = [
+        replace(o, product=replace(o.product, serial=10)) if o.name == "head" else o
+        for o in graph.operations
+    ]
+
+    def at_backward(operations, accumulation):
+        made = replace(graph, operations=tuple(operations))
+        settings = Settings(accumulation=accumulation)
+        stage = replace(stage_of(made, Placement.cut(made), settings, MK2, 0), memory=0)
+        moments = {m.name: m for m in backward_moments(stage, kept(stage, "none"))}
+        return moments["head (backward)"].temporary
+
+    gradient = 1000 * 64 * 2
+    assert at_backward(graph.operations, accumulation=2) == gradient
+    assert at_backward(parts, accumulation=2) == gradient // 10
+    # Without an accumulator to add them to, all parts are there until the update.
+    assert at_backward(parts, accumulation=1) == gradient
 
 
 def test_tables_are_accumulated_row_by_row():

@@ -307,6 +307,24 @@ def test_updates_bring_what_is_elsewhere():
     assert at_update(on_chip=False, is_sharded=True) == largest * (4 + 2)
 
 
+@pytest.mark.parametrize(
+    ("weights", "optimizer", "width"),
+    [
+        ("float32", SGD, 4),
+        ("float16", HALF_ADAM, 4),
+        ("float16", Optimizer(state=("float16",), accumulator="float16"), 2),
+    ],
+    ids=["float weights", "float second moments", "all half"],
+)
+def test_a_change_has_the_widest_type_of_what_it_is_made_from(weights, optimizer, width):
+    graph = mlp([4096, 4096], batch=1).cast(data=weights, weights=weights)
+    options = Settings(optimizer=optimizer, accumulation=2, memory_proportion=1e-6)
+    # The backward of so few samples holds the weights' gradient, the update the change.
+    (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
+    gradient = 4 if weights == "float32" else 2
+    assert own.by_category()["working set"] // 4096**2 == max(gradient, width)
+
+
 def test_an_ipu_with_two_stages_has_the_worst_of_both_and_the_variables_of_both():
     graph = mlp([64, 64, 64, 4096, 64], batch=256)
     apart = Placement.cut(graph, ["layers.1", "layers.2"])

@@ -9,7 +9,7 @@ from support.ipu_graphs import mlp, resnet
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.searches import Run
-from popdist_py.ipu.settings import ADAM, Settings
+from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import explain
 
@@ -29,14 +29,21 @@ def test_why_the_ladder_begins_out_of_memory(golden, why):
     assert why.memory.needed > why.memory.capacity == MK2.memory
     assert [a.saved for a in why.advice] == sorted((a.saved for a in why.advice), reverse=True)
     # Half precision comes first, as in the tutorial, and is enough.
-    assert why.advice[0].change == "data and weights in float16"
+    assert why.advice[0].change == "half precision: all but second moments in float16"
     assert why.advice[0].fits
 
 
 def test_saved_bytes_are_what_the_changed_run_lacks(why):
-    half = replace(LADDER, graph=FLOAT.cast(data="float16", weights="float16"))
+    half = replace(
+        LADDER,
+        graph=FLOAT.cast(data="float16", weights="float16"),
+        settings=replace(LADDER.settings, optimizer=HALF_ADAM),
+    )
     saved = {advice.change: advice.saved for advice in why.advice}
-    assert saved["data and weights in float16"] == why.memory.needed - half.fullest.needed
+    assert (
+        saved["half precision: all but second moments in float16"]
+        == why.memory.needed - half.fullest.needed
+    )
     fewer = replace(LADDER, graph=FLOAT.with_batch(32))
     assert saved["micro-batches of 32, not 64"] == why.memory.needed - fewer.fullest.needed
 

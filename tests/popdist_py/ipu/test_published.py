@@ -1,0 +1,188 @@
+"""Published runs: those that ran fit, those that ran out of memory do not, fast ones are fast.
+
+One set of constants holds for all of them; what each constant may be is in ``docs/device.md``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from support.ipu_graphs import resnet, with_8_bit_input
+from support.ipu_models import Transformer, bert, efficientnet, gpt, unet, vgg_16, vit
+from support.ipu_published import PUBLISHED, THROUGHPUTS
+
+from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.settings import MOMENTUM
+from popdist_py.ipu.specification import BOW, MK1, MK2
+from popdist_py.ipu.transfers import host_traffic
+
+RUNS = {published.name: published.run for published in PUBLISHED}
+RESNET_50 = RUNS["ResNet-50, half, batch 20, recomputation"]
+BERT = RUNS["BERT-base, 128 tokens, batch 16"]
+
+
+@pytest.mark.parametrize(
+    ("graph", "parameters"),
+    [
+        (resnet([3, 4, 6, 3], 224, 1), 25_557_032),
+        (resnet([3, 4, 23, 3], 224, 1, groups=32), 44_177_704),
+        (efficientnet((1.0, 1.0), 224, 1), 5_288_548),
+        (efficientnet((1.4, 1.8), 380, 1), 19_341_616),
+        (vgg_16(1), 138_357_544),
+        (unet(572, 1), 31_030_658),
+        (vit(12, 768, 1), 86_567_656),
+        (bert(Transformer(12, 768, 128), 1), 110_106_428),
+        (bert(Transformer(24, 1024, 128, serial=2), 1), 336_226_108),
+        (gpt(Transformer(12, 768, 1024, words=50_257, serial=4), 1), 124_439_808),
+        (gpt(Transformer(24, 1024, 1024, words=50_257), 1), 354_823_168),
+        (gpt(Transformer(36, 1280, 1024, words=50_257), 1), 774_030_080),
+    ],
+    ids=[
+        "ResNet-50", "ResNeXt-101", "B0", "B4", "VGG-16", "U-Net", "ViT-base", "BERT-base",
+        "BERT-large", "GPT-2 small", "GPT-2 medium", "GPT-2 large",
+    ],
+)  # fmt: skip
+def test_models_have_their_published_parameters(graph, parameters):
+    assert sum(weight.elements for weight in graph.weights if weight.is_trained) == parameters
+
+
+def test_there_are_enough_of_both():
+    assert len(RUNS) == len(PUBLISHED) >= 25
+    assert min(Counter(published.ran for published in PUBLISHED).values()) >= 10
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda published: published.name)
+def test_fits_if_it_ran(published):
+    own = RUNS[published.name].fullest
+    assert own.fits == published.ran, (
+        f"{own.fullest_tile / own.tile_bytes:.0%}: {own.by_category()}"
+    )
+
+
+@pytest.mark.parametrize(
+    "known", THROUGHPUTS, ids=lambda k: f"{k.name}, {k.ipu.name}, {k.replicas} replicas"
+)
+def test_throughput_is_near_the_published_one(known):
+    assert throughput(known.run) == pytest.approx(known.samples, rel=0.25)
+
+
+def test_systems_rank_as_published():
+    """Every pair of which one is 10 % faster for each IPU: a model of images, one of tokens."""
+    ours = [throughput(k.run) / ipus(k) for k in THROUGHPUTS]
+    theirs = [k.samples / ipus(k) for k in THROUGHPUTS]
+    order = sorted(range(len(theirs)), key=lambda index: theirs[index])
+    for slower, faster in pairwise(order):
+        if theirs[faster] > 1.1 * theirs[slower]:
+            assert ours[faster] > ours[slower], (THROUGHPUTS[slower], THROUGHPUTS[faster])
+
+
+def ipus(known):
+    return known.replicas * known.run.placement.num_ipus
+
+
+def throughput(run):
+    return cycles(run.graph, run.placement, run.settings, run.ipu, run.model).throughput
+
+
+def changed(run, **settings):
+    return replace(run, settings=replace(run.settings, **settings))
+
+
+# Rankings: one for each thing that is said to be faster.
+
+
+@pytest.mark.parametrize("name", ["ResNet-50, half, batch 20, recomputation",
+                                  "BERT-large, 128 tokens, batch 8"])  # fmt: skip
+def test_bow_is_faster_by_no_more_than_its_clock(name):
+    run = changed(RUNS[name], device_iterations=1000)
+    ratio = throughput(replace(run, ipu=BOW)) / throughput(run)
+    assert 1.3 < ratio <= BOW.clock / MK2.clock
+    assert throughput(run) > throughput(replace(run, ipu=MK1))
+
+
+def test_a_pipeline_is_faster_than_shards():
+    # Four IPUs of which one works at a time against four that work together.
+    gain = throughput(BERT) / throughput(changed(BERT, strategy="sharded"))
+    assert 2.5 < gain <= 4
+
+
+@pytest.mark.parametrize("run", [RESNET_50, BERT], ids=["ResNet-50", "BERT"])
+def test_half_is_faster_than_float(run):
+    run = changed(run, partials="float32")
+    single = replace(run, graph=run.graph.cast(data="float32", weights="float32"))
+    assert 1.3 < throughput(run) / throughput(single) < 4
+    assert throughput(changed(run, partials="float16")) > throughput(run)
+
+
+def test_more_accumulation_raises_the_busy_share():
+    busy = []
+    for count in (16, 64, 512):
+        run = changed(BERT, accumulation=count, synthetic_data=True)
+        busy.append(min(cycles(run.graph, run.placement, run.settings, run.ipu).busy))
+    assert busy == sorted(busy)
+    assert busy[0] < 0.9 * busy[-1]
+
+
+def test_device_iterations_remove_the_host():
+    def host(iterations):
+        run = changed(RESNET_50, device_iterations=iterations)
+        report = cycles(run.graph, run.placement, run.settings, run.ipu)
+        return report.call / report.total
+
+    assert host(1) > 10 * host(100)
+
+
+def test_8_bit_input_halves_what_is_received():
+    small = with_8_bit_input(RESNET_50.graph)
+    received = [
+        host_traffic(graph, Placement.cut(graph), RESNET_50.settings)[0].received
+        for graph in (RESNET_50.graph, small)
+    ]
+    labels = RESNET_50.settings.micro_batches * 20 * 4
+    assert received[0] - labels == 2 * (received[1] - labels)
+    assert throughput(replace(RESNET_50, graph=small, placement=Placement.cut(small))) > throughput(
+        RESNET_50
+    )
+
+
+def test_more_replicas_raise_the_share_of_the_all_reduce():
+    shares = []
+    for replicas in (1, 2, 16, 64):
+        run = changed(RESNET_50, replicas=replicas)
+        report = cycles(run.graph, run.placement, run.settings, run.ipu)
+        shares.append(report.stages[0].all_reduce / report.window)
+    assert shares[0] == 0
+    assert shares == sorted(shares)
+    # More of them in the same global batch: fewer micro-batches for each all-reduce.
+    many = changed(RESNET_50, replicas=64, accumulation=2)
+    report = cycles(many.graph, many.placement, many.settings, many.ipu)
+    assert report.stages[0].all_reduce / report.window > 2 * shares[2]
+
+
+@pytest.mark.parametrize("run", [RESNET_50, BERT], ids=["ResNet-50", "BERT"])
+def test_recomputation_costs_about_a_third(run):
+    stage = cycles(run.graph, run.placement, run.settings, run.ipu).stages[0]
+    assert stage.recompute / (stage.forward + stage.backward) == pytest.approx(1 / 3, abs=0.08)
+    assert throughput(run) < throughput(changed(run, recompute="none"))
+
+
+def test_balanced_splits_are_faster():
+    def with_layers(*starts):
+        cut = Placement.cut(BERT.graph, [f"layers.{start}" for start in starts])
+        return throughput(replace(BERT, placement=cut))
+
+    assert with_layers(3, 6, 9) > with_layers(2, 6, 9) > with_layers(1, 2, 9)
+
+
+def test_state_elsewhere_makes_room_and_costs_time():
+    here = changed(RUNS["BERT-large, 128 tokens, batch 8"], optimizer=MOMENTUM, accumulation=16)
+    assert not here.settings.optimizer_location.on_chip
+    on_chip = changed(here, optimizer_location=type(here.settings.optimizer_location)())
+    assert throughput(on_chip) > throughput(here)
+    first, second = (memory(r.graph, r.placement, r.settings, r.ipu) for r in (here, on_chip))
+    assert first.fullest.always_live < second.fullest.always_live

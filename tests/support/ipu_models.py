@@ -1,0 +1,340 @@
+"""Models of published runs on IPUs with their true sizes, as graphs of the device model.
+
+Each has as many parameters as the model that it is named after; what their tests compare. Nothing
+here says how a model is cut or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from support.ipu_graphs import Builder
+
+from popdist_py.ipu.graph import Graph, Product, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """Sizes of a transformer.
+
+    Attributes:
+        layers: number of layers, ``layers.0`` and so on.
+        width: of a token.
+        length: tokens of a sample.
+        words: of its vocabulary.
+        predictions: masked tokens of a sample that the head of BERT looks at.
+        serial: parts into which the table of words is cut (``embedding_serialization_factor``).
+        dropout: whether there is one behind each product that has it in training.
+    """
+
+    layers: int
+    width: int
+    length: int
+    words: int = 30_522
+    predictions: int = 20
+    serial: int = 1
+    dropout: bool = True
+
+    @property
+    def heads(self) -> int:
+        """Heads of 64 columns."""
+        return self.width // 64
+
+
+def bert(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
+    """BERT with its pre-training heads; the decoder shares the table of words."""
+    build = Builder(batch, type)
+    width = sizes.width
+    positions = build.input("positions", sizes.predictions, "int32")
+    labels = build.input("labels", sizes.predictions, "int32")
+    following = build.input("following", 1, "int32")
+    x, tables = _embedding(build, sizes, places=512, kinds=2)
+    x = build.norm("embeddings.norm", x, width, has_statistics=False)
+    x = _dropout(build, "embeddings.dropout", x, sizes)
+    for index in range(sizes.layers):
+        x = _layer(build, f"layers.{index}", x, sizes, normalizes_first=False)
+    first = build.add("pooler.first", "view", [x], width)
+    first = build.linear("pooler.dense", first, 1, (width, width))
+    first = build.add("pooler.tanh", "elementwise", [first])
+    first = build.linear("head.following", first, 1, (width, 2))
+    x = build.add("head.gather", "lookup", [x, positions], sizes.predictions * width,
+        saved=[positions])  # fmt: skip
+    x = build.linear("head.dense", x, sizes.predictions, (width, width))
+    x = build.add("head.gelu", "elementwise", [x], saved=[x])
+    x = build.norm("head.norm", x, width, has_statistics=False)
+    x = _decoder(build, x, tables, sizes, sizes.predictions, has_bias=True)
+    words = build.add("head.loss", "loss", [x, labels], 1)
+    pairs = build.add("head.following_loss", "loss", [first, following], 1)
+    return build.graph([words, pairs])
+
+
+def bert_for_questions(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
+    """BERT with the head of SQuAD: where the answer begins and ends."""
+    build = Builder(batch, type)
+    labels = build.input("labels", 2, "int32")
+    x, _ = _embedding(build, sizes, places=512, kinds=2)
+    x = build.norm("embeddings.norm", x, sizes.width, has_statistics=False)
+    for index in range(sizes.layers):
+        x = _layer(build, f"layers.{index}", x, sizes, normalizes_first=False)
+    x = build.linear("head.dense", x, sizes.length, (sizes.width, 2))
+    return build.graph([build.add("head.loss", "loss", [x, labels], 1)])
+
+
+def gpt(sizes: Transformer, batch: int, type: Type = "float16") -> Graph:
+    """GPT-2; the head shares the table of words and looks at every token."""
+    build = Builder(batch, type)
+    labels = build.input("labels", sizes.length, "int32")
+    x, tables = _embedding(build, sizes, places=1024, kinds=0)
+    x = _dropout(build, "embeddings.dropout", x, sizes)
+    for index in range(sizes.layers):
+        x = _layer(build, f"layers.{index}", x, sizes, normalizes_first=True)
+    x = build.norm("head.norm", x, sizes.width, has_statistics=False)
+    x = _decoder(build, x, tables, sizes, sizes.length, has_bias=False)
+    return build.graph([build.add("head.loss", "loss", [x, labels], 1)])
+
+
+def vit(layers: int, width: int, batch: int, type: Type = "float16", *, side: int = 224) -> Graph:
+    """A vision transformer with patches of 16 x 16, as torchvision's."""
+    build = Builder(batch, type)
+    images = build.input("images", 3 * side * side)
+    labels = build.input("labels", 1, "int32")
+    grid = side // 16
+    sizes = Transformer(layers, width, grid**2 + 1, dropout=False)
+    x = build.conv("patches", images, (3, width), 16, grid)
+    places = [
+        build.weight("patches.bias", width),
+        build.weight("class_token", width),
+        build.weight("positions", sizes.length * width),
+    ]
+    x = build.add("embeddings.add", "add", [x], sizes.length * width, weights=places)
+    for index in range(layers):
+        x = _layer(build, f"layers.{index}", x, sizes, normalizes_first=True)
+    x = build.norm("norm", x, width, has_statistics=False)
+    x = build.add("first", "view", [x], width)
+    x = build.linear("head", x, 1, (width, 1000))
+    return build.graph([x, build.add("loss", "loss", [x, labels], 1)])
+
+
+def _embedding(
+    build: Builder, sizes: Transformer, *, places: int, kinds: int
+) -> tuple[str, list[str]]:
+    """Return the sum of the embeddings and the names of the tables of words."""
+    ids = build.input("ids", sizes.length, "int32")
+    rows = ceil(sizes.words / sizes.serial)
+    parts = [min(rows, sizes.words - rows * index) for index in range(sizes.serial)]
+    tables = [
+        build.weight(f"embeddings.words.{index}.weight", part * sizes.width)
+        for index, part in enumerate(parts)
+    ]
+    size = sizes.length * sizes.width
+    x = build.add("embeddings.words", "lookup", [ids], size, weights=tables)
+    others = [build.weight("embeddings.positions.weight", places * sizes.width)]
+    if kinds:
+        others.append(build.weight("embeddings.kinds.weight", kinds * sizes.width))
+    return build.add("embeddings.add", "add", [x], weights=others, is_in_place=True), tables
+
+
+def _decoder(
+    build: Builder, x: str, tables: Sequence[str], sizes: Transformer, rows: int, *, has_bias: bool
+) -> str:
+    weights = list(tables)
+    if has_bias:
+        weights.append(build.weight("head.decoder.bias", sizes.words))
+    product = Product(rows, sizes.width, sizes.words, serial=sizes.serial)
+    return build.add(
+        "head.decoder", "product", [x], rows * sizes.words, weights=weights, product=product
+    )
+
+
+def _dropout(build: Builder, name: str, x: str, sizes: Transformer) -> str:
+    """The backward makes the mask again from the seed, so that nothing is saved."""
+    return build.add(name, "elementwise", [x], saved=[]) if sizes.dropout else x
+
+
+def _layer(build: Builder, name: str, x: str, sizes: Transformer, *, normalizes_first: bool) -> str:
+    """Attention and two linear layers, norms behind them (BERT) or in front (GPT-2, ViT)."""
+
+    def norm(part: str, x: str) -> str:
+        return build.norm(f"{name}.{part}", x, sizes.width, has_statistics=False)
+
+    read = norm("attention.norm", x) if normalizes_first else x
+    made = _attention(build, f"{name}.attention", read, sizes)
+    x = build.add(f"{name}.attention.add", "add", [made, x], is_in_place=True)
+    if not normalizes_first:
+        x = norm("attention.norm", x)
+    read = norm("norm", x) if normalizes_first else x
+    length, width = sizes.length, sizes.width
+    made = build.linear(f"{name}.inner", read, length, (width, 4 * width))
+    made = build.add(f"{name}.gelu", "elementwise", [made], saved=[made])
+    made = build.linear(f"{name}.outer", made, length, (4 * width, width))
+    made = _dropout(build, f"{name}.dropout", made, sizes)
+    x = build.add(f"{name}.add", "add", [made, x], is_in_place=True)
+    return x if normalizes_first else norm("norm", x)
+
+
+def _attention(build: Builder, name: str, x: str, sizes: Transformer) -> str:
+    length, width, heads = sizes.length, sizes.width, sizes.heads
+    depth = width // heads
+    query, key, value = (
+        build.linear(f"{name}.{part}", x, length, (width, width))
+        for part in ("query", "key", "value")
+    )
+    scores = build.add(
+        f"{name}.scores", "product", [query, key], heads * length**2,
+        product=Product(length, depth, length, heads),
+    )  # fmt: skip
+    scores = build.add(f"{name}.softmax", "softmax", [scores], is_in_place=True)
+    scores = _dropout(build, f"{name}.scores_dropout", scores, sizes)
+    mixed = build.add(
+        f"{name}.mix", "product", [scores, value], length * width,
+        product=Product(length, length, depth, heads),
+    )  # fmt: skip
+    mixed = build.linear(f"{name}.out", mixed, length, (width, width))
+    return _dropout(build, f"{name}.dropout", mixed, sizes)
+
+
+# Of EfficientNet-B0: expansion, channels, blocks, stride, kernel of each stage.
+_STAGES = (
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
+)  # fmt: skip
+
+
+def efficientnet(
+    scale: tuple[float, float],
+    side: int,
+    batch: int,
+    type: Type = "float16",
+    *,
+    group: int = 1,
+    has_statistics: bool = True,
+) -> Graph:
+    """EfficientNet of a width and depth, (1.0, 1.0) is B0; with ``group`` 16 Graphcore's G16.
+
+    G16 has groups of 16 channels in place of single ones, and an expansion of 4 in place of 6.
+    """
+    width, depth = scale
+    build = Builder(batch, type)
+    x = build.input("images", 3 * side * side)
+    labels = build.input("labels", 1, "int32")
+
+    def convolution(
+        name: str, x: str, channels: tuple[int, int], kernel: int, side: int, groups: int = 1
+    ) -> str:
+        x = build.conv(name, x, channels, kernel, side, groups)
+        return build.norm(f"{name}.norm", x, channels[1], has_statistics=has_statistics)
+
+    side = ceil(side / 2)
+    into = _rounded(32 * width)
+    x = convolution("stem", x, (3, into), 3, side)
+    x = _swish(build, "stem.swish", x)
+    for stage, (expansion, channels, blocks, stride, kernel) in enumerate(_STAGES):
+        out = _rounded(channels * width)
+        for index in range(ceil(blocks * depth)):
+            name, before, source = f"blocks.{stage}.{index}", side, x
+            inner = into * (expansion if group == 1 or expansion == 1 else 4)
+            if expansion > 1:
+                x = convolution(f"{name}.expand", x, (into, inner), 1, side)
+                x = _swish(build, f"{name}.expand.swish", x)
+            if stride == 2 and not index:
+                side = ceil(side / 2)
+            groups = max(1, inner // group)
+            x = convolution(f"{name}.spatial", x, (inner, inner), kernel, side, groups)
+            x = _swish(build, f"{name}.spatial.swish", x)
+            x = _squeeze_excite(build, f"{name}.se", x, (inner, max(1, into // 4)))
+            x = convolution(f"{name}.project", x, (inner, out), 1, side)
+            if into == out and before == side:
+                x = build.add(f"{name}.add", "add", [x, source], is_in_place=True)
+            into = out
+    out = _rounded(1280 * width)
+    x = convolution("head", x, (into, out), 1, side)
+    x = _swish(build, "head.swish", x)
+    x = build.add("pool", "elementwise", [x], out, saved=[])
+    x = build.linear("classifier", x, 1, (out, 1000))
+    return build.graph([x, build.add("loss", "loss", [x, labels], 1)])
+
+
+def _rounded(channels: float) -> int:
+    """Return the multiple of 8 that EfficientNet takes: the nearest, never 10 % less."""
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * channels else nearest + 8
+
+
+def _swish(build: Builder, name: str, x: str) -> str:
+    return build.add(name, "elementwise", [x], saved=[x])
+
+
+def _squeeze_excite(build: Builder, name: str, x: str, channels: tuple[int, int]) -> str:
+    many, few = channels
+    s = build.add(f"{name}.pool", "elementwise", [x], many, saved=[])
+    s = build.linear(f"{name}.reduce", s, 1, (many, few))
+    s = _swish(build, f"{name}.swish", s)
+    s = build.linear(f"{name}.expand", s, 1, (few, many))
+    s = build.add(f"{name}.sigmoid", "elementwise", [s], is_in_place=True)
+    return build.add(f"{name}.scale", "elementwise", [x, s], saved=[x, s])
+
+
+def unet(side: int, batch: int, type: Type = "float16") -> Graph:
+    """U-Net as first published: convolutions without padding, 572 to 388 pixels, two classes."""
+    build = Builder(batch, type)
+    x = build.input("images", side * side)
+    into, skips = 1, []
+
+    def double(name: str, x: str, channels: tuple[int, int]) -> str:
+        nonlocal side
+        for number, shape in enumerate((channels, (channels[1], channels[1])), 1):
+            side -= 2
+            x = build.conv(f"{name}.conv{number}", x, shape, 3, side)
+            bias = build.weight(f"{name}.conv{number}.bias", shape[1])
+            x = build.add(f"{name}.bias{number}", "add", [x], weights=[bias], is_in_place=True)
+            x = build.add(f"{name}.relu{number}", "elementwise", [x], is_in_place=True)
+        return x
+
+    for level in range(4):
+        x = double(f"down.{level}", x, (into, 64 * 2**level))
+        into = 64 * 2**level
+        skips.append((x, into, side))
+        side //= 2
+        x = build.add(f"down.{level}.pool", "pool", [x], into * side**2)
+    x = double("bottom", x, (into, 1024))
+    into = 1024
+    for level, (skip, channels, _) in reversed(list(enumerate(skips))):
+        product = Product(side**2, into, 4 * channels)
+        weight = build.weight(f"up.{level}.weight", into * 4 * channels)
+        bias = build.weight(f"up.{level}.bias", channels)
+        side *= 2
+        x = build.add(f"up.{level}.up", "product", [x], channels * side**2,
+            weights=[weight, bias], product=product)  # fmt: skip
+        cropped = build.add(f"up.{level}.crop", "add", [skip], channels * side**2)
+        x = build.add(f"up.{level}.concat", "add", [x, cropped], 2 * channels * side**2)
+        x = double(f"up.{level}", x, (2 * channels, channels))
+        into = channels
+    labels = build.input("labels", side**2, "int32")
+    x = build.linear("head", x, side**2, (into, 2))
+    return build.graph([build.add("loss", "loss", [x, labels], 1)])
+
+
+def vgg_16(batch: int, type: Type = "float32") -> Graph:
+    """VGG-16 for 224 x 224."""
+    build = Builder(batch, type)
+    x = build.input("images", 3 * 224 * 224)
+    labels = build.input("labels", 1, "int32")
+    into, side = 3, 224
+    for stage, (channels, count) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))):
+        for index in range(count):
+            name = f"features.{stage}.{index}"
+            x = build.conv(name, x, (into, channels), 3, side)
+            bias = build.weight(f"{name}.bias", channels)
+            x = build.add(f"{name}.add", "add", [x], weights=[bias], is_in_place=True)
+            x = build.add(f"{name}.relu", "elementwise", [x], is_in_place=True)
+            into = channels
+        side //= 2
+        x = build.add(f"features.{stage}.pool", "pool", [x], channels * side**2)
+    for index, features in enumerate(pairwise((512 * 49, 4096, 4096, 1000))):
+        x = build.linear(f"classifier.{index}", x, 1, features)
+        if index < 2:
+            x = build.add(f"classifier.{index}.relu", "elementwise", [x], is_in_place=True)
+    return build.graph([x, build.add("loss", "loss", [x, labels], 1)])
