@@ -226,8 +226,8 @@ class LaunchConfig:
     print_topology: str = option(
         "no", _TOPOLOGY, "Inspection",
         "Print who runs where: PopRun's table, a tree with NUMA nodes and CPUs,"
-        " a picture of the cores, or JSON; or as a picture (svg) or a page (html), for a file,"
-        " and start nothing.",
+        " a picture of the cores, or JSON; svg and html draw a picture or a page for a file, and"
+        " start nothing.",
         saved=False,
     )  # fmt: skip
     print_hardware: str | None = option(
