@@ -10,7 +10,7 @@ from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.views.drawing import Branch, Look, draw_tree, wrapped
 
-__all__ = ["LEGEND", "core_marks", "owners_by_cpu", "placement_line", "placement_picture"]
+__all__ = ["LEGEND", "CoreMarks", "placement_line", "placement_picture"]
 
 _WIDTH = 92
 _IDLE, _FORBIDDEN, _MANY, _SLOW = ".", "x", "*", "'"
@@ -44,8 +44,8 @@ def placement_picture(
     """
     look = look or Look()
     indexed = dict(enumerate(placements, first))
-    owners = owners_by_cpu(machine, indexed)
-    cells = {core: core_marks(machine, core, owners) for core in machine.cores}
+    marks = CoreMarks(machine, indexed)
+    cells = {core: marks.of(core) for core in machine.cores}
     width = max(map(len, cells.values()))
     lines = []
     for node in machine.numa_nodes:
@@ -69,13 +69,33 @@ def placement_picture(
     return "\n".join([*lines, *(draw_tree(instance, look) for instance in instances)])
 
 
-def owners_by_cpu(machine: Machine, placements: Mapping[int, Placement]) -> dict[int, list[int]]:
-    """Return the indices of the instances that may run on each CPU, if there are any."""
-    owners: dict[int, list[int]] = {}
-    for index, placement in placements.items():
-        for cpu in placement.cpus or machine.allowed_cpus:
-            owners.setdefault(cpu, []).append(index)
-    return owners
+class CoreMarks:
+    """What stands in the cells of a host's cores: whose they are.
+
+    Args:
+        machine: the host.
+        placements: those of its instances, by their indices in the job.
+    """
+
+    def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
+        self._allowed = machine.allowed_cpus
+        self._fastest = max(core.efficiency for core in machine.cores)
+        self._owners: dict[int, list[int]] = {}
+        for index, placement in placements.items():
+            for cpu in placement.cpus or machine.allowed_cpus:
+                self._owners.setdefault(cpu, []).append(index)
+
+    def of(self, core: Core) -> str:
+        """Return the mark of a core, or of some of its threads: ``3``, ``0/4``, or a sign."""
+        return self._owner(core) + (_SLOW if core.efficiency < self._fastest else "")
+
+    def _owner(self, core: Core) -> str:
+        if not self._allowed.intersection(core.cpus):
+            return _FORBIDDEN
+        indices = sorted({index for cpu in core.cpus for index in self._owners.get(cpu, ())})
+        if len(indices) > _MOST_NAMED:
+            return _MANY
+        return "/".join(map(str, indices)) or _IDLE
 
 
 def placement_line(placement: Placement) -> str:
@@ -87,23 +107,6 @@ def placement_line(placement: Placement) -> str:
     )
     threads = f"{placement.threads} thread{'' if placement.threads == 1 else 's'}"
     return f"{cpus}; {f'memory of {where}' if memory else 'any memory'}; {threads}"
-
-
-def core_marks(machine: Machine, core: Core, owners: Mapping[int, Sequence[int]]) -> str:
-    """Return what stands in the cell of a core: ``3``, ``0/4`` or a mark of ``LEGEND``.
-
-    Args:
-        machine: the host.
-        core: one of its cores, or a part of its hardware threads.
-        owners: the indices of instances by CPU.
-    """
-    slow = _SLOW if core.efficiency < max(each.efficiency for each in machine.cores) else ""
-    if not machine.allowed_cpus.intersection(core.cpus):
-        return _FORBIDDEN + slow
-    indices = sorted({index for cpu in core.cpus for index in owners.get(cpu, ())})
-    if len(indices) > _MOST_NAMED:
-        return _MANY + slow
-    return ("/".join(map(str, indices)) or _IDLE) + slow
 
 
 def _rows(groups: list[list[str]], width: int) -> list[str]:

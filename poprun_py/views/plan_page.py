@@ -42,8 +42,8 @@ white-space:pre-wrap;overflow-wrap:anywhere;font-size:13px}
 @media screen and (prefers-color-scheme:dark){
 body{background:#0b1120;color:#e2e8f0}.alerts li{background:#422006;border-color:#d97706}
 th{background:#0f172a}th,td,pre{border-color:#475569}pre{background:#172033}}
-@media print{body{padding:0;max-width:none;font-size:11px;background:none;
-print-color-adjust:exact;-webkit-print-color-adjust:exact}
+@media print{.hosts{gap:1%}.hosts svg{max-width:49%}body{padding:0;max-width:none;font-size:11px;
+background:none;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 table,pre{font-size:9px}th,td{padding:2px 5px;white-space:normal}
 .rows{overflow:visible}tr{break-inside:avoid}}
 """

@@ -13,7 +13,6 @@ from itertools import groupby
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.hosts.host_list import compress
-from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import Topology
@@ -25,7 +24,7 @@ from poprun_py.views.equal_hosts import (
     runs_of_equal_instances,
 )
 from poprun_py.views.hardware_table import machine_summary, memory_size
-from poprun_py.views.placement_picture import LEGEND, core_marks, owners_by_cpu, placement_line
+from poprun_py.views.placement_picture import LEGEND, CoreMarks, placement_line
 from poprun_py.views.svg import (
     STYLE,
     Block,
@@ -101,29 +100,29 @@ def headline(plan: LaunchPlan) -> str:
 
 def legend(plan: LaunchPlan) -> str:
     """Return what the signs in the pictures of a plan mean; only of those that are there."""
-    machines = [
-        (machine, owners_by_cpu(machine, _placements(instances_of(plan, run[0]))))
+    drawn = [
+        (machine, _marks(machine, instances_of(plan, run[0])))
         for run in runs_of_equal_hosts(plan)
         if (machine := plan.machines[run[0]]) is not None
     ]
-    labels = "".join(
-        core_marks(machine, part, owners)
-        for machine, owners in machines
-        for core in machine.cores
-        for part in _threads(core)
-    )
-    cores = [core for machine, _ in machines for core in machine.cores]
-    caches = (len({c.l3 for c in m.cores if c.numa_node == n.index}) > 1
-              for m, _ in machines for n in m.numa_nodes)  # fmt: skip
+    cores = [(core, marks) for machine, marks in drawn for core in machine.cores]
+    labels = "".join(marks.of(part) for core, marks in cores for part in _threads(core))
+    has_threads = any(len(core.cpus) > 1 for core, _ in cores)
     signs = [
         *(["a cell is a core with the index of its instance"] if cores else []),
-        *(["notches: its hardware threads"] if any(len(c.cpus) > 1 for c in cores) else []),
-        *(["wider gap: another L3 cache"] if any(caches) else []),
+        *(["notches: its hardware threads"] if has_threads else []),
+        *(["wider gap: another L3 cache"] if any(_has_gaps(m) for m, _ in drawn) else []),
         *(f"{mark} {text}" for mark, text in LEGEND.items() if mark in labels),
         "R: a replica with its IPUs",
     ]
     text = "; ".join(signs)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _has_gaps(machine: Machine) -> bool:
+    """Tell whether a NUMA node has several L3 caches."""
+    caches = {(core.numa_node, core.package, core.l3) for core in machine.cores}
+    return len(caches) > len({node for node, _, _ in caches})
 
 
 def like_the_first(plan: LaunchPlan, run: range) -> str:
@@ -171,23 +170,20 @@ def _piled(card: Block) -> Block:
 def _nodes(machine: Machine, mine: Sequence[InstancePlan], width: int) -> Block:
     """Draw the NUMA nodes, two beside each other where their cores leave room for that."""
     first = mine[0].instance.index
-    owners = owners_by_cpu(machine, _placements(mine))
-    half = (width - _INNER_PAD) // 2
-    nodes = [_node(machine, node, owners, first, half) for node in machine.numa_nodes]
-    rows = [sum(1 for c in machine.cores if c.numa_node == n.index) for n in machine.numa_nodes]
-    if len(nodes) == 1 or max(rows) > _MOST_IN_HALF or max(n.width for n in nodes) > half:
-        nodes = [_node(machine, node, owners, first, width) for node in machine.numa_nodes]
+    marks = _marks(machine, mine)
+    sizes = [sum(c.numa_node == n.index for c in machine.cores) for n in machine.numa_nodes]
+    is_half = len(sizes) > 1 and max(sizes) <= _MOST_IN_HALF
+    own = (width - _INNER_PAD) // 2 if is_half else width
+    nodes = [_node(machine, node, marks, first, own) for node in machine.numa_nodes]
     return flowing(nodes, width, gap=_INNER_PAD)
 
 
-def _node(
-    machine: Machine, node: NumaNode, owners: dict[int, list[int]], first: int, width: int
-) -> Block:
+def _node(machine: Machine, node: NumaNode, marks: CoreMarks, first: int, width: int) -> Block:
     """Draw a NUMA node with a cell for each core; caches are further apart than cores."""
     inner = width - 2 * _INNER_PAD
     own = [core for core in machine.cores if core.numa_node == node.index]
     caches = [
-        flowing((_core(machine, core, owners, first) for core in cores), inner, gap=_CELL_GAP)
+        flowing((_core(core, marks, first) for core in cores), inner, gap=_CELL_GAP)
         for _, cores in groupby(own, key=lambda core: (core.package, core.l3))
     ]
     parts = [*_node_title(node, inner), flowing(caches, inner, gap=_CACHE_GAP)]
@@ -201,33 +197,43 @@ def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
     yield paragraph(f"{cpus}{memory}", "note", width)
 
 
+def _marks(machine: Machine, mine: Sequence[InstancePlan]) -> CoreMarks:
+    return CoreMarks(machine, {each.instance.index: each.placement for each in mine})
+
+
 def _threads(core: Core) -> list[Core]:
     """Return the hardware threads of a core, each as if it were one."""
     return [replace(core, cpus=(cpu,)) for cpu in core.cpus]
 
 
-def _core(machine: Machine, core: Core, owners: dict[int, list[int]], first: int) -> Block:
+def _core(core: Core, marks: CoreMarks, first: int) -> Block:
     """Draw a core: one cell, or one for each hardware thread where their instances differ."""
-    marks = [core_marks(machine, thread, owners) for thread in _threads(core)]
-    widest = max(marks, key=len)
-    if len(set(marks)) == 1:
-        height = max(17, _THREAD_HEIGHT * len(marks))
-        drawn = _owned(widest, first, height=height, notches=len(marks) - 1)
+    labels = [marks.of(thread) for thread in _threads(core)]
+    widest = max(labels, key=len)
+    if len(set(labels)) == 1:
+        height = max(17, _THREAD_HEIGHT * len(labels))
+        drawn = _owned(widest, first, height=height, notches=len(labels) - 1)
     else:
         least = _owned(widest, first, height=_THREAD_HEIGHT).width
-        threads = (_owned(mark, first, height=_THREAD_HEIGHT, least=least) for mark in marks)
+        threads = (_owned(label, first, height=_THREAD_HEIGHT, least=least) for label in labels)
         drawn = stacked(threads, gap=1)
-    said = ", ".join(LEGEND.get(mark, f"instance {mark}") for mark in dict.fromkeys(marks))
+    signs = dict.fromkeys(_sign(label) for label in labels)
+    said = ", ".join(LEGEND.get(sign, f"instance {sign}") for sign in signs)
     return described(drawn, f"{named('CPU', core.cpus)}: {said}")
 
 
-def _owned(mark: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
-    """Draw the cell of what a mark says, in the colours of its instances."""
-    sign = mark.rstrip("'")
+def _sign(label: str) -> str:
+    """Return whose a core is, without its speed."""
+    return label.rstrip("'")
+
+
+def _owned(label: str, first: int, *, height: int, notches: int = 0, least: int = 17) -> Block:
+    """Draw a cell in the colours of the instances that its label names."""
+    sign = _sign(label)
     kinds = [_CLASSES[sign]] if sign in _CLASSES else [
         f"own{(int(index) - first) % _COLOURS}" for index in sign.split("/")
     ]  # fmt: skip
-    return cell(mark, *kinds, height=height, notches=notches, least=least)
+    return cell(label, *kinds, height=height, notches=notches, least=least)
 
 
 # --- instances ----------------------------------------------------------------------------------
@@ -322,10 +328,3 @@ def _dots() -> Block:
 def _alert(sentence: str, width: int) -> Block:
     """Draw what the reader should notice."""
     return framed(paragraph(f"! {sentence}", "note", width - 2 * 4), "alert", pad=4)
-
-
-# --- words --------------------------------------------------------------------------------------
-
-
-def _placements(mine: Sequence[InstancePlan]) -> dict[int, Placement]:
-    return {each.instance.index: each.placement for each in mine}

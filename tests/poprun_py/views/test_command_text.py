@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from poprun_py import LaunchConfig
 from poprun_py.config.command_line import parse
+from poprun_py.config.origins import from_python
 from poprun_py.views.command_text import folded, launch_command
 
 COMMAND = shlex.split(
@@ -89,7 +90,7 @@ def test_bash_reads_the_same_words():
         {"oversubscribe": True, "allow_run_as_root": False, "verbosity": 2},
         {"timeout": 5400.5, "grace": 3, "hang_timeout": "auto"},
         {"num_instances": 8, "only_output_from_instance": (0, 2, 3, 4)},
-        {"mpi_global_args": ("--tag-output", "-mca a b"), "ssh_args": "-p 2222"},
+        {"mpi_global_args": ("--tag-output", "--timeout"), "ssh_args": "-p 2222"},
         {"num_instances": 2, "instance_mpi_local_args": ("1:-x A=1", "0:-x B")},
         {"program": ("-m", "package.module")},
     ],
@@ -115,3 +116,9 @@ def test_a_long_launch_has_a_line_for_each_option_and_no_values_of_env():
         "  --env HOME",
         "  sh -c 'exit 1'",
     ]
+
+
+def test_all_instances_are_named_as_they_are_typed():
+    name = "only_output_from_instance"
+    config = LaunchConfig(origins={name: from_python(name)})
+    assert launch_command(config) == "poprun-py --only-output-from-instance all PROGRAM"
