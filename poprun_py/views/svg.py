@@ -42,6 +42,7 @@ _TEXTS = {
 # Widths of letters as a part of the size, at least those of DejaVu Sans, which is a wide typeface.
 _LETTERS = {" ,.;:-!'()[]/|ijlftr": 0.42, "mwMW@%": 1.0, "abcdeghknopqsuvxyz0123456789": 0.64}
 _WIDTHS = {letter: width for letters, width in _LETTERS.items() for letter in letters}
+_NARROWEST = min(_LETTERS.values())
 _CAPITAL, _OTHER, _BOLD = 0.79, 1.1, 1.12
 _LINE = 1.35
 # Where a line of text stands below the middle of its letters, as a part of the size.
@@ -134,8 +135,9 @@ def escaped(text: str) -> str:
 def paragraph(text: str, kind: str, width: int) -> Block:
     """Return ``text`` in lines of at most ``width`` pixels, broken after commas or at blanks."""
     size, _ = _TEXTS[kind]
-    columns = len(text)
     lines = [text]
+    # No line takes more of the narrowest letters.
+    columns = min(len(text), int(width / (size * _NARROWEST))) + 1
     while columns > 1 and max(_measured(line, kind) for line in lines) > width:
         columns -= 1
         lines = _broken(text, columns)
