@@ -188,7 +188,7 @@ def _launch(config: LaunchConfig) -> int:
     inspected = _inspect(config, planned)
     is_only_saved = config.export_plan is not None and not config.run
     has_no_job = inspected and not planned.config.program and not config.run
-    if config.dry_run or is_only_saved or has_no_job:
+    if config.dry_run or config.prints_file or is_only_saved or has_no_job:
         from poprun_py.planning.plan_warnings import plan_warnings
 
         for warning in plan_warnings(planned):
@@ -244,7 +244,8 @@ def _check_hosts(config: LaunchConfig) -> int:
 
 def _plan(config: LaunchConfig) -> LaunchPlan:
     """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
-    only_looking = config.dry_run or (not config.program and config.from_plan is None)
+    has_no_program = not config.program and config.from_plan is None
+    only_looking = config.dry_run or config.prints_file or has_no_program
     if config.from_plan is not None:
         planned = _load_plan(config)
     else:
@@ -289,7 +290,7 @@ def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
         print_out(_topology(form, planned))
     if config.export_plan is not None:
         _export_plan(config.export_plan, config.named("export_plan"), planned)
-    if config.dry_run:
+    if config.dry_run and not config.prints_file:
         from poprun_py.views.command_text import folded
 
         print_out(folded(planned.command))
@@ -305,6 +306,14 @@ def _topology(form: str, planned: LaunchPlan) -> str:
         from poprun_py.views.topology_tree import topology_tree
 
         return topology_tree(planned, _look())
+    if form == "svg":
+        from poprun_py.views.plan_picture import plan_picture
+
+        return plan_picture(planned)
+    if form == "html":
+        from poprun_py.views.plan_page import plan_page
+
+        return plan_page(planned)
     if form == "cores":
         return topology_text.core_pictures(planned, _look())
     if form == "json":

@@ -70,7 +70,9 @@ _SYNC_TYPES = (
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
-TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
+TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
+# These are whole files on standard output: nothing else may be written there.
+_TOPOLOGY_FILES = ("svg", "html")
 
 
 def _yes_no_or_word(text: str) -> str:
@@ -80,8 +82,8 @@ def _yes_no_or_word(text: str) -> str:
 
 
 _TOPOLOGY = Kind(
-    metavar="yes|no|tree|cores|json",
-    expected="yes, no, tree, cores or json",
+    metavar="|".join(TOPOLOGY_FORMS),
+    expected=f"{', '.join(TOPOLOGY_FORMS[:-1])} or {TOPOLOGY_FORMS[-1]}",
     read=_yes_no_or_word,
     accepts=lambda v: v in TOPOLOGY_FORMS,
     choices=TOPOLOGY_FORMS,
@@ -224,7 +226,8 @@ class LaunchConfig:
     print_topology: str = option(
         "no", _TOPOLOGY, "Inspection",
         "Print who runs where: PopRun's table, a tree with NUMA nodes and CPUs,"
-        " a picture of the cores, or JSON.",
+        " a picture of the cores, or JSON; svg and html draw a picture or a page for a file, and"
+        " start nothing.",
         saved=False,
     )  # fmt: skip
     print_hardware: str | None = option(
@@ -494,6 +497,11 @@ class LaunchConfig:
             },
         )
 
+    @property
+    def prints_file(self) -> bool:
+        """Tell whether all of standard output is a file of --print-topology: no job starts."""
+        return self.print_topology in _TOPOLOGY_FILES
+
     # --- checks -------------------------------------------------------------------------------
 
     def _check_counts(self) -> None:
@@ -540,6 +548,12 @@ class LaunchConfig:
             if self.is_given(one) and self.is_given(other):
                 raise UsageError(
                     f"{self.named(one)} and {self.named(other)} exclude one another: give one"
+                )
+        for other in ("run", "print_hardware"):
+            if self.prints_file and self.is_given(other):
+                raise UsageError(
+                    f"{self.shown('print_topology')} and {self.named(other)} exclude one another: "
+                    "the picture is all of standard output"
                 )
 
 

@@ -1,6 +1,7 @@
-"""A command as text for people that a shell still takes: folded, an option with its values a line.
+"""Commands as text for people that a shell still takes.
 
-Only layout is decided here: whatever the words are, a shell reads back the same ones.
+That of mpirun is folded, an option with its values a line: only layout is decided here, a shell
+reads back the same words. That of the launcher is written anew from what is in force.
 """
 
 from __future__ import annotations
@@ -8,14 +9,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
-__all__ = ["folded"]
+from poprun_py.command_name import command_name
+from poprun_py.config.launch_config import LaunchConfig, options
+from poprun_py.config.option_kinds import FLAG, option_name
+from poprun_py.hardware.sysfs import format_cpu_list
+
+__all__ = ["folded", "launch_command"]
 
 # Options with two values, of which the second may itself begin with a dash. Every other option
 # takes the words that follow it up to the next one.
 _TWO_VALUES = {"mca", "gmca", "prtemca", "pmixmca", "env", "genv"}
 _NEXT_LINE = " \\\n"
 _INDENT = "  "
+_ONE_LINE = 80
 
 
 def folded(command: Sequence[str]) -> str:
@@ -71,3 +79,43 @@ def _options(words: list[str]) -> Iterator[list[str]]:
                 end += 1
         yield words[position:end]
         position = end
+
+
+def launch_command(config: LaunchConfig) -> str:
+    """Return the command that asks for what ``config`` does, wherever its options were given.
+
+    A value of --env may be secret: only its name is there, which forwards the launcher's variable.
+    """
+    given = [shlex.join(words) for words in _given(config) if words]
+    parts = [command_name(), *given, shlex.join(config.program or ("PROGRAM",))]
+    line = " ".join(parts)
+    return line if len(line) <= _ONE_LINE else f"{_NEXT_LINE}{_INDENT}".join(parts)
+
+
+def _given(config: LaunchConfig) -> Iterator[list[str]]:
+    """Give the words of each option that was given, for every time that it was."""
+    for name, declared in options().items():
+        value = getattr(config, name)
+        if not declared.saved or not config.is_given(name):
+            continue
+        if name == "verbosity":
+            yield [f"-{'v' * value}"] if value else []
+        elif declared.kind is FLAG:
+            yield [option_name(name)] if value else []
+        else:
+            for each in value if declared.repeatable else [value]:
+                shown = each.partition("=")[0] if declared.secret else _typed(each)
+                # A value that begins as an option does would pass for one.
+                is_like_option = shown.startswith("-")
+                option = option_name(name)
+                yield [f"{option}={shown}"] if is_like_option else [option, shown]
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return format_cpu_list(value)
+    # Of what can be given, only "all" instances are kept as None.
+    return "all" if value is None else str(value)

@@ -6,10 +6,21 @@ Values in, text out: where the text goes, and so how it looks, is decided by who
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BOX_CHARACTERS", "PALETTE", "Branch", "Look", "draw_tree", "wrapped"]
+from poprun_py.hardware.sysfs import format_cpu_list
+
+__all__ = [
+    "BOX_CHARACTERS",
+    "PALETTE",
+    "Branch",
+    "Look",
+    "counted",
+    "draw_tree",
+    "named",
+    "wrapped",
+]
 
 # What stands for what in every picture; the names are rich's too.
 PALETTE = {"host": "bold", "node": "yellow", "instance": "green", "replica": "cyan"}
@@ -98,3 +109,13 @@ def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
                 lines.append("")
             lines[-1] += piece if lines[-1] else piece.lstrip()
     return [line.rstrip() for line in lines]
+
+
+def named(noun: str, numbers: Sequence[int]) -> str:
+    """Return ``IPU 3`` or ``IPUs 3-5``."""
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 IPU`` or ``3 IPUs``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

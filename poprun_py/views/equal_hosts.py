@@ -1,4 +1,4 @@
-"""Hosts of a large job that look alike: one is drawn, the others are a line.
+"""Hosts and instances of a large job that look alike: one is drawn, the others are a line.
 
 Alike are neighbours with equal machines whose instances have equal places on them. Only text is
 made here; nothing is printed.
@@ -6,7 +6,7 @@ made here; nothing is printed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from poprun_py.hardware.sysfs import format_cpu_list
@@ -14,7 +14,7 @@ from poprun_py.hosts.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.views.drawing import Branch
 
-__all__ = ["instances_of", "others", "runs_of_equal_hosts"]
+__all__ = ["instances_of", "others", "runs_of_equal_hosts", "runs_of_equal_instances"]
 
 # So many hosts can all be looked at.
 _ALL_DRAWN = 4
@@ -39,6 +39,12 @@ def runs_of_equal_hosts(plan: LaunchPlan) -> Iterator[range]:
     for _, run in groupby(hosts, key=look):
         equal = list(run)
         yield range(equal[0], equal[-1] + 1)
+
+
+def runs_of_equal_instances(group: Iterable[InstancePlan]) -> Iterator[list[InstancePlan]]:
+    """Give neighbours on the same CPUs of one IPU-Link domain; nearly always one instance."""
+    for _, run in groupby(group, key=lambda p: (p.placement, p.instance.ild)):
+        yield list(run)
 
 
 def others(plan: LaunchPlan, run: range) -> Branch:

@@ -6,9 +6,9 @@ import io
 
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
-from poprun_py.views.drawing import PALETTE, Branch, Look, draw_tree, wrapped
+from poprun_py.views.drawing import PALETTE, Branch, Look, counted, draw_tree, wrapped
 
-__all__ = ["hardware_table", "memory_size"]
+__all__ = ["hardware_table", "machine_summary", "memory_size"]
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
@@ -27,7 +27,7 @@ def hardware_table(machine: Machine, look: Look | None = None) -> str:
         look: how to draw it; as for a file, if it is left out.
     """
     look = look or Look()
-    summary = [line for text in _summary(machine) for line in wrapped(text, look.width)]
+    summary = [line for text in machine_summary(machine) for line in wrapped(text, look.width)]
     nodes = [dict(zip(_COLUMNS, _row(machine, node), strict=True)) for node in machine.numa_nodes]
     return "\n".join([*summary, _table(nodes, look) or _tree(nodes, look)])
 
@@ -79,12 +79,13 @@ def memory_size(count: int) -> str:
     return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
-def _summary(machine: Machine) -> list[str]:
+def machine_summary(machine: Machine) -> list[str]:
+    """Return what there is of a machine, and what of it may be used, in lines."""
     cpus = sum(len(core.cpus) for core in machine.cores)
     packages = {core.package for core in machine.cores}
     lines = [
-        f"{_count(len(packages), 'package')}, {_count(len(machine.numa_nodes), 'NUMA node')}, "
-        f"{_count(len(machine.cores), 'core')}, {_count(cpus, 'CPU')}, "
+        f"{counted(len(packages), 'package')}, {counted(len(machine.numa_nodes), 'NUMA node')}, "
+        f"{counted(len(machine.cores), 'core')}, {counted(cpus, 'CPU')}, "
         f"{memory_size(sum(node.memory_bytes for node in machine.numa_nodes))} of memory"
     ]
     classes = sorted({core.efficiency for core in machine.cores}, reverse=True)
@@ -93,7 +94,7 @@ def _summary(machine: Machine) -> list[str]:
         lines.append(f"cores of {len(classes)} speeds, fastest first: {_joined(numbers)}")
     if len(machine.allowed_cpus) < cpus:
         allowed = format_cpu_list(machine.allowed_cpus)
-        lines.append(f"allowed: {_count(len(machine.allowed_cpus), 'CPU')} ({allowed})")
+        lines.append(f"allowed: {counted(len(machine.allowed_cpus), 'CPU')} ({allowed})")
     if len(machine.allowed_memory_nodes) < len(machine.numa_nodes):
         nodes = format_cpu_list(machine.allowed_memory_nodes)
         lines.append(f"allowed: memory of NUMA nodes {nodes}")
@@ -122,10 +123,6 @@ def _core_counts(cores: list[Core]) -> str:
     if set(counts) <= {1}:
         return str(len(cores))
     return " + ".join(f"{count} x {size}" for size, count in counts.items())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _joined(numbers: list[int]) -> str:

@@ -10,11 +10,12 @@ from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.views.drawing import Branch, Look, draw_tree, wrapped
 
-__all__ = ["placement_line", "placement_picture"]
+__all__ = ["LEGEND", "CoreMarks", "placement_line", "placement_picture"]
 
 _WIDTH = 92
 _IDLE, _FORBIDDEN, _MANY, _SLOW = ".", "x", "*", "'"
-_LEGEND = {
+# What stands in the cell of a core in place of an index, or behind one.
+LEGEND = {
     _IDLE: "no instance",
     _FORBIDDEN: "not allowed",
     _MANY: "several instances",
@@ -43,7 +44,8 @@ def placement_picture(
     """
     look = look or Look()
     indexed = dict(enumerate(placements, first))
-    cells = _cells(machine, indexed)
+    marks = CoreMarks(machine, indexed)
+    cells = {core: marks.of(core) for core in machine.cores}
     width = max(map(len, cells.values()))
     lines = []
     for node in machine.numa_nodes:
@@ -56,7 +58,7 @@ def placement_picture(
         row, *more = _rows(groups, min(look.width or _WIDTH, _WIDTH) - len(f"{label} | "))
         lines.append(f"{look.paint(label, 'node')} | {row}")
         lines += [f"{' ' * len(label)} | {row}" for row in more]
-    used = {mark: text for mark, text in _LEGEND.items() if any(mark in c for c in cells.values())}
+    used = {mark: text for mark, text in LEGEND.items() if any(mark in c for c in cells.values())}
     if used:
         legend = ", ".join(f"{mark} {text}" for mark, text in used.items())
         lines += wrapped(f"({legend})", look.width)
@@ -67,17 +69,33 @@ def placement_picture(
     return "\n".join([*lines, *(draw_tree(instance, look) for instance in instances)])
 
 
-def _cells(machine: Machine, placements: Mapping[int, Placement]) -> dict[Core, str]:
-    """Return what stands in the cell of each core."""
-    owners: dict[int, list[int]] = {}
-    for index, placement in placements.items():
-        for cpu in placement.cpus or machine.allowed_cpus:
-            owners.setdefault(cpu, []).append(index)
-    fastest = max(core.efficiency for core in machine.cores)
-    return {
-        core: _cell(machine, core, owners) + (_SLOW if core.efficiency < fastest else "")
-        for core in machine.cores
-    }
+class CoreMarks:
+    """What stands in the cells of a host's cores: whose they are.
+
+    Args:
+        machine: the host.
+        placements: those of its instances, by their indices in the job.
+    """
+
+    def __init__(self, machine: Machine, placements: Mapping[int, Placement]) -> None:
+        self._allowed = machine.allowed_cpus
+        self._fastest = max(core.efficiency for core in machine.cores)
+        self._owners: dict[int, list[int]] = {}
+        for index, placement in placements.items():
+            for cpu in placement.cpus or machine.allowed_cpus:
+                self._owners.setdefault(cpu, []).append(index)
+
+    def of(self, core: Core) -> str:
+        """Return the mark of a core, or of some of its threads: ``3``, ``0/4``, or a sign."""
+        return self._owner(core) + (_SLOW if core.efficiency < self._fastest else "")
+
+    def _owner(self, core: Core) -> str:
+        if not self._allowed.intersection(core.cpus):
+            return _FORBIDDEN
+        indices = sorted({index for cpu in core.cpus for index in self._owners.get(cpu, ())})
+        if len(indices) > _MOST_NAMED:
+            return _MANY
+        return "/".join(map(str, indices)) or _IDLE
 
 
 def placement_line(placement: Placement) -> str:
@@ -89,15 +107,6 @@ def placement_line(placement: Placement) -> str:
     )
     threads = f"{placement.threads} thread{'' if placement.threads == 1 else 's'}"
     return f"{cpus}; {f'memory of {where}' if memory else 'any memory'}; {threads}"
-
-
-def _cell(machine: Machine, core: Core, owners: dict[int, list[int]]) -> str:
-    if not machine.allowed_cpus.intersection(core.cpus):
-        return _FORBIDDEN
-    indices = sorted({index for cpu in core.cpus for index in owners.get(cpu, ())})
-    if len(indices) > _MOST_NAMED:
-        return _MANY
-    return "/".join(map(str, indices)) or _IDLE
 
 
 def _rows(groups: list[list[str]], width: int) -> list[str]:

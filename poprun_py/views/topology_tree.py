@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 
 from poprun_py.hardware.reader import Machine
-from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.views.drawing import Branch, Look, draw_tree
-from poprun_py.views.equal_hosts import instances_of, others, runs_of_equal_hosts
+from poprun_py.views.drawing import Branch, Look, counted, draw_tree, named
+from poprun_py.views.equal_hosts import (
+    instances_of,
+    others,
+    runs_of_equal_hosts,
+    runs_of_equal_instances,
+)
 
 __all__ = ["topology_tree"]
 
@@ -38,8 +41,7 @@ def topology_tree(plan: LaunchPlan, look: Look) -> str:
 
 def _nodes(nodes: tuple[int, ...], machine: Machine | None, group: list[InstancePlan]) -> Branch:
     """Return the NUMA nodes that a group of instances runs on."""
-    runs = groupby(group, key=lambda p: (p.placement, p.instance.ild))
-    children = tuple(_instances(list(run)) for _, run in runs)
+    children = tuple(map(_instances, runs_of_equal_instances(group)))
     if not nodes:
         return Branch(kind="node", name="any CPU", children=children)
     own = [n for n in machine.numa_nodes if n.index in nodes] if machine is not None else []
@@ -47,8 +49,8 @@ def _nodes(nodes: tuple[int, ...], machine: Machine | None, group: list[Instance
     memory = sum(node.memory_bytes for node in own)
     return Branch(
         kind="node",
-        name=_named("NUMA node", nodes),
-        details=_joined(cpus and _named("CPU", cpus), memory and f"{memory / 2**30:.1f} GiB"),
+        name=named("NUMA node", nodes),
+        details=_joined(cpus and named("CPU", cpus), memory and f"{memory / 2**30:.1f} GiB"),
         children=children,
     )
 
@@ -61,32 +63,23 @@ def _instances(run: list[InstancePlan]) -> Branch:
     width = len(first.instance.ipus) // len(own)
     replicas = Branch(
         kind="replica",
-        name=_named("replica", range(own.start, last.instance.replicas.stop)),
+        name=named("replica", range(own.start, last.instance.replicas.stop)),
         details=_joined(
-            _named("IPU", range(first.instance.ipus.start, last.instance.ipus.stop)),
+            named("IPU", range(first.instance.ipus.start, last.instance.ipus.stop)),
             width > 1 and f"{width} each",
         ),
     )
     return Branch(
         kind="instance",
-        name=_named("instance", [p.instance.index for p in run]),
+        name=named("instance", [p.instance.index for p in run]),
         details=_joined(
-            _named("CPU", placement.cpus) if placement.cpus else "any CPU",
-            placement.threads and _counted(placement.threads, "thread") + each,
-            each and _counted(len(own), "replica") + each,
+            named("CPU", placement.cpus) if placement.cpus else "any CPU",
+            placement.threads and counted(placement.threads, "thread") + each,
+            each and counted(len(own), "replica") + each,
             f"ILD {first.instance.ild}",
         ),
         children=(replicas,),
     )
-
-
-def _named(noun: str, numbers: Sequence[int]) -> str:
-    """Return ``IPU 3`` or ``IPUs 3-5``."""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _joined(*details: object) -> str:

@@ -1,5 +1,6 @@
 """docs/placement.md shows what the tool draws today."""
 
+import importlib.util
 import json
 import re
 
@@ -37,3 +38,11 @@ def test_page_shows_what_the_tool_draws(request):
 def test_page_has_a_picture_of_each_mode():
     shown = [match[1].split() for match in BLOCK.finditer(PAGE.read_text())]
     assert {words[1] for words in shown if words[0] == "picture:"} == set(MODES)
+
+
+def test_picture_of_the_page_is_what_the_tool_draws():
+    spec = importlib.util.spec_from_file_location("placement", PAGE.with_suffix(".py"))
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PICTURE.read_text() == script.picture(), "old: python docs/placement.py"
+    assert f"]({script.PICTURE.name})" in PAGE.read_text()

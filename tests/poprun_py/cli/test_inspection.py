@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 from conftest import ROOT
@@ -88,6 +89,36 @@ def test_numbers_of_cores_are_those_of_the_job_on_every_host(capsys):
         "instance 2: CPUs 0-1,32-33; any memory; 2 threads",
         "instance 3: CPUs 16-17; any memory; 2 threads",
     ]
+
+
+@pytest.mark.parametrize("form", ["svg", "html"])
+def test_a_picture_is_all_of_standard_output_and_starts_nothing(form, capsys):
+    words = ["-n", "2", "-vv", "--print-topology", form, "sh", "-c", "echo started"]
+    assert run(words) == 0
+    whole = capsys.readouterr().out
+    assert ElementTree.fromstring(whole).tag.endswith(form)
+    assert "started" not in whole or form == "html"  # the command of the page
+    # A dry run prints the command besides every other form.
+    assert run(["--dry-run", *words]) == 0
+    assert capsys.readouterr().out.replace("--dry-run", "") == whole
+
+
+@pytest.mark.parametrize("other", [["--run"], ["--print-hardware"]])
+def test_nothing_else_may_be_printed_beside_a_picture(other, capsys):
+    assert run(["--print-topology", "svg", *other, "true"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--print-topology svg and " + other[0] in captured.err
+
+
+def test_a_picture_may_be_of_a_larger_machine_and_of_a_saved_plan(capsys, tmp_path):
+    path = str(tmp_path / "plan.json")
+    job = ["-n", "4000", "--print-topology", "svg"]
+    assert run([*job, "--export-plan", path, "sh"]) == 0
+    captured = capsys.readouterr()
+    assert "can be looked at, not launched" in captured.err
+    assert run(["--from-plan", path, "--print-topology", "svg"]) == 0
+    assert capsys.readouterr().out == captured.out
 
 
 def test_exported_plan_is_private_and_complete(capsys, tmp_path):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.views.command_text import folded
+from poprun_py import LaunchConfig
+from poprun_py.config.command_line import parse
+from poprun_py.config.origins import from_python
+from poprun_py.views.command_text import folded, launch_command
 
 COMMAND = shlex.split(
     "/mpi/bin/mpirun --bind-to none --allow-run-as-root --prtemca plm_slurm_args --overlap "
@@ -75,3 +79,46 @@ def test_bash_reads_the_same_words():
     words = ["printf", "%s\\0", *COMMAND[1:], *odd, ":", "-np", *odd]
     done = subprocess.run(["bash", "-c", folded(words)], capture_output=True, text=True, check=True)
     assert done.stdout.split("\0")[:-1] == words[2:]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_instances": 4, "num_replicas": 8, "program": ("python3", "a b.py", "--n", "1")},
+        {"host": "n[0-3]", "num_instances": 4, "numa_aware": False, "smt": True},
+        {"oversubscribe": True, "allow_run_as_root": False, "verbosity": 2},
+        {"timeout": 5400.5, "grace": 3, "hang_timeout": "auto"},
+        {"num_instances": 8, "only_output_from_instance": (0, 2, 3, 4)},
+        {"mpi_global_args": ("--tag-output", "--timeout"), "ssh_args": "-p 2222"},
+        {"num_instances": 2, "instance_mpi_local_args": ("1:-x A=1", "0:-x B")},
+        {"program": ("-m", "package.module")},
+    ],
+)
+def test_a_launch_is_what_its_command_asks_for(fields):
+    config = LaunchConfig(**fields)
+    words = shlex.split(launch_command(config).replace("\\\n", ""))[1:]
+    values = parse(words)
+    assert values.pop("program") == (config.program or ("PROGRAM",))
+    assert LaunchConfig(program=config.program, **values) == config
+
+
+def test_a_long_launch_has_a_line_for_each_option_and_no_values_of_env():
+    config = LaunchConfig(
+        num_instances=2, env=("TOKEN=hush", "HOME"), process_placement="packnuma",
+        program=("sh", "-c", "exit 1"),
+    )  # fmt: skip
+    assert launch_command(config).split(" \\\n") == [
+        "poprun-py",
+        "  --num-instances 2",
+        "  --process-placement packnuma",
+        "  --env TOKEN",
+        "  --env HOME",
+        "  sh -c 'exit 1'",
+    ]
+
+
+def test_all_instances_are_named_as_they_are_typed():
+    name = "only_output_from_instance"
+    config = LaunchConfig(origins={name: from_python(name)})
+    assert launch_command(config) == "poprun-py --only-output-from-instance all PROGRAM"
