@@ -441,7 +441,7 @@ def _parts(stage: StageCycles) -> list[tuple[str, float]]:
 
 
 def _mb(size: int) -> str:
-    return f"{size / 1e6:,.1f}"
+    return "<0.1" if 0 < size < 50_000 else f"{size / 1e6:,.1f}"
 
 
 def _duration(seconds: float) -> str:

@@ -34,7 +34,6 @@ from popdist_py.poptorch.on_ipu.factories import (
     FactoryError,
     InputSpec,
     made_example,
-    user_code,
     with_loss,
 )
 from popdist_py.poptorch.options.options import Options
@@ -244,12 +243,11 @@ def _captured(example: Example, loss: str | None, *, training: bool) -> Captured
     default = OWN_LOSS if example.has_inputs or not training else "cross-entropy"
     with with_loss(example, loss or default) as called:
         try:
-            with user_code("the forward"):
-                return capture(
-                    called.module, Options(), called.args, called.kwargs, training=training
-                )
+            return capture(called.module, Options(), called.args, called.kwargs, training=training)
         except Error as error:
             raise FactoryError(error.message) from error
+        except AssertionError as error:  # PopTorch's own for arguments and blocks that do not fit
+            raise FactoryError(str(error)) from error
 
 
 def _answer(run: Run, find: str, ipus: int | None) -> Answer:

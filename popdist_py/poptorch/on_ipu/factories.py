@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -24,7 +25,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 __all__ = [
     "LOSSES",
@@ -52,6 +53,7 @@ _NOT_THE_USER_S: Final = (
     "<frozen importlib",
 )
 _FRAMES: Final = 4
+_FAKE_TENSOR_LOG: Final = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class FactoryError(Exception):
@@ -148,17 +150,23 @@ def made_example(
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
     """Turn whatever the user's code raises into an error with the user's lines of the traceback."""
+    _FAKE_TENSOR_LOG.disabled = True  # it would show torch's own lines of the same traceback
     try:
         yield
-    except FactoryError:
-        raise
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USER_S)]
         lines = ["Traceback (most recent call last):\n"] if own else []
         lines += traceback.format_list(own[-_FRAMES:])
         lines += traceback.format_exception_only(error)
+        if isinstance(error, DataDependentOutputException):
+            lines.append(
+                "It reads values of a tensor, and there are none before the model runs: compile it "
+                "and ask model.memoryReport()"
+            )
         raise FactoryError(f"{what} failed:\n{''.join(lines).rstrip()}") from error
+    finally:
+        _FAKE_TENSOR_LOG.disabled = False
 
 
 def _function(factory: str) -> Callable[..., Any]:
@@ -173,7 +181,7 @@ def _function(factory: str) -> Callable[..., Any]:
             raise FactoryError(f"{where} has no {name}")
         found = getattr(found, part)
     if not callable(found):
-        raise FactoryError(f"{factory} is a {type(found).__name__}: expected a function or a class")
+        raise FactoryError(f"{factory} has the type {type(found).__name__}: expected a function")
     function: Callable[..., Any] = found
     return function
 
@@ -295,7 +303,8 @@ def with_loss(example: Example, loss: str) -> Iterator[Example]:
 def _first_output(example: Example) -> torch.Tensor:
     """Return the size and type of the model's first output, from a forward without numbers."""
     with user_code("the forward"), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        found = _first_tensor(example.module(*example.args, **example.kwargs))
+        made = example.module(*example.args, **example.kwargs)
+    found = _first_tensor(made)
     return torch.empty(tuple(found.shape), dtype=found.dtype, device="meta")
 
 
