@@ -166,7 +166,7 @@ def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
     for operation in stage.operations:
         kinds.setdefault(root_of[operation.output.name], set()).add(operation.kind)
     for operation in stage.operations:
-        if operation.kind == "elementwise":
+        if operation.kind == "elementwise" and operation.inputs:
             source = root_of[operation.inputs[0]]
             kinds[root_of[operation.output.name]] |= kinds.get(source, {"input"}) - {"view"}
     cheap = {
