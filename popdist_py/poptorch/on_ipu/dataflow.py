@@ -230,6 +230,8 @@ class _Reading:
             kind = "product" if product else "elementwise"
         result = self._made(output, sources, kind=kind)
         inputs, weights = _parted(sources)
+        # Multiplied with a number, nothing of it is needed for the gradient.
+        is_scaling = rule.saves == "others" and len(seen.inputs) == 1
         self._steps.append(
             Step(
                 operator=seen.operator,
@@ -238,7 +240,7 @@ class _Reading:
                 inputs=inputs,
                 output=result,
                 weights=weights,
-                saves=rule.saves if main else "nothing",
+                saves=rule.saves if main and not is_scaling else "nothing",
                 product=product,
                 place=seen.place,
             )
@@ -337,9 +339,8 @@ class _Reading:
         self._hold(seen.outputs[0].storage, result)
 
     def recurrent(self, operations: Sequence[Observation]) -> None:
-        """Read a recurrent layer: for each cell two products and what follows them."""
-        made = {output.storage for seen in operations for output in seen.outputs}
-        given = [t for seen in operations for t in seen.inputs if t.storage not in made]
+        """Read a recurrent layer, of one direction: two products and what follows them."""
+        given = _given(operations)
         sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))
         inputs = [one for one in sources if isinstance(one, int)]
         names = [one for one in sources if isinstance(one, str) and one not in self._constants]
@@ -355,49 +356,36 @@ class _Reading:
         rows = self._values[data].elements // shapes[matrices[0]][1]
         type_ = self._values[data].type
         add = partial(self._add, seen)
-        layer: list[int] = [data]
-        cells: list[int] = []
-        for index, (into, again) in enumerate(zip(matrices[::2], matrices[1::2], strict=False)):
-            gates, hidden = shapes[again]
-            if cells and "_reverse" not in into:
-                layer, cells = cells, []
-            biases = vectors[2 * index : 2 * index + 2] if len(vectors) >= len(matrices) else []
-            share = per_sample(rows, self._batch)
-            sizes = (rows * gates, type_, True)
-            entering = add(
-                "input", "product", sources=[*layer, into, *biases[:1]], value=sizes,
-                product=Product(share, shapes[into][1], gates), saves="others",
-            )  # fmt: skip
-            state = add(
-                "recurrent", "product", sources=[entering, again, *biases[1:]], value=sizes,
-                product=Product(share, hidden, gates), saves="others",
-            )  # fmt: skip
-            cells.append(
-                add(
-                    "cell", "elementwise", sources=[state, entering], saves="both",
-                    value=(rows * hidden, type_, True),
-                )  # fmt: skip
-            )
-        self._results(seen, outputs, cells, rows)
+        (gates, into), (_, hidden) = (shapes[name] for name in matrices[:2])
+        share, sizes = per_sample(rows, self._batch), (rows * gates, type_, True)
+        entering = add(
+            "input", "product", sources=[data, matrices[0], *vectors[:1]], value=sizes,
+            product=Product(share, into, gates), saves="others",
+        )  # fmt: skip
+        state = add(
+            "recurrent", "product", sources=[entering, matrices[1], *vectors[1:]], value=sizes,
+            product=Product(share, hidden, gates), saves="others",
+        )  # fmt: skip
+        size = (rows * hidden, type_, True)
+        cell = add("cell", "elementwise", sources=[state, entering], value=size, saves="both")
+        made = {one.storage: one for one in outputs}
+        for output in made.values():
+            result = cell
+            if prod(output.shape) != size[0]:
+                last = (prod(output.shape), type_, True)
+                result = add("state", "elementwise", sources=[cell], value=last)
+            self._hold(output.storage, result)
 
-    def _results(
-        self, seen: Observation, outputs: Sequence[Seen], cells: Sequence[int], rows: int
-    ) -> None:
-        """Let the memory that a recurrent layer filled hold what its last cells made."""
-        sequence = cells[0]
-        total = sum(self._values[one].elements for one in cells)
-        type_ = self._values[sequence].type
-        if len(cells) > 1:
-            sequence = self._add(
-                seen, "cat", "elementwise", sources=cells, value=(total, type_, True)
-            )
-        for output in {one.storage: one for one in outputs}.values():
-            if prod(output.shape) == total:
-                self._hold(output.storage, sequence)
-            else:
-                state = (prod(output.shape), type_, True)
-                result = self._add(seen, "state", "elementwise", sources=cells, value=state)
-                self._hold(output.storage, result)
+
+def _given(operations: Sequence[Observation]) -> list[Seen]:
+    """Return what operations read and none of them made."""
+    made: set[int] = set()
+    given: list[Seen] = []
+    for seen in operations:
+        given += [tensor for tensor in seen.inputs if tensor.storage not in made]
+        known = {tensor.storage for tensor in seen.inputs}
+        made |= {output.storage for output in seen.outputs} - known
+    return given
 
 
 def _type(dtype: torch.dtype) -> Type:

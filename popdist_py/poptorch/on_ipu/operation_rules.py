@@ -72,7 +72,7 @@ _KINDS: Final[Mapping[Rule, str]] = MappingProxyType(
         "huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss "
         "multi_margin_loss multilabel_margin_loss_forward _ctc_loss",
         Rule("add", "nothing"): "add sub rsub",
-        Rule("elementwise", "others"): "mul bernoulli addcmul lerp",
+        Rule("elementwise", "others"): "mul div addcmul lerp",
         Rule("elementwise", "index"): "where masked_fill scatter index_put index_add index_fill "
         "scatter_add scatter_reduce masked_select",
         Rule("elementwise", "output"): "relu sigmoid tanh exp sqrt rsqrt reciprocal threshold "

@@ -106,11 +106,13 @@ def _names(steps: Sequence[Step]) -> list[str]:
     several: dict[str, set[str]] = {}
     for step in steps:
         several.setdefault(step.module, set()).add(step.operator)
+    # Modules that hold others.
+    outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
     taken: set[str] = set()
     names = []
     for step in steps:
         operator = step.operator.strip("_")
-        is_only = step.module and len(several[step.module]) == 1
+        is_only = step.module and step.module not in outer and len(several[step.module]) == 1
         name = step.module if is_only else ".".join(filter(None, (step.module, operator)))
         unique = next(one for one in _numbered(name) if one not in taken)
         taken.add(unique)
