@@ -19,6 +19,7 @@ from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
 from popdist_py.poptorch.operators.point_clouds import fps, nearest
 from popdist_py.poptorch.operators.printing import ipu_print_tensor
+from popdist_py.poptorch.on_ipu.observations import note_checkpoint, serial_products
 from popdist_py.poptorch.placement.operator_limits import check_proportion
 from popdist_py.poptorch.placement.overlapped_io import (
     set_overlap_for_input,
@@ -87,6 +88,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
         raise ValueError(
             f"All inputs of recomputationCheckpoint must be tensors, got {type(tensor).__name__}"
         )
+    note_checkpoint(tensor)
     return tensor.view_as(tensor)
 
 
@@ -128,7 +130,8 @@ def serializedMatMul(
     assert isinstance(mode, MatMulSerializationMode), (
         f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
     )
-    if forward_phase.is_running() and mode != MatMulSerializationMode.Disabled and factor:
+    parts = factor if factor and mode != MatMulSerializationMode.Disabled else 1
+    if forward_phase.is_running() and parts != 1:
         split = {
             MatMulSerializationMode.InputChannels: lhs.shape[-2:][0],
             MatMulSerializationMode.ReducingDim: lhs.shape[-1],
@@ -139,7 +142,8 @@ def serializedMatMul(
                 f"Invalid serialization factor {factor} for mode {mode.name}: it must divide the "
                 f"dimension of size {split}"
             )
-    return torch.matmul(lhs, rhs)
+    with serial_products(parts):
+        return torch.matmul(lhs, rhs)
 
 
 # --- Control flow ---------------------------------------------------------------------------------
