@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 import click
 from rich.console import Console
 
-from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.questions import Answer, find_batch, find_recomputation, find_splits
-from popdist_py.ipu.reports import execution_page, memory_page
+from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
 from popdist_py.ipu.specification import IPUS, MK2
 from popdist_py.ipu.what_if import Run
 from popdist_py.poptorch.errors import Error
@@ -274,7 +273,7 @@ def _tell_pages(run: Run, *, as_json: bool) -> int:
     return _FITS if memory.fits else _TOO_LARGE
 
 
-def _show(*reports: Report) -> None:
+def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:
     """Print reports, in colours on a terminal."""
     console = Console()
     for number, report in enumerate(reports):
