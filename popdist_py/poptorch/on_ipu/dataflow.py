@@ -7,7 +7,7 @@ Nothing here drops a step, names one or decides what may share memory: that is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby

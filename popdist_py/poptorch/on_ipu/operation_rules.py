@@ -205,9 +205,7 @@ def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multipli
     return Multiplied(image, kernel, Product(per_sample(rows, batch), depth, columns, groups))
 
 
-def attention_products(
-    query: Seen, key: Seen, value: Seen, batch: int
-) -> tuple[Product, Product]:
+def attention_products(query: Seen, key: Seen, value: Seen, batch: int) -> tuple[Product, Product]:
     """Return the products of scaled dot product attention: scores, and mixing the values.
 
     Args:
