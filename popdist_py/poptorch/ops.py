@@ -14,12 +14,12 @@ import torch
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.on_ipu.observations import note_checkpoint, serial_products
 from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
 from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
 from popdist_py.poptorch.operators.point_clouds import fps, nearest
 from popdist_py.poptorch.operators.printing import ipu_print_tensor
-from popdist_py.poptorch.on_ipu.observations import note_checkpoint, serial_products
 from popdist_py.poptorch.placement.operator_limits import check_proportion
 from popdist_py.poptorch.placement.overlapped_io import (
     set_overlap_for_input,

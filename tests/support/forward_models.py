@@ -1,8 +1,9 @@
-"""Models of every sort that capturing has to read, small, each with arguments of one micro-batch."""
+"""Small models of every sort, each with arguments of one micro-batch."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ class Mlp(nn.Module):
     def __init__(self, widths=(20, 50, 50, 10)):
         super().__init__()
         parts = []
-        for into, out in zip(widths, widths[1:], strict=False):
+        for into, out in pairwise(widths):
             parts += [nn.Linear(into, out), nn.ReLU()]
         self.layers = nn.Sequential(*parts[:-1])
 

@@ -7,7 +7,7 @@ Nothing here drops a step, names one or decides what may share memory: that is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -324,7 +324,7 @@ class _Reading:
     def _attention(self, seen: Observation) -> None:
         """Read scaled dot product attention: a product, a softmax and a product."""
         query, key, value, *masks = seen.inputs
-        first, second = attention_products(query, key, value, self._batch)
+        first, second = attention_products(query, value, self._batch)
         type_, add = self._type_now(query), partial(self._add, seen)
         sizes = (prod(query.shape[:-1]) * value.shape[-2], type_, True)
         q, k, v, *rest = (self._read(tensor, seen) for tensor in (query, key, value, *masks))

@@ -141,7 +141,7 @@ class Observer(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}
         self._held: list[StorageWeakRef] = []
         self._operations: list[Observation] = []
@@ -167,9 +167,7 @@ class Observer(TorchDispatchMode):
         )
 
     @contextmanager
-    def following(
-        self, model: nn.Module, inputs: Mapping[str, torch.Tensor]
-    ) -> Iterator[None]:
+    def following(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Note what runs inside, a forward of ``model`` on these tensors."""
         self._guarded(self._begin, model, inputs)
         previous, _current.observer = _current.observer, self
@@ -278,9 +276,8 @@ class Observer(TorchDispatchMode):
         if number is None:
             number = self._numbers[address] = len(self._numbers)
             self._held.append(StorageWeakRef(storage))
-        return Seen(
-            number, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype
-        )
+        offset = int(tensor.storage_offset())
+        return Seen(number, tuple(tensor.shape), tensor.stride(), offset, tensor.dtype)
 
 
 @cache

@@ -205,14 +205,11 @@ def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multipli
     return Multiplied(image, kernel, Product(per_sample(rows, batch), depth, columns, groups))
 
 
-def attention_products(
-    query: Seen, key: Seen, value: Seen, batch: int
-) -> tuple[Product, Product]:
+def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, Product]:
     """Return the products of scaled dot product attention: scores, and mixing the values.
 
     Args:
         query: [..., length, depth], heads among the dimensions in front.
-        key: [..., other length, depth].
         value: [..., other length, value depth].
         batch: samples of the micro-batch.
     """

@@ -23,6 +23,8 @@ __all__ = ["captured_of"]
 def captured_of(forward: Forward) -> Captured:
     """Return the graph of a forward and where its operations stand."""
     steps = _merged(forward, _alive(forward.steps, forward.outputs))
+    if not steps:
+        return captured_of(_with_identity(forward))
     stages = _stages(steps)
     steps = _with_own_memory(steps, stages)
     names = _names(steps)
@@ -40,6 +42,15 @@ def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
             kept.append(step)
             needed.update(step.inputs)
     return kept[::-1]
+
+
+def _with_identity(forward: Forward) -> Forward:
+    """Return a forward that computes nothing as one that does: a stage has an operation."""
+    (_, source), *_ = forward.inputs
+    number = len(forward.values)
+    step = Step(operator="identity", module="", kind="view", inputs=(source,), output=number)
+    values = {**forward.values, number: forward.values[source]}
+    return replace(forward, values=values, steps=(step,), outputs=(number,))
 
 
 def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
@@ -60,7 +71,7 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
             made[step.output] = index
             continue
         elif before.operator == "_log_softmax" and step.kind == "loss":
-            step = replace(step, inputs=(*before.inputs, *step.inputs[1:]))  # noqa: PLW2901
+            step = replace(step, inputs=(*before.inputs, *step.inputs[1:]))
             merged = [one for one in merged if one is not before]
             made = {one.output: place for place, one in enumerate(merged)}
         made[step.output] = len(merged)
@@ -203,12 +214,16 @@ def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]
 
 
 def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -> bool:
-    """Tell whether the gradient of any other operand reads this one; what is added, none does."""
-    if step.kind == "product" and number in step.inputs[2 - bool(step.weights) :]:
+    """Tell whether the gradient of any other operand reads this one."""
+    inputs, weights = step.inputs, step.weights
+    if step.kind == "product":
+        # The rest is added: its gradient reads nothing.
+        inputs, weights = inputs[: 1 if weights else 2], weights[:1]
+    if number not in inputs:
         return False
-    others = any(other in gradients for other in step.inputs if other != number)
-    squared = len(step.inputs) + len(step.weights) == 1 and number in gradients
-    return others or squared or any(forward.weights[name].is_trained for name in step.weights)
+    others = any(other in gradients for other in inputs if other != number)
+    is_squared = len(inputs) + len(weights) == 1 and number in gradients
+    return others or is_squared or any(forward.weights[name].is_trained for name in weights)
 
 
 def _in_place(

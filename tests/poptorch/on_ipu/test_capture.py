@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import time
-from dataclasses import replace
-
 import pytest
 import torch
 import torchvision
+from support import ipu_graphs
 from support.forward_models import MODELS, Bert, Cnn, Layer, Mlp, WithLoss, images
+from support.models import quiet_options
+from torch import nn
+
 from popdist_py import poptorch
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.poptorch.on_ipu.capture import capture
-from support import ipu_graphs
-from support.models import quiet_options
-from torch import nn
 
 
 def captured(model, args, options=None, *, training=True):
