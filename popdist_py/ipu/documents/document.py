@@ -79,9 +79,9 @@ class Document:
 
 
 def levels(values: Sequence[float], count: int) -> list[int]:
-    """Return a level below ``count`` for each of at most 60 parts of a course: its highest value.
+    """Return a level for each of at most 60 parts of a course, that of its highest value.
 
-    Nothing but zero has level 0, and nothing but what reaches 1 has the last one.
+    There are ``count`` levels, 3 or more: the first is for zero, the last for what reaches 1.
     """
     parts = min(_COURSE_WIDTH, len(values))
     edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []
@@ -90,9 +90,9 @@ def levels(values: Sequence[float], count: int) -> list[int]:
 
 
 def _level(value: float, last: int) -> int:
-    if value <= 0:
-        return 0
-    return min(last, 1 + int(value * (last - 1)))
+    if value >= 1:
+        return last
+    return 0 if value <= 0 else min(last - 1, 1 + int(value * (last - 1)))
 
 
 def text(document: Document) -> str:

@@ -138,10 +138,10 @@ def test_options_that_change_others(options, others):
 
 
 def test_checkpoints_and_recomputation():
-    deep = (f"{FILE}:Encoder", "--set", "layers=8", *ENCODER[1:], "--batch", "64")
+    deep = (f"{FILE}:Encoder", "--set", "layers=3", *ENCODER[1:], "--batch", "64")
     kept = needed(*deep, "--recompute", "none")
     again = needed(*deep, "--recompute", "stage")
-    layers = ",".join(f"layers.{index}" for index in range(8))
+    layers = ",".join(f"layers.{index}" for index in range(3))
     marked = needed(*deep, "--recompute", "stage", "--checkpoint", layers)
     assert marked < again <= kept
 

@@ -19,7 +19,7 @@ from popdist_py.ipu.documents.document import (
 values = st.lists(st.floats(0, 2), max_size=200)
 
 
-@given(values, st.integers(2, 10))
+@given(values, st.integers(3, 10))
 def test_levels_show_the_highest_values(course, count):
     made = levels(course, count)
     assert len(made) == min(60, len(course))
