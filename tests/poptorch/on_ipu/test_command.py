@@ -144,6 +144,9 @@ def test_checkpoints_and_recomputation():
     layers = ",".join(f"layers.{index}" for index in range(3))
     marked = needed(*deep, "--recompute", "stage", "--checkpoint", layers)
     assert marked < again <= kept
+    # The last stage of a pipeline recomputes where a checkpoint stands in it.
+    cut = (*deep, "--split", "layers.1")
+    assert needed(*cut, "--checkpoint", "layers.1")[-1] < needed(*cut)[-1]
 
 
 def test_phases_take_the_ipus_that_poptorch_gives_them():

@@ -30,6 +30,13 @@ def test_levels_show_the_highest_values(course, count):
         assert (max(made) == 0) == (max(course) <= 0)
 
 
+def test_a_peak_of_many_values_is_not_lost():
+    course = [0.0] * 500
+    course[123] = 1.0
+    made = levels(course, 4)
+    assert (len(made), made.count(3), made.count(0)) == (60, 1, 59)
+
+
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=60), st.integers(3, 10))
 def test_levels_rise_with_values(course, count):
     course = sorted(course)
