@@ -130,11 +130,15 @@ def capture(
     # Whatever a program computes with while the modules hold tensors without data has none either.
     with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
         try:
-            state = DeviceState(model, model, transfer.dtype, replicas)
+            state = DeviceState(model, model, transfer.dtype, replicas, _without_data)
             run = _FakeRun(model, options, call, state, training=training)
             return run.captured(_micro_batch(call, sizes, transfer))
         finally:
             torch.set_rng_state(random)
+
+
+def _without_data(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(host.shape, dtype=dtype)
 
 
 def _micro_batch(
