@@ -2,6 +2,7 @@
 
 Each is a value that prints as text, as rich's tables and as HTML, and becomes JSON. Bytes are
 whole ones in values and in JSON; texts have MB of a million bytes.
+Every table of both stands here, once: hence the length.
 Nothing here computes what a run needs: the figures are those of memory, cycles, schedule, transfers
 and advice.
 """
