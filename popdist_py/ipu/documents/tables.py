@@ -57,7 +57,9 @@ class _Drawn:
         yield self._text(options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement.get(console, options, self._text(options))
+        width = self._text(options).cell_len
+        # A bar with its figure stays in one line; a course may lose its end.
+        return Measurement(width if isinstance(self.cell, Share) else 1, width)
 
     def _text(self, options: ConsoleOptions) -> Text:
         if options.ascii_only:

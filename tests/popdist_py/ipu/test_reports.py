@@ -147,6 +147,12 @@ def test_rich_draws_bars_and_curves():
     assert "layer4.2.conv2 (backward)" in shown
 
 
+def test_a_bar_and_its_figure_stay_together_on_a_narrow_terminal():
+    console = Console(width=80, record=True, force_terminal=True, file=io.StringIO())
+    console.print(memory_page(RUNS["ladder_half"]))
+    assert "███████░░░  71.3%" in console.export_text()
+
+
 def test_rich_without_block_characters():
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Console(width=120, file=out).print(memory_page(RUNS["ladder_half"]))
