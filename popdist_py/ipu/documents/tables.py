@@ -33,9 +33,13 @@ def _parts(section: Section) -> Iterator[RenderableType]:
     yield Text(f"\n{section.title}", style="bold")
     if section.columns:
         table = Table(box=None, pad_edge=True, header_style="dim")
-        for column in section.columns:
+        for index, column in enumerate(section.columns):
             table.add_column(
-                Text(column.name), justify="left" if column.is_words else "right", overflow="fold"
+                Text(column.name),
+                justify="left" if column.is_words else "right",
+                overflow="fold",
+                # On a narrow terminal a bar and its figure stay together.
+                no_wrap=any(isinstance(row[index], Share) for row in section.rows),
             )
         for row in section.rows:
             table.add_row(*map(_cell, row))
@@ -57,9 +61,7 @@ class _Drawn:
         yield self._text(options)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        width = self._text(options).cell_len
-        # A bar with its figure stays in one line; a course may lose its end.
-        return Measurement(width if isinstance(self.cell, Share) else 1, width)
+        return Measurement.get(console, options, self._text(options))
 
     def _text(self, options: ConsoleOptions) -> Text:
         if options.ascii_only:
