@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from popdist_py.ipu.liveness import live_at
 from popdist_py.ipu.memory import ipu_memory, walks
-from popdist_py.ipu.what_if import Run
+from popdist_py.ipu.searches import Run
 
 __all__ = ["LiveBytes", "curve"]
 

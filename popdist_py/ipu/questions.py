@@ -14,7 +14,7 @@ from popdist_py.ipu.documents.document import Cell, Column, Document, Section, S
 from popdist_py.ipu.documents.report import Report
 from popdist_py.ipu.graph import Graph, Placement
 from popdist_py.ipu.memory import memory
-from popdist_py.ipu.what_if import Run, best_splits, cheapest_recomputation, largest_batch
+from popdist_py.ipu.searches import Run, best_splits, cheapest_recomputation, largest_batch
 
 __all__ = ["Answer", "find_batch", "find_recomputation", "find_splits", "first_modules"]
 
@@ -91,7 +91,7 @@ def first_modules(graph: Graph, placement: Placement) -> list[str]:
 def _summary(run: Run) -> Section:
     report = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
     memories = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates).ipus
-    columns = (*map(Column, ("IPU", "memory", "busy")), Column("begins at", is_words=True))
+    columns = (*map(Column, ("IPU", "fullest tile", "busy")), Column("begins at", is_words=True))
     first = {0: run.graph.operations[0].name} | {
         run.placement.ipus[stage]: name
         for stage, name in enumerate(first_modules(run.graph, run.placement), 1)
@@ -99,7 +99,7 @@ def _summary(run: Run) -> Section:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             str(own.ipu),
-            Share(own.needed / own.capacity),
+            Share(max(own.fullest_tile, own.fullest_io_tile) / own.tile_bytes),
             Share(report.busy[own.ipu]),
             first.get(own.ipu, ""),
         )

@@ -18,12 +18,14 @@ from popdist_py.ipu.curves import LiveBytes, curve
 from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles, operation_cycles
 from popdist_py.ipu.documents.document import Cell, Column, Course, Document, Section, Share
 from popdist_py.ipu.documents.report import Report
-from popdist_py.ipu.memory import Category, IpuMemory, memory
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.memory_report import Category, IpuMemory
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.schedule_views import grid
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.transfers import copied_bytes, host_traffic
-from popdist_py.ipu.what_if import OutOfMemory, Run, explain
+from popdist_py.ipu.what_if import OutOfMemory, explain
 
 __all__ = [
     "ExecutionPage",
@@ -76,13 +78,13 @@ class MemoryPage(Report):
         number = len(self.ipus)
         where = f"{number} {self.device} IPU{'s' if number > 1 else ''}"
         if self.problem is None:
-            full = Share(max(own.needed / own.capacity for own in self.ipus))
-            headline = f"Memory: fits on {where}; the fullest needs {full} of what it has"
+            full = Share(max(_fullest(own) for own in self.ipus) / self.tile_bytes)
+            headline = f"Memory: fits on {where}; the fullest tile needs {full} of what it has"
         else:
             own = self.problem.memory
             headline = (
-                f"Memory: does not fit on {where}; IPU {own.ipu} needs {_mb(own.needed)} MB and "
-                f"has {_mb(own.capacity)} MB"
+                f"Memory: does not fit on {where}; the fullest tile of IPU {own.ipu} needs "
+                f"{_fullest(own):,} bytes and has {self.tile_bytes:,}"
             )
         sections = (*self._advice(), self._ipus(), *self._categories(), self._contributions())
         return Document(headline, self.fits, (*sections, self._curves()))
@@ -102,6 +104,9 @@ class MemoryPage(Report):
                     "needed": own.needed,
                     "capacity": own.capacity,
                     "per_tile": own.per_tile,
+                    "fullest_tile": own.fullest_tile,
+                    "io_tiles": own.io_tiles,
+                    "fullest_io_tile": own.fullest_io_tile,
                     "always_live": own.always_live,
                     "not_always_live": own.not_always_live,
                     "peak_at": own.peak_at,
@@ -126,7 +131,7 @@ class MemoryPage(Report):
 
     def _ipus(self) -> Section:
         names = ("IPU", "needed", "available", "share", "always live", "at the peak")
-        columns = (*map(Column, names), Column("a tile"), Column("peak at", True))
+        columns = (*map(Column, names), Column("fullest tile"), Column("peak at", True))
         rows = tuple(
             (
                 str(own.ipu),
@@ -135,7 +140,7 @@ class MemoryPage(Report):
                 Share(own.needed / own.capacity),
                 _mb(own.always_live),
                 _mb(own.not_always_live),
-                f"{own.per_tile:,}",
+                f"{_fullest(own):,}",
                 own.peak_at,
             )
             for own in self.ipus
@@ -439,6 +444,11 @@ def _slowest(run: Run) -> tuple[OperationCycles, ...]:
 
 def _parts(stage: StageCycles) -> list[tuple[str, float]]:
     return [(name, getattr(stage, name)) for name in _STAGE_PARTS]
+
+
+def _fullest(own: IpuMemory) -> int:
+    """Return the bytes of the fullest tile of an IPU, I/O tiles among them."""
+    return max(own.fullest_tile, own.fullest_io_tile)
 
 
 def _mb(size: int) -> str:

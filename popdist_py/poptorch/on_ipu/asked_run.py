@@ -13,9 +13,9 @@ from typing import Final, Literal, TypeAlias
 
 from popdist_py.ipu.graph import Graph, Placement, Type
 from popdist_py.ipu.schedule import least_accumulation
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, Settings, Strategy
 from popdist_py.ipu.specification import IPUS
-from popdist_py.ipu.what_if import Run
 from popdist_py.poptorch.on_ipu.captured import Captured
 
 __all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "Asked", "Sort", "asked_run"]

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from popdist_py.ipu.questions import Answer, find_batch, find_recomputation, find_splits
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
+from popdist_py.ipu.searches import Run
 from popdist_py.ipu.specification import IPUS, MK2
-from popdist_py.ipu.what_if import Run
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.asked_run import (
     OPTIMIZERS,

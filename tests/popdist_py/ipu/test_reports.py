@@ -19,7 +19,7 @@ from popdist_py.ipu.memory import memory
 from popdist_py.ipu.reports import execution_page, memory_page
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, Location, Settings
 from popdist_py.ipu.specification import MK1, MK2
-from popdist_py.ipu.what_if import Run
+from popdist_py.ipu.searches import Run
 
 FLOAT = resnet([3, 4, 23, 3], 64, 64)
 HALF = FLOAT.cast(data="float16", weights="float16")
