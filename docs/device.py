@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -11,12 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from click.testing import CliRunner  # noqa: E402
 from support.ipu_graphs import resnet, with_8_bit_input  # noqa: E402
 from support.ipu_published import PUBLISHED, THROUGHPUTS, Published  # noqa: E402
 
 from popdist_py.ipu.cycles import cycles  # noqa: E402
 from popdist_py.ipu.graph import Placement  # noqa: E402
 from popdist_py.ipu.memory import ESTIMATES, memory  # noqa: E402
+from popdist_py.ipu.reports import execution_page, memory_page  # noqa: E402
 from popdist_py.ipu.schedule import least_accumulation, schedule  # noqa: E402
 from popdist_py.ipu.schedule_views import grid  # noqa: E402
 from popdist_py.ipu.searches import Run  # noqa: E402
@@ -24,6 +27,7 @@ from popdist_py.ipu.settings import ADAM, HALF_ADAM, Settings  # noqa: E402
 from popdist_py.ipu.specification import IPUS, MK2, sources  # noqa: E402
 from popdist_py.ipu.transfers import host_traffic  # noqa: E402
 from popdist_py.ipu.what_if import explain  # noqa: E402
+from popdist_py.poptorch.on_ipu.command import COMMAND  # noqa: E402
 
 PAGE = ROOT / "docs" / "device.md"
 # Precision, accumulation, device iterations, 8-bit input; what hardware did: cycles, MiB received.
@@ -33,6 +37,24 @@ RUNS = (
     ("16.16", 8, 1, False, 95_653_315, 12.0),
     ("16.16", 8, 4, False, 283_021_420, 48.0),
     ("16.16", 8, 4, True, 278_393_266, 24.0),
+)
+# What is asked of the command, and how many lines of the answer are shown; None for all.
+QUESTIONS = (
+    (
+        "torchvision.models:resnet101 --input 3x64x64 --batch 64 --optimizer adamw "
+        "--split layer3.8",
+        8,
+    ),
+    (
+        "torchvision.models:resnet50 --input 3x224x224 --precision 16.16 --optimizer momentum "
+        "--find batch",
+        None,
+    ),
+    (
+        "torchvision.models:resnet50 --input 3x224x224 --batch 8 --precision 16.16 "
+        "--find splits --ipus 4",
+        None,
+    ),
 )
 
 
@@ -91,6 +113,24 @@ def grids() -> str:
         ("interleaved", grid(schedule(line, turns))),
     )
     return "```\n" + "\n".join(f"{title}\n{text}" for title, text in parts) + "```\n"
+
+
+def reports() -> str:
+    """Return both reports of the second line of the ladder."""
+    run = run_of(*RUNS[1][:4])
+    return f"```\n{memory_page(run)}\n\n{execution_page(run)}\n```\n"
+
+
+def questions() -> str:
+    """Return what the command answers."""
+    lines = ["```console"]
+    for words, count in QUESTIONS:
+        done = CliRunner().invoke(COMMAND, shlex.split(words))
+        note = f"  # exit code {done.exit_code}" if done.exit_code else ""
+        shown = done.stdout.splitlines()
+        lines += [f"$ python -m popdist_py.ipu {words}{note}", *shown[:count]]
+        lines += ["..."] * (count is not None)
+    return "\n".join([*lines, "```"]) + "\n"
 
 
 def counts() -> str:
@@ -196,10 +236,17 @@ def figures() -> str:
     return "\n".join(lines) + "\n"
 
 
+# What is made anew, in the order of the page.
+PARTS = (
+    *(ladder, advice, reports, questions, published, margins, throughputs),
+    *(grids, counts, figures),
+)
+
+
 def text() -> str:
     """Return the page with its figures as they are now."""
     page = PAGE.read_text(encoding="utf-8")
-    for part in (ladder, advice, published, margins, throughputs, grids, counts, figures):
+    for part in PARTS:
         marks = re.compile(rf"(?<=<!-- {part.__name__} -->\n).*?(?=<!-- end -->)", re.DOTALL)
         made = part()
         page, found = marks.subn(lambda _, made=made: made, page, count=1)

@@ -7,7 +7,7 @@ Nothing here knows how stages follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -25,6 +25,7 @@ __all__ = [
     "backward_moments",
     "forward_moments",
     "kept",
+    "live_at",
     "peak",
     "segments",
     "shapes",
@@ -153,25 +154,34 @@ class Segment:
     again: tuple[Operation, ...]
 
 
-def peak(moments: Sequence[Moment]) -> Peak:
-    """Return the moment with the most live bytes; of equal ones the first."""
+def live_at(moments: Sequence[Moment]) -> Iterator[tuple[Mapping[str, int], int]]:
+    """Yield, for each moment, the blocks that are live and the bytes of all that is there then.
+
+    The blocks are one mapping, which changes with the next moment.
+    """
     last = {name: i for i, m in enumerate(moments) for name in (*m.reads, *m.makes)}
     ending: dict[int, list[str]] = {}
     for name, index in last.items():
         ending.setdefault(index, []).append(name)
     live: dict[str, int] = {}
-    found = Peak("nothing", {}, 0)
-    total, most = 0, -1
+    total = 0
     for index, moment in enumerate(moments):
         for name, size in moment.makes.items():
             if name not in live:
                 live[name] = size
                 total += size
-        if total + moment.temporary > most:
-            most = total + moment.temporary
-            found = Peak(moment.name, dict(live), moment.temporary)
+        yield live, total + moment.temporary
         for name in ending.get(index, ()):
             total -= live.pop(name, 0)
+
+
+def peak(moments: Sequence[Moment]) -> Peak:
+    """Return the moment with the most live bytes; of equal ones the first."""
+    found, most = Peak("nothing", {}, 0), -1
+    for moment, (live, total) in zip(moments, live_at(moments), strict=True):
+        if total > most:
+            most = total
+            found = Peak(moment.name, dict(live), moment.temporary)
     return found
 
 
@@ -187,7 +197,7 @@ def kept(stage: Stage, recompute: Recompute) -> frozenset[str]:
     for operation in stage.operations:
         kinds.setdefault(root_of[operation.output.name], set()).add(operation.kind)
     for operation in stage.operations:
-        if operation.kind == "elementwise":
+        if operation.kind == "elementwise" and operation.inputs:
             source = root_of[operation.inputs[0]]
             kinds[root_of[operation.output.name]] |= kinds.get(source, {"input"}) - {"view"}
     cheap = {

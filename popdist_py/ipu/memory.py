@@ -14,6 +14,7 @@ from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
 from popdist_py.ipu.liveness import (
+    Moment,
     Peak,
     Stage,
     backward_moments,
@@ -34,6 +35,7 @@ __all__ = [
     "least_bytes",
     "memory",
     "stash_depth",
+    "walks",
 ]
 
 
@@ -262,45 +264,57 @@ def _worst(
 ) -> tuple[str, list[Contribution]]:
     """Return when an IPU needs most beside what is always live, and what it is."""
     found: list[tuple[str, list[Contribution]]] = [("nothing", [])]
-    for index in (s for s, where in enumerate(placement.ipus) if where == number):
-        stage = stage_of(graph, placement, settings, ipu, index)
-        phase = []
-        if settings.is_phased:
-            on_chip = Settings(accumulation=settings.accumulation, optimizer=settings.optimizer)
-            phase = [
-                Contribution(part.name, part.category, part.bytes, False)
-                for weight in placement.weights_of(graph, index)
-                for part in _variables(weight, on_chip)
-            ]
-        for part in _peaks(stage, placement, index):
-            found.append((part.name, [*phase, *_of_peak(part)]))
-        if settings.is_training and not settings.is_phased:
-            weights = placement.weights_of(graph, index)
-            found.append(("update", list(_update(weights, settings))))
+    for fetched, moments in walks(graph, placement, settings, ipu, number):
+        most = peak(moments)
+        found.append((most.name, [*fetched, *_of_peak(most)]))
     return max(found, key=lambda entry: sum(part.bytes for part in entry[1]))
 
 
-def _peaks(stage: Stage, placement: Placement, index: int) -> Iterator[Peak]:
-    """Yield the peaks of a stage: one walk where the backward follows at once, else two."""
+def walks(
+    graph: Graph, placement: Placement, settings: Settings, ipu: IPU, number: int
+) -> Iterator[tuple[list[Contribution], list[Moment]]]:
+    """Yield what an IPU does in one go, stage by stage, with what is there all the while.
+
+    A stage has one walk where its backward follows its forward at once, else two, and its update.
+    """
+    for index in (s for s, where in enumerate(placement.ipus) if where == number):
+        stage = stage_of(graph, placement, settings, ipu, index)
+        weights = placement.weights_of(graph, index)
+        fetched = []
+        if settings.is_phased:
+            on_chip = Settings(accumulation=settings.accumulation, optimizer=settings.optimizer)
+            fetched = [
+                Contribution(part.name, part.category, part.bytes, False)
+                for weight in weights
+                for part in _variables(weight, on_chip)
+            ]
+        for moments in _passes_of(stage, placement, index):
+            yield fetched, moments
+        if settings.is_training and not settings.is_phased:
+            yield [], list(_update(weights, settings))
+
+
+def _passes_of(stage: Stage, placement: Placement, index: int) -> Iterator[list[Moment]]:
+    """Yield forward and backward of a stage, together where nothing comes between them."""
     settings = stage.settings
+    forward = forward_moments(stage)
     if not settings.is_training:
-        yield peak(forward_moments(stage))
+        yield forward
         return
     recompute = settings.recompute_for(placement)
     if index not in settings.recomputing(placement):
         recompute = "none"
-    keeps = kept(stage, recompute)
-    forward, backward = forward_moments(stage), backward_moments(stage, keeps)
+    backward = backward_moments(stage, kept(stage, recompute))
     apart = (
         settings.is_phased
         or not settings.activation_location.on_chip
         or stash_depth(index, placement.num_stages, settings)
     )
     if apart:
-        yield peak(forward)
-        yield peak(backward)
+        yield forward
+        yield backward
     else:
-        yield peak([*forward, *backward])
+        yield [*forward, *backward]
 
 
 def _of_peak(found: Peak) -> Iterator[Contribution]:
@@ -314,14 +328,11 @@ def _of_peak(found: Peak) -> Iterator[Contribution]:
         yield Contribution(found.name, "working set", found.temporary, False)
 
 
-def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Contribution]:
-    """Yield what the update of the weight that needs most holds: they follow one another."""
-    trained = [weight for weight in weights if weight.is_trained]
-    if not trained:
-        return
-    sizes = {weight.name: _update_bytes(weight, settings) for weight in trained}
-    name = max(sizes, key=lambda name: sizes[name])
-    yield Contribution(f"{name} (update)", "working set", sizes[name], False)
+def _update(weights: Sequence[Weight], settings: Settings) -> Iterator[Moment]:
+    """Yield the updates of the weights of a stage: they follow one another."""
+    for weight in weights:
+        if weight.is_trained:
+            yield Moment(f"{weight.name} (update)", temporary=_update_bytes(weight, settings))
 
 
 def _update_bytes(weight: Weight, settings: Settings) -> int:

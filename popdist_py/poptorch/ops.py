@@ -14,6 +14,7 @@ import torch
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.on_ipu.observations import note_checkpoint, serial_products
 from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
 from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
@@ -87,6 +88,7 @@ def _checkpoint(tensor: Any) -> torch.Tensor:
         raise ValueError(
             f"All inputs of recomputationCheckpoint must be tensors, got {type(tensor).__name__}"
         )
+    note_checkpoint(tensor)
     return tensor.view_as(tensor)
 
 
@@ -128,7 +130,8 @@ def serializedMatMul(
     assert isinstance(mode, MatMulSerializationMode), (
         f"mode is a poptorch.MatMulSerializationMode, got {mode!r}"
     )
-    if forward_phase.is_running() and mode != MatMulSerializationMode.Disabled and factor:
+    parts = factor if factor and mode != MatMulSerializationMode.Disabled else 1
+    if forward_phase.is_running() and parts != 1:
         split = {
             MatMulSerializationMode.InputChannels: lhs.shape[-2:][0],
             MatMulSerializationMode.ReducingDim: lhs.shape[-1],
@@ -139,7 +142,8 @@ def serializedMatMul(
                 f"Invalid serialization factor {factor} for mode {mode.name}: it must divide the "
                 f"dimension of size {split}"
             )
-    return torch.matmul(lhs, rhs)
+    with serial_products(parts):
+        return torch.matmul(lhs, rhs)
 
 
 # --- Control flow ---------------------------------------------------------------------------------

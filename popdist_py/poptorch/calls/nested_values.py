@@ -58,6 +58,13 @@ class Tree:
             return self.kind(*values)
         return _sequence(self.kind, values)
 
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors of the value."""
+        if self.kind is _Custom:
+            return int(self.keys[0])
+        return int(self.kind is torch.Tensor) + sum(c.num_tensors for c in self.children)
+
     def constants(self) -> Iterator[Any]:
         """Yield the values without tensors, those inside custom types excepted."""
         if self.kind is _Constant:

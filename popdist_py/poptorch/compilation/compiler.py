@@ -34,6 +34,8 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.capture import Capturing
+from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
@@ -62,6 +64,7 @@ class Executable:
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
         agreed: back ends that agree with the loop.
+        captured: the forward as the device's model sees it; None if it was not wanted or cannot be.
     """
 
     trace: Trace
@@ -70,6 +73,7 @@ class Executable:
     widen_integers: bool
     mixed_precision: bool
     agreed: Agreed = field(default_factory=Agreed)
+    captured: Captured | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,6 +213,7 @@ class Compiler:
             state.select(0, self._first_replica)
         strategy = self.options._execution_strategy
         recorded: list[Placement] = []
+        capturing = Capturing.of(self.model, call, self.options)
 
         @contextmanager
         def around(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -221,10 +226,11 @@ class Compiler:
                 module_scopes=self.options._module_namescope_enabled,
             ) as placement:
                 recorded.append(placement)
-                yield
+                with capturing.observing(leaves):
+                    yield
 
         with MixedPrecision() as precision:
-            forward = partial(self._forward, call)
+            forward = capturing.telling(partial(self._forward, call))
             first_run = trace(forward, inputs, state, training=self.training, around=around)
         return Executable(
             trace=first_run,
@@ -232,6 +238,7 @@ class Compiler:
             replica_execution=self.options.Emulator.replica_execution,
             widen_integers=widen_integers,
             mixed_precision=precision.met_half,
+            captured=capturing.captured(),
         )
 
     # -- checks -------------------------------------------------------------------------------

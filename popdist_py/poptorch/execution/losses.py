@@ -142,6 +142,11 @@ class LossRecorder(TorchFunctionMode):
             for item in result:
                 self._mark(item, origins)
 
+    @property
+    def last(self) -> torch.Tensor | None:
+        """The loss met last: the final one, if there is one; None if none was met."""
+        return self._losses[-1] if self._losses else None
+
     def final(self) -> torch.Tensor:
         """Return the loss on which all others depend.
 

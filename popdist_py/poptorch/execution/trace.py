@@ -21,7 +21,7 @@ from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.weights.device_state import DeviceState
 
-__all__ = ["Trace", "trace"]
+__all__ = ["Trace", "run_once", "trace"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def trace(
     made = _Made()
     try:
         with made:
-            result, loss = _run(forward, copies, state, training=training, around=around)
+            result, loss = run_once(forward, copies, state, training=training, around=around)
         is_random = not torch.equal(random_before, torch.get_rng_state())
         state.check_registered()
         modified = frozenset(
@@ -158,7 +158,7 @@ class _Made(TorchFunctionMode):
         return result
 
 
-def _run(
+def run_once(
     forward: Callable[[Sequence[torch.Tensor]], Any],
     inputs: Sequence[torch.Tensor],
     state: DeviceState,
@@ -166,7 +166,11 @@ def _run(
     training: bool,
     around: Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]],
 ) -> tuple[Any, torch.Tensor | None]:
-    """Return what the forward returns, and the loss of a training model."""
+    """Run the forward as the one that compiles; return its result, and a training model's loss.
+
+    Raises:
+        Error: a training model without loss, or with several independent ones.
+    """
     recorder = LossRecorder()
     # trace() itself restores the host's random stream.
     context = DeviceContext(state=state, training=training, is_random=False)

@@ -29,6 +29,11 @@ class OperationNames:
         self._paths = {} if module is None else {id(m): p for p, m in module.named_modules()}
         self._open: list[str] = []
 
+    @property
+    def module(self) -> str:
+        """The path of the submodule whose forward runs; empty for the model's own."""
+        return self._open[-1] if self._open else ""
+
     def begin_scope(self, name: str) -> None:
         """Put ``name`` before the names of the operations from here on."""
         self._scopes.append(name)

@@ -54,6 +54,9 @@ class _Recorder(TorchFunctionMode):
         self._module = module if isinstance(module, torch.nn.Module) else None
         self._watch = watch
         self.names = OperationNames(self._module if module_scopes else None)
+        # Of the function of torch that runs, and which one it is in order: what operations of
+        # torch's own below it belong together.
+        self.function, self.calls = "", 0
         self._active: BlockPlace | None = _BEFORE_BLOCKS
         self._next_auto_id = 0
         self.blocks: list[BlockPlace] = []
@@ -66,6 +69,11 @@ class _Recorder(TorchFunctionMode):
         self.reads_buffers = False
         self._on_host = 0  # how many host functions are being run
         self._names: dict[int, str] = {}
+
+    @property
+    def place(self) -> BlockPlace | None:
+        """Where what runs now goes; None after the end of a block."""
+        return self._active
 
     # What annotations tell:
 
@@ -120,6 +128,7 @@ class _Recorder(TorchFunctionMode):
             self._look_at_values(name, args)
             if any(map(self._only_device_knows, inputs)):
                 check_limits(name, args, kwargs or {})
+        self.function, self.calls = name, self.calls + 1
         result = func(*args, **(kwargs or {}))
         results = tensors_of(result)
         if results and any(map(self._is_on_device, inputs)):

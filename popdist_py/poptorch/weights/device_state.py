@@ -34,6 +34,7 @@ class DeviceState:
         owner: the user's module that ``top`` is a shallow copy of.
         precision: dtype on the device of a host dtype.
         num_replicas: number R of all replicas, of all instances.
+        copied: makes a device tensor of a dtype from one of the host.
 
     Attributes:
         parameters: device parameters by name; a replica-grouped one has an entry for each group.
@@ -44,9 +45,15 @@ class DeviceState:
     """
 
     def __init__(
-        self, top: nn.Module, owner: nn.Module, precision: Precision, num_replicas: int = 1
+        self,
+        top: nn.Module,
+        owner: nn.Module,
+        precision: Precision,
+        num_replicas: int = 1,
+        copied: Callable[[torch.Tensor, torch.dtype], torch.Tensor] | None = None,
     ) -> None:
         self._precision = precision
+        self._copied = copied or _copied
         self._device_of: dict[int, torch.Tensor] = {}
         self._grouped: dict[int, tuple[Grouping, list[nn.Parameter]]] = {}
         self._hosts: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -67,9 +74,8 @@ class DeviceState:
         """Make one device tensor for each different host tensor; tied ones stay tied."""
         for name, host in top.named_parameters(remove_duplicate=True):
             grouping = grouping_of(host)
-            dtype = self._precision(host.dtype)
             # Contiguous, as gradients are: torch's fused updates look at neither's strides.
-            data = host.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+            data = self._copied(host, self._precision(host.dtype)).contiguous()
             if grouping is None:
                 self.parameters[name] = nn.Parameter(data, requires_grad=host.requires_grad)
                 self._device_of[id(host)] = self.parameters[name]
@@ -88,7 +94,7 @@ class DeviceState:
                     f"Buffer {name} is a {type(host).__name__}: a buffer must be a plain "
                     "torch.Tensor"
                 )
-            self.buffers[name] = host.detach().to(self._precision(host.dtype), copy=True)
+            self.buffers[name] = self._copied(host, self._precision(host.dtype))
             self._device_of[id(host)] = self.buffers[name]
             self._hosts.append((host, self.buffers[name]))
 
@@ -122,7 +128,7 @@ class DeviceState:
             device = self._device_of.get(id(value))
             if device is not None:
                 return device
-            return value.detach().to(self._precision(value.dtype), copy=True)
+            return self._copied(value, self._precision(value.dtype))
         if type(value) in (list, tuple) and any(id(item) in self._device_of for item in value):
             return type(value)(self._device_of.get(id(item), item) for item in value)
         return value
@@ -340,6 +346,10 @@ class DeviceState:
     def _host_rows(self, host_id: int) -> list[torch.Tensor]:
         grouping, rows = self._grouped[host_id]
         return grouping.read_host(len(rows), self._num_replicas)
+
+
+def _copied(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return host.detach().to(dtype, copy=True)
 
 
 def _substitute(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:

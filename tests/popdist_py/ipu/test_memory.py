@@ -300,7 +300,7 @@ def test_updates_bring_what_is_elsewhere():
         )
         options = replace(options, memory_proportion=1e-6)
         (own,) = memory(graph, Placement.cut(graph), options, MK2).ipus
-        assert own.peak_at == "update"
+        assert own.peak_at == "layers.0.weight (update)"
         return own.by_category()["working set"]
 
     assert at_update(on_chip=False) == largest * (4 + 8)

@@ -1,0 +1,155 @@
+"""What a report shows, whatever shows it: a headline and tables, as plain text and as HTML.
+
+A cell is a text, a share or a course of values; each way of showing draws those as it can.
+Nothing here knows what a report is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from textwrap import wrap
+from typing import Final, TypeAlias
+
+__all__ = ["Cell", "Column", "Course", "Document", "Section", "Share", "html", "levels", "text"]
+
+# Lines of a plain text are at most this long.
+_WIDTH: Final = 100
+_GAP: Final = "  "
+_RAMP: Final = " .:-=+*#%@"
+_COURSE_WIDTH: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole: 0 is nothing, 1 is all of it, and there may be more."""
+
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How something went on: values, of which 1 is the most, drawn one beside the other."""
+
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"|{''.join(_RAMP[level] for level in levels(self.values, len(_RAMP)))}|"
+
+
+Cell: TypeAlias = str | Share | Course
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The head of a column: figures stand at its right edge, words at its left."""
+
+    name: str
+    is_words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table with a title, and lines below it."""
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report.
+
+    Attributes:
+        headline: the one line that says the most.
+        is_good: whether that is as one would wish.
+        sections: the rest.
+    """
+
+    headline: str
+    is_good: bool
+    sections: tuple[Section, ...]
+
+
+def levels(values: Sequence[float], count: int) -> list[int]:
+    """Return a level for each of at most 60 parts of a course, that of its highest value.
+
+    There are ``count`` levels, 3 or more: the first is for zero, the last for what reaches 1.
+    """
+    parts = min(_COURSE_WIDTH, len(values))
+    edges = [index * len(values) // parts for index in range(parts + 1)] if parts else []
+    highest = [max(values[a:b]) for a, b in pairwise(edges)]
+    return [_level(value, count - 1) for value in highest]
+
+
+def _level(value: float, last: int) -> int:
+    if value >= 1:
+        return last
+    return 0 if value <= 0 else min(last - 1, 1 + int(value * (last - 1)))
+
+
+def text(document: Document) -> str:
+    """Return a report in lines of at most 100 characters, without a final newline.
+
+    Only words that no table can do without make a line longer; names are cut in their middle.
+    """
+    return "\n\n".join([document.headline, *map(_lines, document.sections)])
+
+
+def _lines(section: Section) -> str:
+    names = [column.name for column in section.columns]
+    rows = [names, *([str(cell) for cell in row] for row in section.rows)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    words = [i for i, column in enumerate(section.columns) if column.is_words]
+    over = sum(widths) + len(_GAP) * len(widths) - _WIDTH
+    if words and over > 0:
+        longest = max(words, key=lambda i: widths[i])
+        widths[longest] = max(len(names[longest]), 12, widths[longest] - over)
+    lines = [section.title]
+    for row in rows if names else []:
+        cells = [
+            _shortened(cell, width).ljust(width) if column.is_words else cell.rjust(width)
+            for cell, width, column in zip(row, widths, section.columns, strict=True)
+        ]
+        lines.append((_GAP + _GAP.join(cells)).rstrip())
+    for note in section.notes:
+        for line in note.split("\n"):
+            lines += wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP) if line else [""]
+    return "\n".join(lines)
+
+
+def _shortened(name: str, width: int) -> str:
+    """Return a name in so many characters: its end tells most, its beginning where it is."""
+    if len(name) <= width:
+        return name
+    end = (width - 3) * 2 // 3
+    return f"{name[: width - 3 - end]}...{name[len(name) - end :]}"
+
+
+def html(document: Document) -> str:
+    """Return a report as HTML without a style of its own, as notebooks show it."""
+    parts = [f"<p><strong>{escape(document.headline)}</strong></p>"]
+    for section in document.sections:
+        parts.append(f"<h4>{escape(section.title)}</h4>")
+        if section.columns:
+            aligned = ["left" if column.is_words else "right" for column in section.columns]
+            rows = [_row("th", [column.name for column in section.columns], aligned)]
+            rows += [_row("td", [str(cell) for cell in row], aligned) for row in section.rows]
+            parts.append(f"<table>{''.join(rows)}</table>")
+        parts += [f"<pre>{escape(note)}</pre>" for note in section.notes]
+    return "\n".join(parts)
+
+
+def _row(tag: str, cells: Sequence[str], aligned: Sequence[str]) -> str:
+    made = (
+        f'<{tag} style="text-align: {side}; white-space: pre">{escape(cell)}</{tag}>'
+        for cell, side in zip(cells, aligned, strict=True)
+    )
+    return f"<tr>{''.join(made)}</tr>"

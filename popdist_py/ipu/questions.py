@@ -1,0 +1,109 @@
+"""Questions to the searches, and answers that print and become JSON.
+
+Nothing here searches: that is done where advice comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.documents.document import Cell, Column, Document, Section, Share
+from popdist_py.ipu.documents.report import Report
+from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.searches import Run, best_splits, cheapest_recomputation, largest_batch
+
+__all__ = ["Answer", "find_batch", "find_recomputation", "find_splits", "first_modules"]
+
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Report):
+    """What a search found.
+
+    Attributes:
+        question: its name: "batch", "splits" or "recompute".
+        sentence: the answer.
+        facts: the same for programs, as JSON knows it; empty if nothing fits.
+        run: that was found; None if nothing fits.
+    """
+
+    question: str
+    sentence: str
+    facts: Mapping[str, Any]
+    run: Run | None
+
+    def document(self) -> Document:
+        """Return what is shown."""
+        sections = () if self.run is None else (_summary(self.run),)
+        return Document(self.sentence, self.run is not None, sections)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as what JSON knows."""
+        found = self.run is not None
+        return {"version": _VERSION, "question": self.question, "found": found, **self.facts}
+
+
+def find_batch(run: Run) -> Answer:
+    """Ask for the most samples of a micro-batch that fit."""
+    batch = largest_batch(run)
+    if not batch:
+        return Answer("batch", "Not even a micro-batch of one sample fits", {}, None)
+    found = replace(run, graph=run.graph.with_batch(batch))
+    return Answer("batch", f"The largest micro-batch that fits: {batch:,}", {"batch": batch}, found)
+
+
+def find_splits(run: Run, ipus: int) -> Answer:
+    """Ask where ``ipus`` stages should begin so that the slowest one is fastest."""
+    placement = best_splits(run, ipus)
+    if placement is None:
+        return Answer("splits", f"No split over {ipus} IPUs fits", {}, None)
+    names = first_modules(run.graph, placement)
+    where = ", ".join(names) or "nowhere: one IPU has room for everything"
+    found = replace(run, placement=placement)
+    return Answer("splits", f"The best splits over {ipus} IPUs: {where}", {"splits": names}, found)
+
+
+def find_recomputation(run: Run) -> Answer:
+    """Ask for the recomputation and checkpoints that fit and take the fewest cycles."""
+    found = cheapest_recomputation(run)
+    if found is None:
+        return Answer("recompute", "No recomputation makes it fit", {}, None)
+    kind = found.settings.recompute
+    before = {o.name for o in run.graph.operations if o.is_checkpoint}
+    marked = [o.name for o in found.graph.operations if o.is_checkpoint and o.name not in before]
+    sentence = f"The cheapest recomputation that fits: {kind}"
+    if marked:
+        sentence += f", with checkpoints behind {len(marked)} operations: {', '.join(marked)}"
+    return Answer("recompute", sentence, {"recompute": kind, "checkpoints": marked}, found)
+
+
+def first_modules(graph: Graph, placement: Placement) -> list[str]:
+    """Return the first operation of every stage but the first, by name."""
+    stages = range(1, placement.num_stages)
+    return [graph.operations[placement.stages.index(stage)].name for stage in stages]
+
+
+def _summary(run: Run) -> Section:
+    report = cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
+    memories = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates).ipus
+    columns = (*map(Column, ("IPU", "fullest tile", "busy")), Column("begins at", is_words=True))
+    first = {0: run.graph.operations[0].name} | {
+        run.placement.ipus[stage]: name
+        for stage, name in enumerate(first_modules(run.graph, run.placement), 1)
+    }
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            str(own.ipu),
+            Share(max(own.fullest_tile, own.fullest_io_tile) / own.tile_bytes),
+            Share(report.busy[own.ipu]),
+            first.get(own.ipu, ""),
+        )
+        for own in memories
+    )
+    note = f"{report.throughput:,.1f} samples/s, {report.total:,} cycles a call"
+    return Section("With it", columns, rows, (note,))

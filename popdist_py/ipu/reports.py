@@ -1,0 +1,461 @@
+"""Two reports of a run: the memory it needs, and what a call of it takes.
+
+Each is a value that prints as text, as rich's tables and as HTML, and becomes JSON. Bytes are
+whole ones in values and in JSON; texts have MB of a million bytes.
+Every table of both stands here, once: hence the length.
+Nothing here computes what a run needs: the figures are those of memory, cycles, schedule, transfers
+and advice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+from popdist_py.ipu.curves import LiveBytes, curve
+from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles, operation_cycles
+from popdist_py.ipu.documents.document import Cell, Column, Course, Document, Section, Share
+from popdist_py.ipu.documents.report import Report
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.memory_report import Category, IpuMemory
+from popdist_py.ipu.schedule import Schedule, schedule
+from popdist_py.ipu.schedule_views import grid
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.transfers import copied_bytes, host_traffic
+from popdist_py.ipu.what_if import OutOfMemory, explain
+
+__all__ = [
+    "ExecutionPage",
+    "IpuExecution",
+    "MemoryPage",
+    "OperationCycles",
+    "execution_page",
+    "memory_page",
+]
+
+# Of the JSON of both pages: a larger one where a key went or changed its meaning.
+_VERSION: Final = 1
+_LARGEST: Final = 5
+_SLOWEST: Final = 8
+_IPUS_IN_A_ROW: Final = 8
+_STEPS: Final = 24
+_GRID_WIDTH: Final = 98
+_STAGE_PARTS: Final = (
+    *("forward", "recompute", "backward", "receive", "copy", "load", "update", "all_reduce"),
+)
+
+Pass: TypeAlias = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPage(Report):
+    """The memory that every IPU of a replica needs.
+
+    Attributes:
+        device: name of the IPU.
+        tile_bytes: that a tile has.
+        ipus: what each holds.
+        curves: for each IPU what it holds at every moment of a micro-batch and of the update.
+        problem: why it does not fit and what would help; None if it fits.
+    """
+
+    device: str
+    tile_bytes: int
+    ipus: tuple[IpuMemory, ...]
+    curves: tuple[tuple[LiveBytes, ...], ...]
+    problem: OutOfMemory | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room on every IPU."""
+        return self.problem is None
+
+    def document(self) -> Document:
+        """Return what is shown."""
+        number = len(self.ipus)
+        where = f"{number} {self.device} IPU{'s' if number > 1 else ''}"
+        if self.problem is None:
+            full = Share(max(_fullest(own) for own in self.ipus) / self.tile_bytes)
+            headline = f"Memory: fits on {where}; the fullest tile needs {full} of what it has"
+        else:
+            own = self.problem.memory
+            headline = (
+                f"Memory: does not fit on {where}; the fullest tile of IPU {own.ipu} needs "
+                f"{_fullest(own):,} bytes and has {self.tile_bytes:,}"
+            )
+        sections = (*self._advice(), self._ipus(), *self._categories(), self._contributions())
+        return Document(headline, self.fits, (*sections, self._curves()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the page as what JSON knows: bytes; no advice if it fits."""
+        return {
+            "version": _VERSION,
+            "report": "memory",
+            "device": self.device,
+            "tile_bytes": self.tile_bytes,
+            "fits": self.fits,
+            "ipus": [
+                {
+                    "ipu": own.ipu,
+                    "tiles": own.tiles,
+                    "needed": own.needed,
+                    "capacity": own.capacity,
+                    "per_tile": own.per_tile,
+                    "fullest_tile": own.fullest_tile,
+                    "io_tiles": own.io_tiles,
+                    "fullest_io_tile": own.fullest_io_tile,
+                    "always_live": own.always_live,
+                    "not_always_live": own.not_always_live,
+                    "peak_at": own.peak_at,
+                    "fits": own.fits,
+                    "by_category": dict(own.by_category()),
+                    "largest": [asdict(part) for part in own.largest(_LARGEST)],
+                    "liveness": [[point.moment, point.bytes] for point in live],
+                }
+                for own, live in zip(self.ipus, self.curves, strict=True)
+            ],
+            "advice": [asdict(one) for one in self.problem.advice] if self.problem else [],
+        }
+
+    def _advice(self) -> Iterator[Section]:
+        if self.problem is not None and self.problem.advice:
+            columns = (Column("MB less"), Column("then", True), Column("change", True))
+            rows = tuple(
+                (_mb(one.saved), "fits" if one.fits else "", one.change)
+                for one in self.problem.advice
+            )
+            yield Section("What would help, each alone", columns, rows)
+
+    def _ipus(self) -> Section:
+        names = ("IPU", "needed", "available", "share", "always live", "at the peak")
+        columns = (*map(Column, names), Column("fullest tile"), Column("peak at", True))
+        rows = tuple(
+            (
+                str(own.ipu),
+                _mb(own.needed),
+                _mb(own.capacity),
+                Share(own.needed / own.capacity),
+                _mb(own.always_live),
+                _mb(own.not_always_live),
+                f"{_fullest(own):,}",
+                own.peak_at,
+            )
+            for own in self.ipus
+        )
+        note = f"A tile has {self.tile_bytes:,} bytes."
+        return Section("IPUs (MB; bytes of a tile)", columns, rows, (note,))
+
+    def _categories(self) -> Iterator[Section]:
+        """Yield a table for every eight IPUs: more have no room beside one another."""
+        for first in range(0, len(self.ipus), _IPUS_IN_A_ROW):
+            some = self.ipus[first : first + _IPUS_IN_A_ROW]
+            sums = {own.ipu: own.by_category() for own in some}
+            total: Counter[Category] = Counter()
+            for one in sums.values():
+                total.update(one)
+            columns = (Column("category", True), *(Column(f"IPU {ipu}") for ipu in sums))
+            rows = tuple(
+                (name, *(_mb(one.get(name, 0)) for one in sums.values()))
+                for name, size in total.most_common()
+                if size
+            )
+            yield Section("By category (MB)", columns, rows)
+
+    def _contributions(self) -> Section:
+        columns = (
+            *(Column("IPU"), Column("MB"), Column("share")),
+            *(Column("category", True), Column("live", True)),
+            Column("of", True),
+        )
+        rows = tuple(
+            (
+                str(own.ipu),
+                _mb(part.bytes),
+                str(Share(part.bytes / own.capacity)),
+                part.category,
+                "always" if part.is_always_live else "at the peak",
+                part.name,
+            )
+            for own in self.ipus
+            for part in own.largest(_LARGEST)
+        )
+        return Section("Largest contributions", columns, rows)
+
+    def _curves(self) -> Section:
+        columns = (Column("IPU"), Column("moments"), Column("from nothing to the peak", True))
+        rows = tuple(
+            (
+                str(own.ipu),
+                str(len(live)),
+                Course(
+                    tuple(
+                        (point.bytes - own.always_live) / (own.not_always_live or 1)
+                        for point in live
+                    )
+                ),
+            )
+            for own, live in zip(self.ipus, self.curves, strict=True)
+        )
+        return Section("Not always live, over forward, backward and update", columns, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class IpuExecution:
+    """What one IPU does in a call.
+
+    Attributes:
+        ipu: which one.
+        busy: share of the call in which it computes.
+        received: bytes from the host.
+        sent: bytes to the host.
+        copied: bytes of activations to other IPUs; training brings as many back as gradients.
+    """
+
+    ipu: int
+    busy: float
+    received: int
+    sent: int
+    copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationCycles:
+    """What one operation takes for a micro-batch.
+
+    Attributes:
+        name: of the operation.
+        direction: which pass.
+        stage: in which it is.
+        cycles: that it takes.
+        share: of the forward and backward of all stages.
+    """
+
+    name: str
+    direction: Pass
+    stage: int
+    cycles: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionPage(Report):
+    """What a call takes.
+
+    Attributes:
+        device: name of the IPU.
+        batch: samples of a micro-batch.
+        settings: of the run.
+        report: cycles of the call and of its stages.
+        stage_ipus: the IPU of each stage.
+        ipus: what each does.
+        imbalance: work of the slowest stage over that of the mean one.
+        idle_share: of the schedule's steps, whatever each takes.
+        slowest: operations, slowest first.
+        beginning: the schedule's first steps.
+    """
+
+    device: str
+    batch: int
+    settings: Settings
+    report: CycleReport
+    stage_ipus: tuple[int, ...]
+    ipus: tuple[IpuExecution, ...]
+    imbalance: float
+    idle_share: float
+    slowest: tuple[OperationCycles, ...]
+    beginning: Schedule
+
+    def document(self) -> Document:
+        """Return what is shown."""
+        own = self.report
+        headline = (
+            f"Execution: {own.throughput:,.1f} samples/s, {_duration(own.seconds)} a call "
+            f"({own.total:,} cycles at {own.clock / 1e9:g} GHz)"
+        )
+        return Document(
+            headline,
+            True,
+            (self._call(), self._stages(), self._ipus(), self._slowest(), self._grid()),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the page as what JSON knows: cycles, bytes, seconds and shares between 0 and 1."""
+        own = self.report
+        return {
+            "version": _VERSION,
+            "report": "execution",
+            "device": self.device,
+            "clock": own.clock,
+            "samples": own.samples,
+            "cycles": own.total,
+            "cycles_between_updates": own.window,
+            "cycles_beside": own.call,
+            "seconds": own.seconds,
+            "samples_per_second": own.throughput,
+            "stage_imbalance": self.imbalance,
+            "idle_share": self.idle_share,
+            "stages": [
+                {"stage": index, "ipu": ipu, **{name: round(value) for name, value in parts}}
+                for index, (ipu, parts) in enumerate(
+                    zip(self.stage_ipus, map(_parts, own.stages), strict=True)
+                )
+            ],
+            "ipus": [asdict(one) for one in self.ipus],
+            "slowest": [asdict(one) for one in self.slowest],
+            "schedule": [
+                [[cell.action, cell.micro_batch, cell.stage] for cell in row]
+                for row in self.beginning.rows
+            ],
+        }
+
+    def _call(self) -> Section:
+        settings, own = self.settings, self.report
+        times = {
+            "samples": self.batch,
+            "accumulation": settings.accumulation,
+            "device iterations": settings.device_iterations,
+            "replicas": settings.replicas,
+        }
+        product = " x ".join(f"{number:,} ({name})" for name, number in times.items())
+        part = "from update to update" if settings.is_training else "for its micro-batches"
+        notes = (
+            f"{own.samples:,} samples = {product}",
+            f"{own.window:,} cycles {part}, {own.call:,} more of each call (host)",
+            f"Slowest stage over the mean one: {self.imbalance:.2f}. "
+            f"Idle steps of the schedule: {Share(self.idle_share)}",
+        )
+        return Section("Call", notes=notes)
+
+    def _stages(self) -> Section:
+        parts = [dict(_parts(stage)) for stage in self.report.stages]
+        happens = {"load": self.settings.is_phased, "update": self.settings.is_training}
+        shown = [
+            name
+            for name in _STAGE_PARTS
+            if happens.get(name, True) and any(round(one[name]) for one in parts)
+        ]
+        columns = ("stage", "IPU", *(_TITLES.get(name, name) for name in shown))
+        rows = tuple(
+            (str(index), str(ipu), *(f"{one[name]:,.0f}" for name in shown))
+            for index, (ipu, one) in enumerate(zip(self.stage_ipus, parts, strict=True))
+        )
+        title = "Stages (cycles of a micro-batch, all-reduce and update: of an update)"
+        return Section(title, tuple(map(Column, columns)), rows)
+
+    def _ipus(self) -> Section:
+        names = ("IPU", "busy", "idle", "from the host", "to the host", "to other IPUs")
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (
+                str(one.ipu),
+                Share(one.busy),
+                str(Share(1 - one.busy)),
+                *(f"{size / 1e6:,.3f}" for size in (one.received, one.sent, one.copied)),
+            )
+            for one in self.ipus
+        )
+        return Section("IPUs (MB of a call)", tuple(map(Column, names)), rows)
+
+    def _slowest(self) -> Section:
+        columns = (
+            *(Column("cycles"), Column("share"), Column("stage")),
+            *(Column("pass", True), Column("operation", True)),
+        )
+        rows = tuple(
+            (f"{one.cycles:,}", str(Share(one.share)), str(one.stage), one.direction, one.name)
+            for one in self.slowest
+        )
+        return Section("Slowest operations (of a micro-batch)", columns, rows)
+
+    def _grid(self) -> Section:
+        count = len(self.beginning.cycles)
+        drawn = grid(self.beginning)
+        while count > 1 and max(map(len, drawn.splitlines())) > _GRID_WIDTH:
+            count -= 1
+            first = tuple(row[:count] for row in self.beginning.rows)
+            drawn = grid(Schedule(first, self.beginning.cycles[:count]))
+        key = "F forward, R recomputation, B backward, U update, E exchange, with its micro-batch"
+        return Section("First steps of the schedule", notes=(drawn.rstrip("\n"), key))
+
+
+_TITLES: Final = {
+    "receive": "from host",
+    "copy": "to IPUs",
+    "load": "streaming",
+    "all_reduce": "all-reduce",
+}
+
+
+def memory_page(run: Run) -> MemoryPage:
+    """Return what a run needs of every IPU, and what would help where that is too much."""
+    report = memory(run.graph, run.placement, run.settings, run.ipu, run.estimates)
+    return MemoryPage(
+        device=run.ipu.name,
+        tile_bytes=run.ipu.tile_bytes,
+        ipus=report.ipus,
+        curves=tuple(curve(run, own.ipu) for own in report.ipus),
+        problem=explain(run),
+    )
+
+
+def execution_page(run: Run) -> ExecutionPage:
+    """Return what a call of a run takes, whether or not it fits."""
+    graph, placement, settings = run.graph, run.placement, run.settings
+    report = cycles(graph, placement, settings, run.ipu, run.model)
+    copied = [0] * placement.num_ipus
+    for stage, ipu in enumerate(placement.ipus):
+        copied[ipu] += settings.micro_batches * copied_bytes(graph, placement, stage)
+    traffic = host_traffic(graph, placement, settings)
+    work = [stage.work for stage in report.stages]
+    one_window = replace(settings, device_iterations=1) if settings.is_training else settings
+    return ExecutionPage(
+        device=run.ipu.name,
+        batch=graph.batch,
+        settings=settings,
+        report=report,
+        stage_ipus=placement.ipus,
+        ipus=tuple(
+            IpuExecution(ipu, report.busy[ipu], own.received, own.sent, copied[ipu])
+            for ipu, own in enumerate(traffic)
+        ),
+        imbalance=max(work) * len(work) / sum(work) if any(work) else 1.0,
+        idle_share=schedule(placement, one_window).idle_share,
+        slowest=_slowest(run),
+        beginning=schedule(placement, settings, steps=_STEPS),
+    )
+
+
+def _slowest(run: Run) -> tuple[OperationCycles, ...]:
+    passes = operation_cycles(run.graph, run.placement, run.settings, run.ipu, run.model)
+    total = sum(map(sum, passes)) or 1.0
+    directions: tuple[Pass, Pass] = ("forward", "backward")
+    found = [
+        OperationCycles(operation.name, direction, stage, round(taken), taken / total)
+        for direction, times in zip(directions, passes, strict=True)
+        for operation, stage, taken in zip(
+            run.graph.operations, run.placement.stages, times, strict=True
+        )
+    ]
+    ordered = sorted(found, key=lambda one: (-one.cycles, one.name, one.direction))
+    return tuple(one for one in ordered[:_SLOWEST] if one.cycles)
+
+
+def _parts(stage: StageCycles) -> list[tuple[str, float]]:
+    return [(name, getattr(stage, name)) for name in _STAGE_PARTS]
+
+
+def _fullest(own: IpuMemory) -> int:
+    """Return the bytes of the fullest tile of an IPU, I/O tiles among them."""
+    return max(own.fullest_tile, own.fullest_io_tile)
+
+
+def _mb(size: int) -> str:
+    return "<0.1" if 0 < size < 50_000 else f"{size / 1e6:,.1f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"

@@ -1,0 +1,205 @@
+"""The words of ``python -m popdist_py.ipu`` as a run of the device model.
+
+Nothing here reads a command line or builds a model: words come in with the graph they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
+
+from popdist_py.ipu.graph import Graph, Placement, Type
+from popdist_py.ipu.schedule import least_accumulation
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, Settings, Strategy
+from popdist_py.ipu.specification import IPUS
+from popdist_py.poptorch.on_ipu.captured import Captured
+
+__all__ = ["OPTIMIZERS", "PRECISIONS", "STRATEGIES", "Asked", "Sort", "asked_run"]
+
+Sort: TypeAlias = Literal["weights", "accumulators", "optimizer", "activations"]
+
+# Types of data, and of weights.
+PRECISIONS: Final[Mapping[str, tuple[Type, Type]]] = MappingProxyType(
+    {
+        "16.16": ("float16", "float16"),
+        "16.32": ("float16", "float32"),
+        "32.32": ("float32", "float32"),
+    }
+)
+# Orders of the moments that each keeps for every element of a weight.
+OPTIMIZERS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
+    {
+        "sgd": (),
+        "momentum": (1,),
+        "rmsprop": (2,),
+        "adam": (1, 2),
+        "adamw": (1, 2),
+        "adamax": (1, 2),
+        "lamb": (1, 2),
+    }
+)
+STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
+    {
+        "grouped": "grouped",
+        "interleaved": "interleaved",
+        "sequential": "sequential",
+        "sharded": "sharded",
+        "serial-phased": "serial phased",
+        "parallel-phased": "parallel phased",
+    }
+)
+# The IPU of each phase: the first has them all, or two take turns.
+_IPU_OF_PHASE: Final[Mapping[str, Callable[[int], int]]] = MappingProxyType(
+    {"serial-phased": lambda _: 0, "parallel-phased": lambda phase: phase % 2}
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command line says about a run; each option has its default there.
+
+    None where the default depends on the others.
+    """
+
+    inference: bool
+    precision: str | None
+    optimizer: str
+    accum_type: Type
+    first_order_momentum_accum_type: Type
+    second_order_momentum_accum_type: Type
+    accumulation: int | None
+    device_iterations: int | None
+    replicas: int
+    split: Sequence[str]
+    strategy: str
+    recompute: Recompute
+    checkpoint: Sequence[str]
+    device: str
+    io_tiles: int
+    available_memory_proportion: Sequence[float]
+    partials: Type
+    off_chip: Sequence[Sort]
+    sharded: Sequence[Sort]
+    output_mode: OutputMode | None
+    synthetic_data: bool
+    ipus: int | None
+
+
+def asked_run(captured: Captured, asked: Asked) -> Run:
+    """Return the run that is asked about.
+
+    Raises:
+        ValueError: a module is unknown, or settings contradict one another.
+    """
+    graph = captured.graph
+    if asked.precision is not None:
+        data, weights = PRECISIONS[asked.precision]
+        graph = graph.cast(data=data, weights=weights)
+    graph = _with_checkpoints(graph, asked.checkpoint)
+    placement = _placement(graph, asked) if asked.split else captured.placement
+    last = placement.operations_of(graph, placement.num_stages - 1)
+    accumulation, device_iterations = _micro_batches(asked, asked.ipus or placement.num_stages)
+    ipu = IPUS[asked.device]
+    if asked.io_tiles >= ipu.tiles:
+        raise ValueError(f"{asked.io_tiles} I/O tiles: {ipu.name} has {ipu.tiles} tiles in all")
+    settings = Settings(
+        is_training=not asked.inference,
+        strategy=STRATEGIES[asked.strategy],
+        accumulation=accumulation,
+        device_iterations=device_iterations,
+        replicas=asked.replicas,
+        optimizer=_optimizer(asked),
+        recompute=asked.recompute,
+        recomputes_last=any(operation.is_checkpoint for operation in last),
+        weight_location=_location("weights", asked),
+        accumulator_location=_location("accumulators", asked),
+        optimizer_location=_location("optimizer", asked),
+        activation_location=_location("activations", asked),
+        partials=asked.partials,
+        memory_proportion=tuple(asked.available_memory_proportion),
+        io_tiles=asked.io_tiles,
+        output_mode=asked.output_mode,
+        synthetic_data=asked.synthetic_data,
+    )
+    return Run(graph, placement, settings, ipu)
+
+
+def _micro_batches(asked: Asked, stages: int) -> tuple[int, int]:
+    """Return accumulation and device iterations: as many as asked for, or as a pipeline needs.
+
+    Raises:
+        ValueError: a pipeline needs more than was asked for.
+    """
+    pipelined = STRATEGIES[asked.strategy] in ("grouped", "interleaved")
+    least = least_accumulation(stages, is_training=not asked.inference) if pipelined else 1
+    if asked.inference:
+        given, name = asked.device_iterations, "--device-iterations"
+    else:
+        given, name = asked.accumulation, "--accumulation"
+    if given is not None and given < least:
+        raise ValueError(f"{name} is {given}: a pipeline of {stages} stages needs {least} at least")
+    filling = given or least
+    if asked.inference:
+        if (asked.accumulation or 1) > 1:
+            raise ValueError("--accumulation is for training: --inference updates nothing")
+        return 1, filling
+    return filling, asked.device_iterations or 1
+
+
+def _optimizer(asked: Asked) -> Optimizer:
+    types = {1: asked.first_order_momentum_accum_type, 2: asked.second_order_momentum_accum_type}
+    state = tuple(types[order] for order in OPTIMIZERS[asked.optimizer])
+    return Optimizer(state=state, accumulator=asked.accum_type)
+
+
+def _location(sort: Sort, asked: Asked) -> Location:
+    return Location(on_chip=sort not in asked.off_chip, is_sharded=sort in asked.sharded)
+
+
+def _placement(graph: Graph, asked: Asked) -> Placement:
+    for module in asked.split:
+        _first_of(graph, module)
+    placement = Placement.cut(graph, asked.split)
+    ipu_of = _IPU_OF_PHASE.get(asked.strategy)
+    if ipu_of is None:
+        return placement
+    return replace(placement, ipus=tuple(map(ipu_of, range(placement.num_stages))))
+
+
+def _with_checkpoints(graph: Graph, modules: Sequence[str]) -> Graph:
+    """Return a graph that keeps what each of the modules makes last."""
+    last: dict[str, str] = {}
+    for module in modules:
+        _first_of(graph, module)
+        own = [o.name for o in graph.operations if _is_of(o.name, module)]
+        last[module] = own[-1]
+    kept = set(last.values())
+    return replace(
+        graph,
+        operations=tuple(
+            replace(o, is_checkpoint=o.is_checkpoint or o.name in kept) for o in graph.operations
+        ),
+    )
+
+
+def _is_of(operation: str, module: str) -> bool:
+    return f"{operation}.".startswith(f"{module}.")
+
+
+def _first_of(graph: Graph, module: str) -> str:
+    """Return the first operation of a module.
+
+    Raises:
+        ValueError: there is none; names that are much like it are in the message.
+    """
+    for operation in graph.operations:
+        if _is_of(operation.name, module):
+            return operation.name
+    parts = [operation.name.split(".") for operation in graph.operations]
+    known = dict.fromkeys(".".join(p[:depth]) for p in parts for depth in range(1, len(p) + 1))
+    close = get_close_matches(module, known) or list(known)[:3]
+    raise ValueError(f"no module {module} runs in the forward; there is {', '.join(close)}")

@@ -1,0 +1,303 @@
+"""``python -m popdist_py.ipu``: whether a model fits and what it takes, without training it.
+
+Options and exit codes live here. Nothing here builds a model or computes: that is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import click
+from rich.console import Console
+
+from popdist_py.ipu.questions import Answer, find_batch, find_recomputation, find_splits
+from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.specification import IPUS, MK2
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.on_ipu.asked_run import (
+    OPTIMIZERS,
+    PRECISIONS,
+    STRATEGIES,
+    Asked,
+    asked_run,
+)
+from popdist_py.poptorch.on_ipu.capture import capture
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.factories import (
+    LOSSES,
+    OWN_LOSS,
+    Example,
+    FactoryError,
+    InputSpec,
+    made_example,
+    with_loss,
+)
+from popdist_py.poptorch.options.options import Options
+
+__all__ = ["COMMAND", "main"]
+
+_NAME: Final = "python -m popdist_py.ipu"
+_FITS, _TOO_LARGE, _CANNOT_TELL = 0, 1, 2  # the last is also click's own for a bad option
+
+_HELP: Final = """\
+Says whether a model fits into IPUs, what of it needs the memory, and what a call takes. Nothing is
+trained, and no IPU is needed.
+
+MODEL is package.module:function or path/to/file.py:function: a class or function that is called
+with the arguments of --set and returns a torch.nn.Module, or a tuple of one and its inputs: a
+micro-batch as its forward is called with it, a tensor, a tuple, or a dict of keyword arguments.
+Without them --input says their shapes.
+Splits that the module has (poptorch.BeginBlock, poptorch.Block) count unless --split says others.
+
+\b
+Exit codes: 0 it fits, 1 it does not, 2 cannot tell (something is wrong with what was given).
+
+\b
+Examples:
+  python -m popdist_py.ipu torchvision.models:resnet50 --input 3x224x224 --batch 16 \\
+      --precision 16.16 --accumulation 8 --optimizer momentum
+  python -m popdist_py.ipu torchvision.models:resnet101 --input 3x64x64 --batch 64 \\
+      --split layer3.8 --accumulation 8 --optimizer adamw
+  python -m popdist_py.ipu my_models.py:encoder --set layers=12 --input 128:int64 \\
+      --loss token-cross-entropy --find splits --ipus 4
+"""
+
+
+class _CannotTell(click.ClickException):
+    exit_code = _CANNOT_TELL
+
+
+class _InputType(click.ParamType[InputSpec]):
+    name = "SHAPE[:TYPE]"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> InputSpec:
+        try:
+            return InputSpec.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _SettingType(click.ParamType[tuple[str, str]]):
+    name = "NAME=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        name, equals, word = value.partition("=")
+        if not equals or not name.isidentifier():
+            self.fail(f"{value!r}: expected name=value", param, ctx)
+        return name, word
+
+
+class _ListType(click.ParamType[tuple[str, ...]]):
+    """Words between commas, each of a type of click's."""
+
+    def __init__(self, of: click.ParamType[Any], name: str) -> None:
+        self.of = of
+        self.name = name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(self.of.convert(word.strip(), param, ctx) for word in value.split(","))
+
+
+_COUNT: Final = click.IntRange(min=1)
+_FLOAT_TYPE: Final = click.Choice(["float32", "float16"])
+_SORTS: Final = click.Choice(["weights", "accumulators", "optimizer", "activations"])
+_MODULES: Final = _ListType(click.STRING, "MODULE[,...]")
+_SORT_LIST: Final = _ListType(_SORTS, "SORT[,...]")
+_SORT_HELP: Final = "weights, accumulators, optimizer, activations"
+
+
+def _option(*names: str, **settings: Any) -> click.Option:
+    settings.setdefault("show_default", settings.get("default") not in (None, (), False))
+    return click.Option(names, **settings)
+
+
+_OPTIONS: Final = (
+    _option(
+        "--set", "words", type=_SettingType(), multiple=True, help="Argument of the factory."
+    ),
+    _option(
+        "--input", "inputs", type=_InputType(), multiple=True,
+        help="An input: the shape of one sample, as in 3x224x224, 128:int64 or :int64; "
+        "once for each.",
+    ),
+    _option("--batch", type=_COUNT, default=1, help="Samples of a micro-batch."),
+    _option("--inference", is_flag=True, help="No backward, no update."),
+    _option(
+        "--loss", type=click.Choice([*LOSSES, OWN_LOSS]),
+        help="What training computes of the first output, with labels that the host sends: classes "
+        "are dimension 1, or the last one for tokens; own: the forward returns its loss. "
+        "[default: cross-entropy; own where the factory gives the inputs]",
+    ),
+    _option(
+        "--precision", type=click.Choice(list(PRECISIONS)),
+        help="Types of data and of weights, in bits. [default: the model's own]",
+    ),
+    _option(
+        "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd",
+        help="What is kept for each weight.",
+    ),
+    *(
+        _option(f"--{name}", type=_FLOAT_TYPE, default="float32", help=f"Type of {what}.")
+        for name, what in (
+            ("accum-type", "accumulated gradients"),
+            ("first-order-momentum-accum-type", "momentum and first moments"),
+            ("second-order-momentum-accum-type", "second moments"),
+        )
+    ),
+    _option(
+        "--accumulation", type=_COUNT,
+        help="Micro-batches of an update. [default: 1, or the fewest that a pipeline needs]",
+    ),
+    _option(
+        "--device-iterations", type=_COUNT,
+        help="Updates of a call; its micro-batches for inference. [default: 1, or the fewest that "
+        "a pipeline needs for inference]",
+    ),
+    _option("--replicas", type=_COUNT, default=1, help="Over all instances."),
+    _option(
+        "--split", type=_MODULES, default=(),
+        help="Modules with which the second and further IPUs (or phases) begin.",
+    ),
+    _option(
+        "--strategy", type=click.Choice(list(STRATEGIES)), default="grouped",
+        help="How stages follow one another; grouped is PopART's pipeline.",
+    ),
+    _option(
+        "--recompute", type=click.Choice(["default", "none", "norm", "stage"]), default="default",
+        help="What the backward makes again; the default is stage in pipelines.",
+    ),
+    _option("--checkpoint", type=_MODULES, default=(), help="Modules whose outputs are kept."),
+    _option(
+        "--device", type=click.Choice(list(IPUS)), default=MK2.name, help="Generation of the IPUs."
+    ),
+    _option("--io-tiles", type=click.IntRange(min=0), default=0, help="Tiles that only do I/O."),
+    _option(
+        "--available-memory-proportion",
+        type=_ListType(click.FloatRange(0, 1, min_open=True), "SHARE[,...]"), default=(0.6,),
+        show_default="0.6", help="Of products; one for all IPUs, or one for each.",
+    ),
+    _option("--partials", type=_FLOAT_TYPE, default="float32", help="Type of sums in products."),
+    _option(
+        "--off-chip", type=_SORT_LIST, default=(), help=f"In Streaming Memory: {_SORT_HELP}."
+    ),
+    _option(
+        "--sharded", type=_SORT_LIST, default=(), help=f"A part on each replica: {_SORT_HELP}."
+    ),
+    _option(
+        "--output-mode", type=click.Choice(["final", "all", "sum"]),
+        help="What the host gets of a call. [default: final; all for inference]",
+    ),
+    _option("--synthetic-data", is_flag=True, help="Nothing comes from the host."),
+    _option(
+        "--find", type=click.Choice(["batch", "splits", "recompute"]),
+        help="Search instead: the largest micro-batch, the best splits over --ipus IPUs, the "
+        "cheapest recomputation that fits.",
+    ),
+    _option("--ipus", type=_COUNT, help="For --find splits."),
+    _option("--json", "as_json", is_flag=True, help="For programs."),
+)  # fmt: skip
+
+
+def _command(
+    model: str,
+    words: Sequence[tuple[str, str]],
+    inputs: Sequence[InputSpec],
+    batch: int,
+    loss: str | None,
+    find: Literal["batch", "splits", "recompute"] | None,
+    ipus: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Answer the question of a command line, and exit."""
+    if (ipus is not None) != (find == "splits"):
+        raise click.UsageError("--find splits and --ipus N are given together")
+    if options["inference"] and loss is not None:
+        raise click.UsageError("--loss is for training: --inference has none")
+    asked = Asked(**options, ipus=ipus)
+    try:
+        example = made_example(model, dict(words), inputs, batch)
+        run = asked_run(_captured(example, loss, training=not asked.inference), asked)
+    except (FactoryError, ValueError) as error:
+        raise _CannotTell(str(error)) from error
+    if find is not None:
+        code = _tell_answer(_answer(run, find, ipus), as_json=as_json)
+    else:
+        code = _tell_pages(run, as_json=as_json)
+    click.get_current_context().exit(code)
+
+
+def _captured(example: Example, loss: str | None, *, training: bool) -> Captured:
+    default = OWN_LOSS if example.has_inputs or not training else "cross-entropy"
+    with with_loss(example, loss or default) as called:
+        try:
+            return capture(called.module, Options(), called.args, called.kwargs, training=training)
+        except Error as error:
+            raise FactoryError(error.message) from error
+        except AssertionError as error:  # PopTorch's own for arguments and blocks that do not fit
+            raise FactoryError(str(error)) from error
+
+
+def _answer(run: Run, find: str, ipus: int | None) -> Answer:
+    if find == "batch":
+        return find_batch(run)
+    return find_recomputation(run) if ipus is None else find_splits(run, ipus)
+
+
+def _tell_answer(answer: Answer, *, as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps(answer.to_json()))
+    else:
+        _show(answer)
+    return _TOO_LARGE if answer.run is None else _FITS
+
+
+def _tell_pages(run: Run, *, as_json: bool) -> int:
+    memory, execution = memory_page(run), execution_page(run)
+    if as_json:
+        pages = {"memory": memory.to_json(), "execution": execution.to_json()}
+        click.echo(json.dumps({"version": 1, "fits": memory.fits, **pages}))
+    else:
+        _show(memory, execution)
+    return _FITS if memory.fits else _TOO_LARGE
+
+
+def _show(*reports: MemoryPage | ExecutionPage | Answer) -> None:
+    """Print reports, in colours on a terminal."""
+    console = Console()
+    for number, report in enumerate(reports):
+        if number:
+            click.echo()
+        if console.is_terminal:
+            console.print(report)
+        else:
+            click.echo(str(report))
+
+
+COMMAND: Final = click.Command(
+    _NAME,
+    help=_HELP,
+    params=[click.Argument(["model"]), *_OPTIONS],
+    callback=_command,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> None:
+    """Run the command and exit; click prints what is wrong with a command line."""
+    COMMAND.main(prog_name=_NAME)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""From what a forward was seen to do to steps that each make one value: who reads whose result.
+
+Memory that changes in place becomes a new value for each change; views of all of a tensor, copies
+and constants are no steps at all.
+Nothing here drops a step, names one or decides what may share memory: that is tidying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from math import prod
+from typing import Any, Final
+
+import torch
+
+from popdist_py.ipu.graph import Kind, Product, Type, Weight
+from popdist_py.poptorch.on_ipu.observations import CHECKPOINT, Observation, Observed, Seen
+from popdist_py.poptorch.on_ipu.operation_rules import (
+    ATTENTIONS,
+    COPIES,
+    FILLS,
+    RANDOM,
+    RECURRENT,
+    TYPES,
+    attention_products,
+    multiplied,
+    per_sample,
+    rule_of,
+)
+from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
+
+__all__ = ["forward_of"]
+
+# A value by number, or a weight by name.
+_Source = int | str
+_HALF_AND_FLOAT: Final = {torch.float16, torch.float32}
+_SCALINGS: Final = frozenset({"div_", "mul_"})
+
+
+def forward_of(observed: Observed) -> Forward:
+    """Return the steps of a forward."""
+    reading = _Reading(observed)
+    # Recurrent layers are one thing each, whatever they are made of here.
+    for (function, _), group in groupby(observed.operations, lambda seen: seen.function):
+        if function in RECURRENT:
+            reading.recurrent(list(group))
+        else:
+            reading.call(list(group))
+    return reading.forward()
+
+
+def _batch_of(observed: Observed) -> int:
+    """Return the samples of a micro-batch: the first dimension that most inputs have."""
+    sizes = [seen.shape[0] for _, seen in observed.inputs if seen.shape]
+    return max(sizes, key=sizes.count, default=1) or 1
+
+
+class _Reading:
+    """What is known after the observations read so far."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._batch = _batch_of(observed)
+        self._values: dict[int, Value] = {}
+        self._weights: dict[str, Weight] = {}
+        self._constants: set[str] = set()
+        self._masks: set[int] = set()
+        self._checkpoints: set[int] = set()
+        self._steps: list[Step] = []
+        # What the memory of each storage holds, and what views of parts of it do.
+        self._whole: dict[int, _Source] = {}
+        self._parts: dict[int, dict[Seen, _Source]] = {}
+        self._is_half = False  # in a call whose halves are computed in float32 here alone
+        for weight in observed.weights:
+            elements, type_ = prod(weight.value.shape), _type(weight.value.dtype)
+            self._weights[weight.name] = Weight(weight.name, elements, type_, weight.is_trained)
+            self._whole[weight.value.storage] = weight.name
+        self._inputs = []
+        for name, seen in observed.inputs:
+            is_batched = bool(seen.shape) and seen.shape[0] % self._batch == 0
+            number = self._value(prod(seen.shape), _type(seen.dtype), is_batched)
+            self._whole[seen.storage] = number
+            self._inputs.append((name, number))
+
+    def forward(self) -> Forward:
+        """Return all of it."""
+        outputs = [self._read(seen, None) for seen in self._observed.outputs]
+        steps = [
+            replace(step, is_checkpoint=True) if step.output in self._checkpoints else step
+            for step in self._steps
+        ]
+        return Forward(
+            inputs=tuple(self._inputs),
+            values=self._values,
+            weights=self._weights,
+            steps=tuple(steps),
+            outputs=tuple(dict.fromkeys(one for one in outputs if isinstance(one, int))),
+            batch=self._batch,
+        )
+
+    # -- values -------------------------------------------------------------------------------
+
+    def _value(self, elements: int, type_: Type, is_batched: bool) -> int:
+        number = len(self._values)
+        self._values[number] = Value(elements, type_, is_batched)
+        return number
+
+    def _made(self, seen: Seen, sources: Sequence[_Source], *, kind: Kind) -> int:
+        """Return a new value for a tensor that is computed from others."""
+        elements, batch = seen.elements, self._batch
+        values = [self._values[one].is_batched for one in sources if isinstance(one, int)]
+        grows = any(values) or not sources
+        can = elements % batch == 0 and any(size % batch == 0 for size in seen.shape)
+        is_batched = grows and can and kind != "loss"
+        return self._value(elements, self._type_now(seen), is_batched)
+
+    def _type_now(self, seen: Seen) -> Type:
+        if self._is_half and seen.dtype == torch.float32:
+            return "float16"
+        return _type(seen.dtype)
+
+    def _constant(self, seen: Seen) -> str:
+        number = len(self._constants)
+        name = f"constant.{number}" if number else "constant"
+        self._constants.add(name)
+        self._weights[name] = Weight(name, seen.elements, _type(seen.dtype), is_trained=False)
+        return name
+
+    def _read(self, seen: Seen, by: Observation | None) -> _Source:
+        """Return what a tensor holds now; of a part that no view made, make one."""
+        if seen.storage not in self._whole:
+            self._whole[seen.storage] = self._constant(seen)
+        parts = self._parts.get(seen.storage)
+        if parts is not None and seen in parts:
+            return parts[seen]
+        whole = self._whole[seen.storage]
+        if isinstance(whole, str) or seen.elements >= self._values[whole].elements:
+            return whole
+        return self._part(seen, whole, by)
+
+    def _part(self, seen: Seen, of: _Source, by: Observation | None) -> _Source:
+        """Take note that a tensor is a view of what ``of`` holds."""
+        result = of
+        if isinstance(of, int) and seen.elements < self._values[of].elements:
+            result = self._made(seen, [of], kind="view")
+            step = Step(operator="view", module="", kind="view", inputs=(of,), output=result)
+            if by is not None:
+                step = replace(step, operator=by.operator, module=by.module, place=by.place)
+            self._steps.append(step)
+        self._parts.setdefault(seen.storage, {})[seen] = result
+        return result
+
+    def _hold(self, storage: int, source: _Source) -> None:
+        """From now on the memory holds this."""
+        self._whole[storage] = source
+        self._parts.pop(storage, None)
+
+    # -- operations ---------------------------------------------------------------------------
+
+    def call(self, operations: Sequence[Observation]) -> None:
+        """Read the operations of one call of a function of torch."""
+        self._is_half = len(operations) > 2 and any(map(_is_cast, operations))
+        for seen in operations:
+            self._operation(seen)
+        self._is_half = False
+
+    def _operation(self, seen: Observation) -> None:
+        inputs = seen.inputs
+        known = {tensor.storage for tensor in inputs}
+        if seen.operator == CHECKPOINT:
+            source = self._read(inputs[0], seen)
+            if isinstance(source, int):
+                self._checkpoints.add(source)
+        elif seen.written:
+            self._written(seen)
+        elif seen.outputs and all(output.storage in known for output in seen.outputs):
+            self._view(seen)
+        else:
+            self._computed(seen)
+
+    def _view(self, seen: Observation) -> None:
+        for output in seen.outputs:
+            base = next(one for one in seen.inputs if one.storage == output.storage)
+            self._part(output, self._read(base, seen), seen)
+
+    def _computed(self, seen: Observation) -> None:
+        """Read an operation that makes new tensors."""
+        sources = [self._read(tensor, seen) for tensor in seen.inputs]
+        if seen.operator not in RANDOM and all(one in self._constants for one in sources):
+            for output in seen.outputs:
+                self._hold(output.storage, self._constant(output))
+            return
+        if seen.operator in COPIES and self._is_copy(seen.outputs[0], sources):
+            self._hold(seen.outputs[0].storage, sources[0])
+            return
+        if seen.operator in ATTENTIONS:
+            self._attention(seen)
+            seen = replace(seen, outputs=seen.outputs[1:])
+        for index, output in enumerate(seen.outputs):
+            if output.elements:
+                kind = None if index or seen.operator in ATTENTIONS else rule_of(seen.operator)
+                self._step(seen, output, sources, main=kind is not None)
+
+    def _is_copy(self, output: Seen, sources: Sequence[_Source]) -> bool:
+        """Tell whether a copy has nothing that its source has not."""
+        source = sources[0]
+        if isinstance(source, str):
+            return output.elements <= self._weights[source].elements
+        value = self._values[source]
+        return (value.elements, value.type) == (output.elements, self._type_now(output))
+
+    def _step(
+        self,
+        seen: Observation,
+        output: Seen,
+        sources: Sequence[_Source],
+        *,
+        main: bool = True,
+        hold: bool = True,
+    ) -> int:
+        """Add the step that makes a tensor; what comes beside the main result is elementwise."""
+        rule = rule_of(seen.operator)
+        kind = rule.kind if main else "elementwise"
+        product: Product | None = None
+        if main and kind == "product":
+            product, sources = self._product(seen, output, sources)
+            kind = "product" if product else "elementwise"
+        result = self._made(output, sources, kind=kind)
+        inputs, weights = _parted(sources)
+        # Multiplied with a number, nothing of it is needed for the gradient.
+        is_scaling = rule.saves == "others" and len(seen.inputs) == 1
+        self._steps.append(
+            Step(
+                operator=seen.operator,
+                module=seen.module,
+                kind=kind,
+                inputs=inputs,
+                output=result,
+                weights=weights,
+                saves=rule.saves if main and not is_scaling else "nothing",
+                product=product,
+                place=seen.place,
+            )
+        )
+        if hold:
+            self._hold(output.storage, result)
+        return result
+
+    def _product(
+        self, seen: Observation, output: Seen, sources: Sequence[_Source]
+    ) -> tuple[Product | None, Sequence[_Source]]:
+        """Return the sizes of a product, and its operands, the one with samples first."""
+        two = sources[:2] if "convolution" in seen.operator else sources[-2:]
+        weight_first = isinstance(two[0], str) and not isinstance(two[-1], str)
+        found = multiplied(
+            seen.operator, seen.arguments, output, batch=self._batch, weight_first=weight_first
+        )
+        if found is None:
+            return None, sources
+        operands = [self._read(found.first, seen), self._read(found.second, seen)]
+        rest = [one for one in sources if one not in operands]
+        return replace(found.product, serial=seen.serial), [*operands, *rest]
+
+    def _written(self, seen: Observation) -> None:
+        """Read an operation that changes memory in place."""
+        target = seen.written[0]
+        if rule_of(seen.operator).kind == "norm":
+            self._computed(replace(seen, written=()))  # statistics change beside the result
+            return
+        before = self._read(target, seen)
+        others = [tensor for tensor in seen.inputs if tensor != target]
+        sources = [self._read(tensor, seen) for tensor in others]
+        size = self._elements(self._whole[target.storage])
+        is_whole = target.elements >= size
+        if before in self._constants and seen.operator not in RANDOM and not sources:
+            return
+        if before in self._masks and seen.operator in _SCALINGS and not sources:
+            return
+        if seen.operator == "copy_" and is_whole and self._is_copy(target, sources):
+            self._hold(target.storage, sources[0])
+            return
+        reads = [] if seen.operator in FILLS | RANDOM else [before]
+        if not is_whole:
+            # All of the memory becomes a new value, of which a part is other than before.
+            whole = self._whole[target.storage]
+            reads = [whole]
+        result = self._step(seen, target, [*reads, *sources], hold=False)
+        if seen.operator == "bernoulli_":
+            self._masks.add(result)
+            self._values[result] = replace(self._values[result], type="bool")
+        if not is_whole:
+            part = self._values[result]
+            is_batched = part.is_batched and size % self._batch == 0
+            self._values[result] = replace(part, elements=size, is_batched=is_batched)
+        self._hold(target.storage, result)
+
+    def _elements(self, source: _Source) -> int:
+        known = self._weights if isinstance(source, str) else self._values
+        return known[source].elements  # type: ignore[index]
+
+    # -- what is one function and several steps -----------------------------------------------
+
+    def _add(self, seen: Observation, operator: str, kind: Kind, **parts: Any) -> int:
+        """Add a step of a composite; ``value`` is what it makes."""
+        value = self._value(*parts.pop("value"))
+        inputs, weights = _parted(parts.pop("sources"))
+        self._steps.append(
+            Step(
+                operator=operator,
+                module=seen.module,
+                kind=kind,
+                inputs=inputs,
+                weights=weights,
+                output=value,
+                place=seen.place,
+                **parts,
+            )
+        )
+        return value
+
+    def _attention(self, seen: Observation) -> None:
+        """Read scaled dot product attention: a product, a softmax and a product."""
+        query, key, value, *masks = seen.inputs
+        first, second = attention_products(query, value, self._batch)
+        type_, add = self._type_now(query), partial(self._add, seen)
+        sizes = (prod(query.shape[:-1]) * value.shape[-2], type_, True)
+        q, k, v, *rest = (self._read(tensor, seen) for tensor in (query, key, value, *masks))
+        scores = add(
+            "scores", "product", sources=[q, k], value=sizes, product=first, saves="others"
+        )
+        shares = add("softmax", "softmax", sources=[scores, *rest], value=sizes, saves="output")
+        mixed = (prod(query.shape[:-1]) * value.shape[-1], type_, True)
+        result = add(
+            "mix", "product", sources=[shares, v], value=mixed, product=second, saves="others"
+        )
+        self._hold(seen.outputs[0].storage, result)
+
+    def recurrent(self, operations: Sequence[Observation]) -> None:
+        """Read a recurrent layer, of one direction: two products and what follows them."""
+        given = _given(operations)
+        sources = list(dict.fromkeys(self._read(tensor, operations[0]) for tensor in given))
+        inputs = [one for one in sources if isinstance(one, int)]
+        names = [one for one in sources if isinstance(one, str) and one not in self._constants]
+        shapes = {w.name: w.value.shape for w in self._observed.weights}
+        matrices = [name for name in names if len(shapes.get(name, ())) == 2]
+        vectors = [name for name in names if name not in matrices]
+        if not inputs or len(matrices) < 2:
+            self.call(operations)
+            return
+        seen, outputs = operations[-1], [o for one in operations for o in one.outputs]
+        # The sequence is the largest input; states are smaller.
+        data = max(inputs, key=lambda one: self._values[one].elements)
+        rows = self._values[data].elements // shapes[matrices[0]][1]
+        type_ = self._values[data].type
+        add = partial(self._add, seen)
+        (gates, into), (_, hidden) = (shapes[name] for name in matrices[:2])
+        share, sizes = per_sample(rows, self._batch), (rows * gates, type_, True)
+        entering = add(
+            "input", "product", sources=[data, matrices[0], *vectors[:1]], value=sizes,
+            product=Product(share, into, gates), saves="others",
+        )  # fmt: skip
+        state = add(
+            "recurrent", "product", sources=[entering, matrices[1], *vectors[1:]], value=sizes,
+            product=Product(share, hidden, gates), saves="others",
+        )  # fmt: skip
+        size = (rows * hidden, type_, True)
+        cell = add("cell", "elementwise", sources=[state, entering], value=size, saves="both")
+        made = {one.storage: one for one in outputs}
+        for output in made.values():
+            result = cell
+            if prod(output.shape) != size[0]:
+                last = (prod(output.shape), type_, True)
+                result = add("state", "elementwise", sources=[cell], value=last)
+            self._hold(output.storage, result)
+
+
+def _given(operations: Sequence[Observation]) -> list[Seen]:
+    """Return what operations read and none of them made."""
+    made: set[int] = set()
+    given: list[Seen] = []
+    for seen in operations:
+        given += [tensor for tensor in seen.inputs if tensor.storage not in made]
+        known = {tensor.storage for tensor in seen.inputs}
+        made |= {output.storage for output in seen.outputs} - known
+    return given
+
+
+def _type(dtype: torch.dtype) -> Type:
+    return TYPES.get(dtype, "float32")
+
+
+def _is_cast(seen: Observation) -> bool:
+    """Tell whether halves are about to be computed in float32, as products are here."""
+    if seen.operator != "_to_copy" or not seen.inputs:
+        return False
+    return seen.inputs[0].dtype == torch.float16 and seen.outputs[0].dtype == torch.float32
+
+
+def _parted(sources: Sequence[_Source]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the values and the weights among what is read, each once."""
+    unique = tuple(dict.fromkeys(sources))
+    return (
+        tuple(one for one in unique if isinstance(one, int)),
+        tuple(one for one in unique if isinstance(one, str)),
+    )

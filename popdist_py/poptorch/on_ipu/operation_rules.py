@@ -1,0 +1,219 @@
+"""What each operation of torch is on the device: its kind, its products, what its backward reads.
+
+An operation that is not listed is one that goes over all elements and whose backward reads what it
+read. Names are those of torch's operations without overload, and without the ``_`` of those that
+work in place.
+Nothing here knows which tensors are weights, or in what order operations run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+
+from popdist_py.ipu.graph import Kind, Product, Type
+from popdist_py.poptorch.on_ipu.observations import Seen
+
+__all__ = [
+    "ATTENTIONS",
+    "COPIES",
+    "FILLS",
+    "RANDOM",
+    "RECURRENT",
+    "TYPES",
+    "Multiplied",
+    "Rule",
+    "Saves",
+    "attention_products",
+    "multiplied",
+    "per_sample",
+    "rule_of",
+]
+
+# What the backward reads: "others" is, for each input with a gradient, all other operands;
+# "index" is every input but the first.
+Saves: TypeAlias = Literal["nothing", "inputs", "output", "both", "others", "index"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What an operation is on the device.
+
+    Attributes:
+        kind: which model of memory and time applies.
+        saves: what its backward reads.
+    """
+
+    kind: Kind
+    saves: Saves
+
+
+_KINDS: Final[Mapping[Rule, str]] = MappingProxyType(
+    {
+        Rule("product", "others"): "mm addmm bmm baddbmm addbmm mv addmv dot vdot linear "
+        "convolution _convolution mkldnn_convolution _trilinear",
+        Rule("norm", "inputs"): "native_batch_norm _native_batch_norm_legit "
+        "_native_batch_norm_legit_no_training _batch_norm_with_update cudnn_batch_norm "
+        "batch_norm_with_update native_layer_norm native_group_norm _fused_rms_norm rms_norm",
+        Rule("softmax", "output"): "_softmax _log_softmax _safe_softmax",
+        Rule("pool", "both"): "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices "
+        "max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d "
+        "adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d",
+        Rule("pool", "nothing"): "avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d "
+        "_adaptive_avg_pool3d",
+        Rule("lookup", "inputs"): "embedding _embedding_bag _embedding_bag_forward_only",
+        Rule("lookup", "index"): "gather index_select index take",
+        Rule("loss", "inputs"): "nll_loss_forward nll_loss2d_forward mse_loss smooth_l1_loss "
+        "huber_loss binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss "
+        "multi_margin_loss multilabel_margin_loss_forward _ctc_loss",
+        Rule("add", "nothing"): "add sub rsub",
+        Rule("elementwise", "others"): "mul div addcmul lerp",
+        Rule("elementwise", "index"): "where masked_fill scatter index_put index_add index_fill "
+        "scatter_add scatter_reduce masked_select",
+        Rule("elementwise", "output"): "relu sigmoid tanh exp sqrt rsqrt reciprocal threshold "
+        "leaky_relu elu expm1 hardtanh cumprod",
+        Rule("elementwise", "nothing"): "mean sum neg cat stack copy clone _to_copy "
+        "constant_pad_nd flip roll repeat cumsum upsample_nearest1d upsample_nearest2d "
+        "upsample_nearest3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d "
+        "upsample_trilinear3d _upsample_bilinear2d_aa reflection_pad1d reflection_pad2d "
+        "replication_pad1d replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle "
+        "im2col col2im round floor ceil sign trunc argmax argmin eq ne lt le gt ge logical_and "
+        "logical_or logical_not bitwise_not bitwise_and bitwise_or isnan isinf isfinite any all "
+        "fill zero tril triu slice_scatter select_scatter select_backward slice_backward split "
+        "unbind chunk channel_shuffle native_channel_shuffle one_hot _local_scalar_dense diag",
+    }
+)  # fmt: skip
+_RULES: Final = MappingProxyType(
+    {name: rule for rule, names in _KINDS.items() for name in names.split()}
+)
+_UNKNOWN: Final = Rule("elementwise", "inputs")
+
+# New memory with the values of the old.
+COPIES: Final = frozenset({"clone", "_to_copy", "lift_fresh", "contiguous", "copy", "_copy_from"})
+# What they change is not read first.
+FILLS: Final = frozenset({"copy_", "fill_", "zero_"})
+RANDOM: Final = frozenset(
+    {
+        *("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm"),
+        *("bernoulli", "bernoulli_", "normal", "normal_", "uniform_", "random_", "multinomial"),
+        *("exponential_", "log_normal_", "cauchy_", "geometric_", "poisson", "native_dropout"),
+    }
+)
+# Functions of torch that are one thing on the device, whatever they call.
+RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+ATTENTIONS: Final = frozenset(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_attention_math",
+        "scaled_dot_product_attention",
+    }
+)
+# As which type elements lie on the device.
+TYPES: Final[Mapping[torch.dtype, Type]] = MappingProxyType(
+    {
+        torch.float64: "float32",
+        torch.float32: "float32",
+        torch.bfloat16: "float32",
+        torch.float16: "float16",
+        torch.int64: "int32",
+        torch.int32: "int32",
+        torch.int16: "int16",
+        torch.int8: "int8",
+        torch.uint8: "uint8",
+        torch.bool: "bool",
+    }
+)
+
+
+def rule_of(operator: str) -> Rule:
+    """Return what an operation is on the device."""
+    return _RULES.get(operator) or _RULES.get(operator.removesuffix("_"), _UNKNOWN)
+
+
+def per_sample(total: int, batch: int) -> int:
+    """Return the share of one sample of ``batch``, rounded up."""
+    return max(1, -(-total // batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """What a product multiplies.
+
+    Attributes:
+        first: the operand whose rows belong to samples.
+        second: the other one: weights, or another activation.
+        product: sizes, of one sample.
+    """
+
+    first: Seen
+    second: Seen
+    product: Product
+
+
+def multiplied(
+    operator: str, arguments: tuple[Any, ...], output: Seen, *, batch: int, weight_first: bool
+) -> Multiplied | None:
+    """Return what a product multiplies; None if it takes other arguments than it usually does.
+
+    Args:
+        operator: its name.
+        arguments: what it was given.
+        output: what it returned.
+        batch: samples of the micro-batch.
+        weight_first: whether the first operand is the same for all samples, and not the second.
+    """
+    if "convolution" in operator:
+        return _convolved(arguments, output, batch)
+    tensors = [value for value in arguments if isinstance(value, Seen)]
+    first, second = tensors[-2:] if operator != "linear" else tensors[:2]
+    columns = second.shape[-1] if len(second.shape) > 1 else 1
+    if operator == "linear":
+        columns = second.shape[0]
+    depth = first.shape[-1] if first.shape else 1
+    if operator == "_trilinear" or not depth:
+        return None
+    count = first.shape[0] if len(first.shape) == 3 and operator != "linear" else 1
+    rows = prod(first.shape) // (depth * count)
+    if weight_first:
+        first, second, rows, columns = second, first, columns, rows
+    if count > 1 and count % batch == 0 and not weight_first:
+        return Multiplied(first, second, Product(rows, depth, columns, count // batch))
+    return Multiplied(first, second, Product(per_sample(rows, batch), depth, columns, count))
+
+
+def _convolved(arguments: tuple[Any, ...], output: Seen, batch: int) -> Multiplied | None:
+    image, kernel = arguments[:2]
+    if len(arguments) < 9 or not isinstance(kernel, Seen):
+        return None
+    transposed, groups = bool(arguments[6]), int(arguments[8])
+    positions = prod(kernel.shape[2:])
+    if transposed:
+        rows = image.shape[0] * prod(image.shape[2:])
+        depth, columns = kernel.shape[0] // groups, kernel.shape[1] * positions
+    else:
+        rows = output.shape[0] * prod(output.shape[2:])
+        depth, columns = kernel.shape[1] * positions, kernel.shape[0] // groups
+    return Multiplied(image, kernel, Product(per_sample(rows, batch), depth, columns, groups))
+
+
+def attention_products(query: Seen, value: Seen, batch: int) -> tuple[Product, Product]:
+    """Return the products of scaled dot product attention: scores, and mixing the values.
+
+    Args:
+        query: [..., length, depth], heads among the dimensions in front.
+        value: [..., other length, value depth].
+        batch: samples of the micro-batch.
+    """
+    length, depth = query.shape[-2:]
+    other, width = value.shape[-2:]
+    count = per_sample(prod(query.shape[:-2]), batch)
+    return Product(length, depth, other, count), Product(length, other, width, count)

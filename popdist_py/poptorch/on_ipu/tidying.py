@@ -1,0 +1,268 @@
+"""From steps to the graph that a compiler for the device would make of them.
+
+What no output depends on is dropped, composites become one operation again, results take the memory
+of what nobody reads any more. Which rules: PopART removes dead code, adds biases in the product,
+derives the loss's gradient from the scores, and works in place wherever it may.
+Nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+
+from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Tensor
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
+
+__all__ = ["captured_of"]
+
+
+def captured_of(forward: Forward) -> Captured:
+    """Return the graph of a forward and where its operations stand."""
+    steps = _merged(forward, _alive(forward.steps, forward.outputs))
+    if not steps:
+        return captured_of(_with_identity(forward))
+    stages = _stages(steps)
+    steps = _with_own_memory(steps, stages)
+    names = _names(steps)
+    return Captured(
+        graph=_graph(forward, steps, stages, names),
+        placement=Placement(tuple(stages), _ipus(steps)),
+    )
+
+
+def _alive(steps: Sequence[Step], outputs: Sequence[int]) -> list[Step]:
+    """Return the steps that an output depends on; what only changes a buffer is none of them."""
+    needed, kept = set(outputs), []
+    for step in reversed(steps):
+        if step.output in needed:
+            kept.append(step)
+            needed.update(step.inputs)
+    return kept[::-1]
+
+
+def _with_identity(forward: Forward) -> Forward:
+    """Return a forward that computes nothing as one that does: a stage has an operation."""
+    (_, source), *_ = forward.inputs
+    number = len(forward.values)
+    step = Step(operator="identity", module="", kind="view", inputs=(source,), output=number)
+    values = {**forward.values, number: forward.values[source]}
+    return replace(forward, values=values, steps=(step,), outputs=(number,))
+
+
+def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps with composites as one: a product and its bias, a softmax and its loss."""
+    readers = Counter(number for step in steps for number in step.inputs)
+    readers.update(forward.outputs)
+    made: dict[int, int] = {}
+    merged: list[Step] = []
+    for step in steps:
+        index = made.get(step.inputs[0]) if step.inputs else None
+        before = None if index is None else merged[index]
+        if before is None or readers[before.output] > 1 or before.is_checkpoint:
+            pass
+        elif _is_bias(before, step):
+            assert index is not None
+            weights = (*before.weights, *step.weights)
+            merged[index] = replace(before, weights=weights, output=step.output)
+            made[step.output] = index
+            continue
+        elif before.operator == "_log_softmax" and step.kind == "loss":
+            step = replace(step, inputs=(*before.inputs, *step.inputs[1:]))
+            merged = [one for one in merged if one is not before]
+            made = {one.output: place for place, one in enumerate(merged)}
+        made[step.output] = len(merged)
+        merged.append(step)
+    return merged
+
+
+def _is_bias(product: Step, step: Step) -> bool:
+    """Tell whether a step adds weights alone to a product with weights."""
+    adds = step.kind == "add" and len(step.inputs) == 1 and len(step.weights) == 1
+    return adds and product.kind == "product" and len(product.weights) == 1
+
+
+def _stages(steps: Sequence[Step]) -> list[int]:
+    """Return the stage of each step: one begins wherever the phase or the IPU changes."""
+    stages = [0] if steps else []
+    for before, step in pairwise(steps):
+        stages.append(stages[-1] + (before.place != step.place))
+    return stages
+
+
+def _ipus(steps: Sequence[Step]) -> tuple[int, ...]:
+    """Return the IPU of each stage."""
+    places = [step.place for step in steps]
+    return tuple(
+        place[1] for index, place in enumerate(places) if not index or places[index - 1] != place
+    )
+
+
+def _with_own_memory(steps: Sequence[Step], stages: Sequence[int]) -> list[Step]:
+    """Return the steps with views of what another stage made as copies of it."""
+    stage_of = {step.output: stage for step, stage in zip(steps, stages, strict=True)}
+    return [
+        replace(step, kind="elementwise")
+        if step.kind == "view" and stage_of.get(step.inputs[0], stage) != stage
+        else step
+        for step, stage in zip(steps, stages, strict=True)
+    ]
+
+
+def _names(steps: Sequence[Step]) -> list[str]:
+    """Return a name for each step: its module, and what it does if that one does several things."""
+    several: dict[str, set[str]] = {}
+    for step in steps:
+        several.setdefault(step.module, set()).add(step.operator)
+    # Modules that hold others.
+    outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
+    taken: set[str] = set()
+    names = []
+    for step in steps:
+        operator = step.operator.strip("_")
+        is_only = step.module and step.module not in outer and len(several[step.module]) == 1
+        name = step.module if is_only else ".".join(filter(None, (step.module, operator)))
+        unique = next(one for one in _numbered(name) if one not in taken)
+        taken.add(unique)
+        names.append(unique)
+    return names
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    for number in count(1):
+        yield f"{name}.{number}"
+
+
+def _graph(
+    forward: Forward, steps: Sequence[Step], stages: Sequence[int], names: Sequence[str]
+) -> Graph:
+    tensors = {number: name for name, number in forward.inputs}
+    tensors |= {step.output: f"{name}:out" for step, name in zip(steps, names, strict=True)}
+    gradients = _with_gradient(forward, steps)
+    saved = [_saved(forward, step, gradients) for step in steps]
+    first = _in_place(forward, steps, stages, saved)
+    read = {name: None for step in steps for name in step.weights if _is_stored(forward, name)}
+    operations = []
+    for step, name, keeps, over in zip(steps, names, saved, first, strict=True):
+        inputs = step.inputs
+        if over is not None:
+            inputs = (over, *(number for number in inputs if number != over))
+        operations.append(
+            Operation(
+                name=name,
+                kind=step.kind,
+                inputs=tuple(tensors[number] for number in inputs),
+                output=_tensor(forward, tensors[step.output], step.output),
+                weights=tuple(one for one in step.weights if one in read),
+                saved=tuple(tensors[number] for number in keeps),
+                product=step.product,
+                is_in_place=over is not None,
+                is_checkpoint=step.is_checkpoint,
+            )
+        )
+    return Graph(
+        inputs=tuple(_tensor(forward, name, number) for name, number in forward.inputs),
+        weights=tuple(forward.weights[name] for name in read),
+        operations=tuple(operations),
+        outputs=tuple(tensors[number] for number in forward.outputs),
+        batch=forward.batch,
+    )
+
+
+def _is_stored(forward: Forward, name: str) -> bool:
+    """Tell whether a weight is one: a constant of one element is part of the code."""
+    return not name.startswith("constant") or forward.weights[name].elements > 1
+
+
+def _tensor(forward: Forward, name: str, number: int) -> Tensor:
+    value = forward.values[number]
+    share = value.elements // forward.batch if value.is_batched else value.elements
+    return Tensor(name, share, value.type, value.is_batched)
+
+
+def _with_gradient(forward: Forward, steps: Sequence[Step]) -> set[int]:
+    """Return the values that depend on a trained weight and can have a gradient."""
+    found: set[int] = set()
+    for step in steps:
+        trained = any(forward.weights[name].is_trained for name in step.weights)
+        floating = forward.values[step.output].type.startswith("float")
+        if floating and (trained or not found.isdisjoint(step.inputs)):
+            found.add(step.output)
+    return found
+
+
+def _saved(forward: Forward, step: Step, gradients: set[int]) -> tuple[int, ...]:
+    """Return the values that the backward of a step reads."""
+    if step.output not in gradients:
+        return ()
+    inputs = step.inputs
+    if step.saves == "output":
+        return (step.output,)
+    if step.saves == "inputs":
+        return inputs
+    if step.saves == "index":
+        return inputs[1:]
+    if step.saves == "both":
+        return (*inputs, step.output) if step.kind != "pool" else (*inputs[:1], step.output)
+    if step.saves == "others":
+        return tuple(number for number in inputs if _is_needed(forward, step, number, gradients))
+    return ()
+
+
+def _is_needed(forward: Forward, step: Step, number: int, gradients: set[int]) -> bool:
+    """Tell whether the gradient of any other operand reads this one."""
+    inputs, weights = step.inputs, step.weights
+    if step.kind == "product":
+        # The rest is added: its gradient reads nothing.
+        inputs, weights = inputs[: 1 if weights else 2], weights[:1]
+    if number not in inputs:
+        return False
+    others = any(other in gradients for other in inputs if other != number)
+    is_squared = len(inputs) + len(weights) == 1 and number in gradients
+    return others or is_squared or any(forward.weights[name].is_trained for name in weights)
+
+
+def _in_place(
+    forward: Forward,
+    steps: Sequence[Step],
+    stages: Sequence[int],
+    saved: Sequence[tuple[int, ...]],
+) -> list[int | None]:
+    """Return for each step the value whose memory its result takes, or None."""
+    root = {number: number for number in forward.values}
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        if step.kind == "view":
+            root[step.output] = root[step.inputs[0]]
+        for number in step.inputs:
+            last[root[number]] = index
+    kept = {root[number] for number in forward.outputs}
+    kept |= {root[number] for numbers in saved for number in numbers}
+    made = {step.output: index for index, step in enumerate(steps) if step.kind != "view"}
+
+    def may_take(index: int, number: int) -> bool:
+        before = made.get(number)
+        return (
+            before is not None
+            and stages[before] == stages[index]
+            and not steps[before].is_checkpoint
+            and number not in kept
+            and last[number] == index
+            and _same_size(forward.values[number], forward.values[steps[index].output])
+        )
+
+    found: list[int | None] = []
+    for index, step in enumerate(steps):
+        takes = step.inputs if step.kind in ("add", "elementwise") else step.inputs[:1]
+        allowed = step.kind in ("add", "elementwise", "softmax")
+        candidates: Iterator[int] = (one for one in takes if allowed and may_take(index, one))
+        found.append(next(candidates, None))
+    return found
+
+
+def _same_size(one: Value, other: Value) -> bool:
+    return one.elements * BYTES[one.type] == other.elements * BYTES[other.type]

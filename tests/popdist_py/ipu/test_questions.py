@@ -1,0 +1,67 @@
+"""Answers say what the searches found, in words and to programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.ipu_graphs import mlp, resnet, transformer
+
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.questions import find_batch, find_recomputation, find_splits, first_modules
+from popdist_py.ipu.settings import ADAM, MOMENTUM, Settings
+from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.searches import Run
+
+BERT = transformer(4, 256, 128, 8, words=1000)
+RUN = Run(BERT, Placement.cut(BERT), Settings(accumulation=7, optimizer=ADAM), MK2)
+RESNET = resnet([3, 4, 6, 3], 224, 20, "float16")
+TIGHT = Run(RESNET, Placement.cut(RESNET), Settings(accumulation=6, optimizer=MOMENTUM), MK2)
+WIDE = mlp([30_000, 30_000, 10], 1)
+HOPELESS = Run(WIDE, Placement.cut(WIDE), Settings(), MK2)
+
+
+def test_batch():
+    answer = find_batch(RUN)
+    batch = answer.to_json()["batch"]
+    assert answer.run.fits
+    assert answer.run.graph.batch == batch
+    assert str(answer).startswith(f"The largest micro-batch that fits: {batch:,}\n")
+
+
+def test_splits():
+    answer = find_splits(RUN, 4)
+    names = answer.to_json()["splits"]
+    assert len(names) == 3
+    # What is said can be asked for.
+    assert Placement.cut(BERT, names) == answer.run.placement
+    lines = str(answer).splitlines()
+    assert lines[0] == f"The best splits over 4 IPUs: {', '.join(names)}"
+    assert [line.split()[-1] for line in lines[4:8]] == ["embedding", *names]
+    assert first_modules(BERT, Placement.cut(BERT)) == []
+    assert "one IPU has room" in str(find_splits(RUN, 1))
+
+
+def test_recomputation():
+    answer = find_recomputation(TIGHT)
+    made = answer.to_json()
+    assert made["recompute"] == "stage"
+    assert f"behind {len(made['checkpoints'])} operations" in answer.sentence
+    marked = {o.name for o in answer.run.graph.operations if o.is_checkpoint}
+    assert set(made["checkpoints"]) == marked
+    assert find_recomputation(RUN).to_json()["recompute"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("answer", "question"),
+    [
+        (find_batch(HOPELESS), "batch"),
+        (find_splits(HOPELESS, 3), "splits"),
+        (find_recomputation(HOPELESS), "recompute"),
+    ],
+)
+def test_nothing_found(answer, question):
+    made = answer.to_json()
+    assert json.loads(json.dumps(made)) == made
+    assert made == {"version": 1, "question": question, "found": False}
+    assert "\n" not in str(answer)

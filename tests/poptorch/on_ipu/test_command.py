@@ -1,0 +1,225 @@
+"""``python -m popdist_py.ipu``: its answers, its exit codes, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import ROOT
+
+from popdist_py.poptorch.on_ipu.command import COMMAND
+
+FILE = str(Path(__file__).with_name("command_models.py"))
+MLP = (f"{FILE}:mlp", "--input", "16")
+LARGE = (f"{FILE}:large", "--input", "20000")
+ENCODER = (f"{FILE}:Encoder", "--input", "32:int64", "--loss", "token-cross-entropy")
+
+
+def ask(*words):
+    """Run the command in this process; return exit code, output and errors."""
+    done = CliRunner().invoke(COMMAND, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def told(*words):
+    """Return what the command says to programs."""
+    code, out, _ = ask(*words, "--json")
+    made = json.loads(out)
+    assert code == (not made.get("fits", made.get("found")))
+    return made
+
+
+def needed(*words):
+    """Return the bytes that each IPU needs."""
+    return [own["needed"] for own in told(*words)["memory"]["ipus"]]
+
+
+def test_what_a_process_prints(tmp_path):
+    words = [*ENCODER, "--split", "layers.1", "--accumulation", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "popdist_py.ipu", *words],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("Memory: fits on 2 mk2 IPUs;")
+    assert any(line.startswith("Execution: ") for line in rest)
+    # The same as in this process.
+    assert ask(*words)[1] == done.stdout
+
+
+def test_json_has_both_reports():
+    made = told(*MLP)
+    assert made["version"] == 1
+    assert made["fits"] is True
+    assert made["memory"]["report"] == "memory"
+    assert made["execution"]["report"] == "execution"
+    weights = 4 * (2 * (16 * 16 + 16) + 16 * 4 + 4)
+    assert made["memory"]["ipus"][0]["by_category"]["weights"] == weights
+
+
+def test_what_does_not_fit_is_exit_code_1():
+    code, out, _ = ask(*LARGE)
+    assert code == 1
+    assert out.startswith("Memory: does not fit on 1 mk2 IPU;")
+    assert "What would help, each alone" in out
+
+
+def test_the_factory_s_inputs_and_loss():
+    for name in ("with_dict", "with_tuple"):
+        made = told(f"{FILE}:{name}")
+        assert made["execution"]["samples"] == 4
+    inference = told(f"{FILE}:with_tensor", "--inference")
+    assert [one["backward"] for one in inference["execution"]["stages"]] == [0]
+    added = told(f"{FILE}:with_tensor", "--loss", "cross-entropy")
+    assert added["execution"]["stages"][0]["backward"] > 0
+
+
+def test_samples_of_a_call():
+    options = ("--batch", "3", "--accumulation", "5", "--device-iterations", "2", "--replicas", "4")
+    assert told(*MLP, *options)["execution"]["samples"] == 3 * 5 * 2 * 4
+
+
+def test_a_pipeline_has_as_many_micro_batches_as_it_needs():
+    made = told(*ENCODER, "--split", "layers.1,head")
+    assert made["execution"]["samples"] == 5
+    inference = told(ENCODER[0], *ENCODER[1:3], "--split", "layers.1,head", "--inference")
+    assert inference["execution"]["samples"] == 3
+    turns = told(*ENCODER, "--split", "layers.1,head", "--strategy", "sharded")
+    assert turns["execution"]["samples"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        (["--optimizer", "adam"], "more"),
+        (["--batch", "8"], "more"),
+        (["--precision", "16.16"], "less"),
+        (["--inference"], "less"),
+        (["--available-memory-proportion", "0.00001"], "less"),
+        (["--partials", "float16"], "less"),
+        (["--synthetic-data"], "less"),
+        (["--device", "mk1"], "less"),
+        (["--off-chip", "activations"], "less"),
+        (["--io-tiles", "32"], "less"),
+    ],
+)
+def test_options_that_change_memory(options, change):
+    loss = [] if "--inference" in options else list(ENCODER[3:])
+    before, after = needed(*ENCODER), needed(*ENCODER[:3], *loss, *options)
+    assert (after > before) if change == "more" else (after < before)
+
+
+@pytest.mark.parametrize(
+    ("options", "others"),
+    [
+        (["--optimizer", "adam", "--off-chip", "optimizer"], ["--optimizer", "adam"]),
+        (
+            ["--optimizer", "adam", "--first-order-momentum-accum-type", "float16"],
+            ["--optimizer", "adam"],
+        ),
+        (["--accumulation", "4", "--accum-type", "float16"], ["--accumulation", "4"]),
+        (
+            ["--replicas", "4", "--optimizer", "adam", "--sharded", "optimizer,weights"],
+            ["--replicas", "4", "--optimizer", "adam"],
+        ),
+    ],
+)
+def test_options_that_change_others(options, others):
+    assert needed(*ENCODER, *options) < needed(*ENCODER, *others)
+
+
+def test_checkpoints_and_recomputation():
+    deep = (f"{FILE}:Encoder", "--set", "layers=3", *ENCODER[1:], "--batch", "64")
+    kept = needed(*deep, "--recompute", "none")
+    again = needed(*deep, "--recompute", "stage")
+    layers = ",".join(f"layers.{index}" for index in range(3))
+    marked = needed(*deep, "--recompute", "stage", "--checkpoint", layers)
+    assert marked < again <= kept
+    # The last stage of a pipeline recomputes where a checkpoint stands in it.
+    cut = (*deep, "--split", "layers.1")
+    assert needed(*cut, "--checkpoint", "layers.1")[-1] < needed(*cut)[-1]
+
+
+def test_phases_take_the_ipus_that_poptorch_gives_them():
+    cut = (*ENCODER, "--split", "layers.0,layers.1,head", "--strategy")
+    assert len(needed(*cut, "grouped")) == 4
+    assert len(needed(*cut, "serial-phased")) == 1
+    assert len(needed(*cut, "parallel-phased")) == 2
+
+
+def test_searches():
+    found = told(*MLP, "--find", "batch", "--device", "mk1")
+    assert found["found"]
+    batch = found["batch"]
+    assert told(*MLP, "--device", "mk1", "--batch", str(batch))["fits"]
+    splits = told(*ENCODER, "--find", "splits", "--ipus", "3")["splits"]
+    assert len(splits) == 2
+    assert len(needed(*ENCODER, "--split", ",".join(splits))) == 3
+    cheapest = told(*ENCODER, "--find", "recompute")
+    assert (cheapest["recompute"], cheapest["checkpoints"]) == ("none", [])
+    code, out, _ = ask(*ENCODER, "--find", "splits", "--ipus", "3")
+    assert code == 0
+    assert out.startswith("The best splits over 3 IPUs: ")
+    assert "samples/s" in out
+
+
+def test_nothing_is_found():
+    for words in (["batch"], ["splits", "--ipus", "2"], ["recompute"]):
+        assert told(*LARGE, "--find", *words) == {
+            "version": 1, "question": words[0], "found": False,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Missing argument 'MODEL'"),
+        (["torch.nn:Linear", "--input", "3xa"], "is no shape of a sample"),
+        (["torch.nn:Linear", "--input", "3:float8"], "is no type of an input"),
+        (["torch.nn:Linear", "--set", "features"], "expected name=value"),
+        (["torch.nn:Linear", "--precision", "8.8"], "is not one of"),
+        (["torch.nn:Linear", "--off-chip", "weights,data"], "is not one of"),
+        (["torch.nn:Linear", "--available-memory-proportion", "0.5,2"], "not in the range"),
+        (["torch.nn:Linear", "--batch", "0"], "not in the range"),
+        (["torch.nn:Linear", "--find", "splits"], "--find splits and --ipus N"),
+        (["torch.nn:Linear", "--ipus", "2"], "--find splits and --ipus N"),
+        (["torch.nn:Linear", "--inference", "--loss", "mse"], "--inference has none"),
+        (["nowhere:f"], "there is no module nowhere"),
+        ([f"{FILE}:mlp"], "--input 3x224x224"),
+        ([*MLP, "--split", "9"], "no module 9 runs in the forward; there is 0, "),
+        ([*MLP, "--split", "4,0"], "no operation of 0 where a stage could begin"),
+        ([*MLP, "--checkpoint", "layers.0"], "no module layers.0"),
+        ([*MLP, "--io-tiles", "3"], "an even number"),
+        ([*MLP, "--io-tiles", "1472"], "mk2 has 1472 tiles in all"),
+        ([*MLP, "--split", "2", "--accumulation", "2"], "a pipeline of 2 stages needs 3"),
+        ([*MLP, "--inference", "--accumulation", "2"], "updates nothing"),
+        ([f"{FILE}:mlp", "--input", "15"], "the forward failed"),
+        ([f"{FILE}:failing"], "RuntimeError: no weights here"),
+        ([f"{FILE}:Squared", "--input", "3"], "in forward"),
+        ([f"{FILE}:Reading", "--input", "4"], "It reads values of a tensor"),
+        ([f"{FILE}:Nothing", "--input", "4"], "the forward returned NoneType"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(words, said, caplog):
+    code, out, errors = ask(*words)
+    assert (code, out) == (2, "")
+    message = errors.partition("Error: ")[2]
+    assert said in message
+    assert "popdist_py/" not in message
+    assert caplog.text == ""
+
+
+def test_help_names_every_option_and_exit_code():
+    code, out, _ = ask("--help")
+    assert code == 0
+    for words in ("Exit codes: 0", "torchvision.models:resnet50", "BeginBlock", "--sharded"):
+        assert words in out

@@ -1,0 +1,174 @@
+"""Graphs of models that are cut, marked or frozen: stages, what is kept, and who has memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.forward_models import Bert, Mlp, WithLoss
+from support.models import quiet_options
+from torch import nn
+
+from popdist_py import poptorch
+from popdist_py.poptorch.on_ipu.capture import capture
+
+ARGS = (torch.rand(48, 20), torch.zeros(48, dtype=torch.int64))
+WIDTHS = (20, 30, 30, 30, 30, 10)
+
+
+def pipelined(strategy=None):
+    options = quiet_options()
+    options.Training.gradientAccumulation(8)
+    if strategy is not None:
+        options.setExecutionStrategy(strategy)
+    return options
+
+
+def operations(found):
+    return {operation.name: operation for operation in found.graph.operations}
+
+
+@pytest.mark.parametrize(
+    ("before", "ipus"),
+    [
+        ({2: 1}, (0, 1)),
+        ({2: 1, 4: 2, 6: 3}, (0, 1, 2, 3)),
+        # A model that comes back has a further stage there; neighbours on one IPU are one.
+        ({2: 1, 4: 0}, (0, 1, 0)),
+        ({2: 0, 4: 1, 6: 1}, (0, 1)),
+    ],
+)
+def test_a_stage_begins_where_the_ipu_changes(before, ipus):
+    model = WithLoss(Mlp(WIDTHS))
+    for layer, ipu in before.items():
+        poptorch.BeginBlock(model.model.layers[layer], ipu_id=ipu)
+    found = capture(model, pipelined(), ARGS, training=True)
+    assert found.placement.ipus == ipus
+    first = {}
+    for operation, stage in zip(found.graph.operations, found.placement.stages, strict=True):
+        first.setdefault(stage, operation.name)
+    assert len(first) == len(ipus)
+    assert set(list(first.values())[1:]) <= {f"model.layers.{layer}" for layer in before}
+
+
+def test_phases_that_share_ipus_are_stages():
+    model = WithLoss(Mlp(WIDTHS))
+    for layer in (0, 4, 8):
+        poptorch.BeginBlock(model.model.layers[layer], f"b{layer}")
+    strategy = poptorch.SerialPhasedExecution("b0", "b4", "b8")
+    found = capture(model, pipelined(strategy), ARGS, training=True)
+    assert found.placement.ipus == (0, 0, 0)
+    strategy = poptorch.ParallelPhasedExecution("b0", "b4", "b8")
+    found = capture(model, pipelined(strategy), ARGS, training=True)
+    assert found.placement.ipus == (0, 1, 0)
+
+
+class Cut(nn.Module):
+    """What is in place, and a view, on both sides of a cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 20), nn.Linear(10, 10)
+
+    def forward(self, x, labels):
+        x = self.first(x)
+        poptorch.Block.start(ipu_id=1)
+        x = x.add_(1)
+        x = x.mul_(2)
+        part = x[:, :10]
+        poptorch.Block.start(ipu_id=0)
+        return nn.functional.cross_entropy(self.second(part[:, :10]), labels)
+
+
+def test_nothing_works_in_the_memory_of_another_stage():
+    found = capture(Cut(), pipelined(), ARGS, training=True)
+    stage_of = {
+        operation.output.name: stage
+        for operation, stage in zip(found.graph.operations, found.placement.stages, strict=True)
+    }
+    for name, root in found.graph.root_of.items():
+        assert stage_of.get(name, 0) == stage_of.get(root, 0)
+    by_name = operations(found)
+    assert not by_name["add"].is_in_place
+    assert by_name["mul"].is_in_place
+    assert by_name["slice"].kind == "view"
+    assert found.graph.tensors["slice:out"].elements == 10
+
+
+def test_a_view_of_another_stages_tensor_is_a_copy():
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(20, 20), nn.Linear(10, 10)
+
+        def forward(self, x, labels):
+            x = self.first(x)
+            poptorch.Block.start(ipu_id=1)
+            return nn.functional.cross_entropy(self.second(x[:, :10]), labels)
+
+    found = capture(Viewing(), pipelined(), ARGS, training=True)
+    assert operations(found)["slice"].kind == "elementwise"
+    assert found.graph.root_of["slice:out"] == "slice:out"
+
+
+class Marked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, 24), nn.Linear(24, 10, bias=False)
+        self.register_buffer("scale", torch.ones(24))
+        self.register_buffer("unused", torch.ones(24))
+
+    def forward(self, x, labels):
+        x = poptorch.recomputationCheckpoint(self.first(x))
+        x = torch.relu(x) * self.scale
+        mode = poptorch.MatMulSerializationMode.OutputChannels
+        x = poptorch.serializedMatMul(x, self.second.weight.t(), mode, 5)
+        return nn.functional.cross_entropy(x, labels)
+
+
+def test_marks_reach_their_operations():
+    graph = capture(Marked(), quiet_options(), ARGS, training=True).graph
+    by_name = {operation.name: operation for operation in graph.operations}
+    assert [name for name, one in by_name.items() if one.is_checkpoint] == ["first"]
+    # What is kept is not worked on.
+    assert not by_name["relu"].is_in_place
+    assert by_name["mm"].product.serial == 5
+    assert graph.weight_of["scale"].is_trained is False
+    assert "unused" not in graph.weight_of
+
+
+def test_frozen_weights_are_not_trained_and_need_no_activations():
+    model = WithLoss(Mlp())
+    model.model.layers[0].requires_grad_(False)
+    graph = capture(model, quiet_options(), ARGS, training=True).graph
+    first, relu, second, *_ = graph.operations
+    assert (first.saved, relu.saved) == ((), ())
+    assert second.saved == (relu.output.name,)
+    assert [w.is_trained for w in graph.weights] == [False, False, True, True, True, True]
+    # Only the gradient of the input stands between: weights are there anyway.
+    model.model.layers[0].requires_grad_(True)
+    model.model.layers[2].requires_grad_(False)
+    graph = capture(model, quiet_options(), ARGS, training=True).graph
+    assert graph.operations[2].saved == ()
+
+
+def test_tied_weights_are_one():
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    graph = capture(Bert(layers=1), quiet_options(), (ids, ids), training=True).graph
+    readers = [o.kind for o in graph.operations if "embedding.weight" in o.weights]
+    assert readers == ["lookup", "product"]
+    assert sum(weight.name == "embedding.weight" for weight in graph.weights) == 1
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_halves_that_are_computed_in_float_here_are_halves_there(layers):
+    model = WithLoss(Mlp((20, *[30] * layers, 10))).half()
+    graph = capture(model, quiet_options(), (ARGS[0].half(), ARGS[1]), training=True).graph
+    single = WithLoss(Mlp((20, *[30] * layers, 10)))
+    expected = capture(single, quiet_options(), ARGS, training=True).graph
+    assert graph == expected.cast(data="float16", weights="float16")
+
+
+def test_a_model_that_computes_nothing_still_stands_somewhere():
+    found = capture(nn.Identity(), quiet_options(), (torch.rand(4, 2),), training=False)
+    assert found.placement.num_ipus == 1
+    assert [operation.kind for operation in found.graph.operations] == ["view"]
