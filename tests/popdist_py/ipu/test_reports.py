@@ -150,7 +150,7 @@ def test_rich_draws_bars_and_curves():
 def test_a_bar_and_its_figure_stay_together_on_a_narrow_terminal():
     console = Console(width=80, record=True, force_terminal=True, file=io.StringIO())
     console.print(memory_page(RUNS["ladder_half"]))
-    assert "███████░░░  70.7%" in console.export_text()
+    assert "███████░░░  68.8%" in console.export_text()
 
 
 def test_rich_without_block_characters():
