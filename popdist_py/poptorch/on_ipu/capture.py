@@ -88,10 +88,16 @@ class Capturing:
         if self._observer is None:
             return None
         try:
-            return graph_of(self._observer.observed())
+            captured = self.required()
         except Exception:
             logger.debug("The forward is not captured", exc_info=True)
             return None
+        logger.debug(
+            "The forward is captured: %d operations in %d stages",
+            len(captured.graph.operations),
+            captured.placement.num_stages,
+        )
+        return captured
 
     def required(self) -> Captured:
         """Return the graph, or raise what went wrong."""

@@ -185,6 +185,11 @@ class Observer(TorchDispatchMode):
         """Take note that the value of ``tensor`` is to be kept."""
         self._guarded(lambda: self._note(CHECKPOINT, (self._seen(tensor),), ()))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that its compiler needs no detour here: it takes longer than the note."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -199,11 +204,14 @@ class Observer(TorchDispatchMode):
 
     def _guarded(self, note: Callable[..., None], *arguments: Any) -> None:
         """Note something; what goes wrong then stays here: observing decides nothing."""
-        if self.failure is None:
-            try:
+        if self.failure is not None:
+            return
+        try:
+            # To ask a tensor its shape is nothing that a model does.
+            with torch._C.DisableTorchFunction():
                 note(*arguments)
-            except Exception as error:
-                self.failure = error
+        except Exception as error:
+            self.failure = error
 
     def _begin(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
         self._inputs = tuple((name, self._seen(tensor)) for name, tensor in inputs.items())
@@ -229,13 +237,16 @@ class Observer(TorchDispatchMode):
             return
         name, written = kind
         arguments = tuple(self._argument(value) for value in (*args, *kwargs.values()))
-        given = dict(enumerate(args)) | dict(kwargs)
-        changed = (value for key in written for value in tensors_of(given.get(key)))
+        changed: tuple[Seen, ...] = ()
+        if written:
+            given = dict(enumerate(args)) | dict(kwargs)
+            tensors = (tensor for key in written for tensor in tensors_of(given.get(key)))
+            changed = tuple([self._seen(tensor) for tensor in tensors])
         if isinstance(result, torch.Tensor):
             outputs: tuple[Seen, ...] = (self._seen(result),)
         else:
             outputs = tuple(self._seen(tensor) for tensor in tensors_of(result))
-        self._note(name, arguments, outputs, tuple(self._seen(tensor) for tensor in changed))
+        self._note(name, arguments, outputs, changed)
 
     def _note(
         self,

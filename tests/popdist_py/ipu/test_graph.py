@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from support.ipu_graphs import mlp
 
@@ -75,3 +77,9 @@ def test_placement_by_modules():
         Placement((0, 1, 0), (0, 1))
     with pytest.raises(ValueError, match="2 IPUs given"):
         Placement((0, 0), (0, 1))
+
+
+def test_a_graph_that_was_read_can_be_stored():
+    graph = mlp([4, 5, 6], batch=2)
+    assert graph.root_of
+    assert pickle.loads(pickle.dumps(graph)) == graph

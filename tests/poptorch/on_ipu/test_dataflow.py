@@ -1,0 +1,117 @@
+"""What memory holds after views, copies and changes in place; what is a constant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import quiet_options
+from torch import nn
+
+from popdist_py import poptorch
+from popdist_py.poptorch.on_ipu.capture import capture
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 6))
+        self.register_buffer("state", torch.zeros(6))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x, self)
+
+
+def graph(function, x=None):
+    x = torch.rand(4, 6) if x is None else x
+    return capture(Function(function), quiet_options(), (x,), training=False).graph
+
+
+def steps(function, x=None):
+    return [(o.kind, o.inputs, o.weights) for o in graph(function, x).operations]
+
+
+def test_views_of_everything_and_copies_are_no_operations():
+    found = steps(lambda x, _: torch.relu(x.t().reshape(2, 12).clone().contiguous().detach()))
+    assert found == [("elementwise", ("x",), ())]
+
+
+def test_a_view_of_a_part_is_one():
+    found = graph(lambda x, _: [torch.relu(part) for part in x[:, :4].split(2, 1)])
+    assert [(o.kind, o.output.elements) for o in found.operations] == [
+        ("view", 4), ("view", 2), ("view", 2), ("elementwise", 2), ("elementwise", 2),
+    ]  # fmt: skip
+    assert set(found.root_of.values()) == {"x", "relu:out", "relu.1:out"}
+
+
+def test_what_is_expanded_takes_no_more_memory():
+    found = graph(lambda x, _: x[:, :1].expand(4, 6) * x)
+    assert [o.output.elements for o in found.operations] == [1, 6]
+
+
+def test_a_change_in_place_is_a_new_value_that_later_reads_get():
+    def function(x, _):
+        whole = torch.relu(x)
+        part = whole[:, :2]
+        part.mul_(3)
+        return whole + 1
+
+    found = graph(function)
+    assert [(o.name, o.inputs) for o in found.operations] == [
+        ("relu", ("x",)), ("mul", ("relu:out",)), ("add", ("mul:out",)),
+    ]  # fmt: skip
+    assert [o.output.elements for o in found.operations] == [6, 6, 6]
+
+
+def test_what_is_overwritten_is_not_read():
+    assert steps(lambda x, _: torch.empty_like(x).copy_(x).mul_(2)) == [("elementwise", ("x",), ())]
+
+
+def test_casts_and_transposes_of_weights_are_the_weights():
+    found = graph(lambda x, m: x.half() @ m.weight.t().half().contiguous())
+    product = found.operations[-1]
+    assert (product.kind, product.weights) == ("product", ("weight",))
+    assert len(found.operations) == 2
+    assert product.output.type == "float16"
+
+
+def test_what_depends_on_no_input_is_a_constant():
+    found = graph(lambda x, _: x + torch.arange(6).float().sqrt() + torch.ones(1))
+    assert [(w.elements, w.is_trained) for w in found.weights] == [(6, False)]
+    assert [o.kind for o in found.operations] == ["add", "add"]
+
+
+def test_random_numbers_are_made_on_the_device():
+    found = graph(lambda x, _: x + torch.randn(4, 6))
+    assert [(o.name, o.output.elements) for o in found.operations] == [("randn", 6), ("add", 6)]
+
+
+def test_changes_of_buffers_alone_are_left_out():
+    def function(x, module):
+        result = x * module.state
+        module.state.mul_(0.9).add_(x.mean(0))
+        return result
+
+    assert steps(function) == [("elementwise", ("x",), ("state",))]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "type_"),
+    [
+        (torch.float64, "float32"), (torch.float16, "float16"), (torch.int64, "int32"),
+        (torch.int16, "int16"), (torch.uint8, "uint8"), (torch.bool, "bool"),
+    ],
+)  # fmt: skip
+def test_inputs_have_the_types_of_the_device(dtype, type_):
+    found = graph(lambda x, _: x.float() * 2, torch.ones(4, 6).to(dtype))
+    assert found.inputs[0].type == type_
+
+
+def test_inputs_are_named_as_the_arguments_of_forward():
+    class Nested(nn.Module):
+        def forward(self, pair, *, scale):
+            return pair["a"] * pair["b"] * scale
+
+    x = torch.rand(4, 6)
+    found = capture(Nested(), poptorch.Options(), ({"a": x, "b": x},), {"scale": x}, training=False)
+    assert [tensor.name for tensor in found.graph.inputs] == ["pair.0", "pair.1", "scale"]
