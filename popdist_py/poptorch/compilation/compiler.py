@@ -34,6 +34,7 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
@@ -62,6 +63,8 @@ class Executable:
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
         agreed: back ends that agree with the loop.
+        captured: the forward as the model of the device sees it; None where that was not wanted, or
+            not possible.
     """
 
     trace: Trace
@@ -70,6 +73,7 @@ class Executable:
     widen_integers: bool
     mixed_precision: bool
     agreed: Agreed = field(default_factory=Agreed)
+    captured: Captured | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
