@@ -58,8 +58,8 @@ NETWORK = "POPDIST_NETWORK"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
-# Beyond PopRun: the IPU whose memory and time models have, by name (the launcher's --ipu-model), and
-# what happens to a model that is too large for it.
+# Beyond PopRun: the IPU whose memory and time models have, by name (the launcher's --ipu-model),
+# and what happens to a model that is too large for it.
 IPU_MODEL = "POPDIST_IPU"
 IPU_MEMORY = "POPDIST_IPU_MEMORY"
 

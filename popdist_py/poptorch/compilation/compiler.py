@@ -35,6 +35,8 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.memory_check import check_memory
+from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
@@ -165,6 +167,7 @@ class Compiler:
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
         self._check_placement(executable.placement, batching)
+        self._check_memory(executable.captured)
         self._give_buffers(executable.trace, state, batching)
         steps = count()
 
@@ -260,6 +263,17 @@ class Compiler:
                 f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
                 "use several processes, for example with poprun-py"
             )
+
+    def _check_memory(self, captured: Captured | None) -> None:
+        """Check that every IPU has room, as far as the options want to know.
+
+        Raises:
+            Error: one has not.
+        """
+        mode = self.options.Emulator.memory_mode
+        if captured is not None and mode != "off":
+            run = run_of(captured, self.options, self.optimizer, training=self.training)
+            check_memory(run, mode, shows=self.options.Distributed.processId == 0)
 
     def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
         """Give replicas their own copies of the buffers that the forward changes.

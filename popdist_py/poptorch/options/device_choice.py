@@ -1,4 +1,4 @@
-"""Which IPU a program runs on as far as its memory and time go, and what happens if it is too small.
+"""Which IPU's memory and time a program has, and what happens if the memory is too small.
 
 The rules between program, launcher and environment, as values. Nothing here asks the model of the
 device, or reads ``os.environ`` by itself.
