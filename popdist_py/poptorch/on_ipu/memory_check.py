@@ -10,7 +10,7 @@ from typing import Final
 from popdist_py.ipu.what_if import OutOfMemory, Run, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options.device_choice import MemoryMode
+from popdist_py.poptorch.options.options import Options
 
 __all__ = ["check_memory"]
 
@@ -18,20 +18,21 @@ __all__ = ["check_memory"]
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
 
 
-def check_memory(run: Run, mode: MemoryMode, *, shows: bool) -> None:
-    """Look whether there is room for a run.
+def check_memory(run: Run | None, options: Options) -> None:
+    """Look whether there is room for a run, and do what ``Emulator.memory`` says if not.
 
-    All instances have the same run, so they decide alike.
+    All instances have the same run, so they decide alike; instance 0 warns.
 
     Args:
-        run: what is compiled.
-        mode: what to do if there is no room; ``off`` does not look.
-        shows: whether this instance speaks for all.
+        run: what is compiled; None if the model of the device cannot be asked.
+        options: of the run.
 
     Raises:
-        Error: there is no room, and the mode is ``enforce``.
+        Error: there is no room, and that is enforced.
     """
-    if mode == "off" or (mode == "warn" and not shows):
+    mode = options.Emulator.memory_mode
+    is_silent = mode == "warn" and options.Distributed.processId != 0
+    if run is None or mode == "off" or is_silent:
         return
     lack = explain(run)
     if lack is None:
@@ -43,14 +44,15 @@ def check_memory(run: Run, mode: MemoryMode, *, shows: bool) -> None:
 
 def _line(run: Run, lack: OutOfMemory) -> str:
     own = lack.memory
-    better = "; ".join(
-        f"{advice.change} would need {advice.saved / 1e6:,.1f} MB less"
-        + (", then it fits" if advice.fits else "")
-        for advice in lack.advice[:1]
+    helping = [advice for advice in lack.advice if advice.fits] or lack.advice
+    better = "".join(
+        f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
+        + (", which fits" if advice.fits else "")
+        for advice in helping[:1]
     )
     return (
         f"Out of memory on IPU {own.ipu} of an {run.ipu.name.capitalize()}: "
-        f"{own.needed:,} bytes needed but only {own.capacity:,} available"
-        f"{f' ({better})' if better else ''}. It runs all the same: print(model.memoryReport()) "
+        f"{own.needed:,} bytes needed but only {own.capacity:,} available{better}. "
+        "It runs all the same: print(model.memoryReport()) "
         'shows more, Options.Emulator.memory("off") ends this line'
     )
