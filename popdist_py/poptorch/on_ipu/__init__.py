@@ -3,6 +3,6 @@
 Here PopTorch's models and options become the values of ``popdist_py.ipu``, and its answers become
 reports, errors and counters.
 Nothing here computes memory or cycles, or changes what a model computes.
-May call: ipu, placement, calls, options, weights, update, execution, and the modules of poptorch
-itself.
+May call: ipu, placement, calls, options, weights, update, execution, enums, logger, errors, and the
+library's popart.
 """
