@@ -8,7 +8,7 @@ Nothing here knows an IPU or the settings of a run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
@@ -183,6 +183,10 @@ class Graph:
             known.add(operation.output.name)
         if missing := [name for name in self.outputs if name not in known]:
             raise ValueError(f"output {missing[0]} is made by nothing")
+
+    def __getstate__(self) -> dict[str, object]:
+        # What follows from the fields need not be stored, and mapping proxies cannot be.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:

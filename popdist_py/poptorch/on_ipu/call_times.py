@@ -24,18 +24,22 @@ def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes]
         run: what the model of the device is asked about; None if it cannot be.
         options: of the run: its times are modelled where they name a device.
     """
-    ipu = options.Emulator.device_named
-    if ipu is None:
+    if options.Emulator.device_named is None:
         return None
-    if options.Distributed.processId == 0:
-        source = "this machine's: the model could not be captured"
-        if run is not None:
-            source = f"those of the model of an {ipu.name.capitalize()}, not this machine's"
-        logger.info("Cycles and latencies are %s", source)
-    return None if run is None else partial(_times, run)
+    speaks = options.Distributed.processId == 0
+    if run is None:
+        if speaks:
+            logger.info("Cycles and latencies are this machine's: the model was not captured")
+        return None
+    return partial(_times, run, speaks=speaks)
 
 
-def _times(run: Run) -> CallTimes:
+def _times(run: Run, *, speaks: bool) -> CallTimes:
+    if speaks:
+        name = run.ipu.name.capitalize()
+        logger.info(
+            "Cycles and latencies are those of the model of an %s, not of this machine", name
+        )
     made = timeline(run.graph, run.placement, run.settings, run.ipu, run.model)
     events = ("input", "input_complete", "output", "output_complete")
     return CallTimes(
