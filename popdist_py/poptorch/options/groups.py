@@ -312,7 +312,9 @@ class _PrecisionOptions(_SessionGroup):
         return bool(self._popart.options.get("enableStochasticRounding"))
 
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
-        """Set the format in which matrix products and convolutions add up; here float32 always.
+        """Set the format in which matrix products and convolutions add up.
+
+        It counts in the memory and time of the device's model; here sums are float32 always.
 
         Raises:
             ValueError: neither torch.float nor torch.half.
@@ -343,7 +345,7 @@ class _PrecisionOptions(_SessionGroup):
 
 
 class TensorLocationSettings:
-    """Where the tensors of one kind live; stored and shown, without numeric effect."""
+    """Where the tensors of one kind live: it counts in memory and time, and changes no number."""
 
     def __init__(self, **values: int) -> None:
         self._content: dict[str, int] = dict(values)
