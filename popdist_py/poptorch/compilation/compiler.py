@@ -67,8 +67,7 @@ class Executable:
         widen_integers: whether narrow integers are indices, which torch takes in 64 bits.
         mixed_precision: whether halves are multiplied, alone or with floats.
         agreed: back ends that agree with the loop.
-        captured: the forward as the model of the device sees it; None where that was not wanted, or
-            not possible.
+        captured: the forward as the device's model sees it; None if it was not wanted or cannot be.
     """
 
     trace: Trace

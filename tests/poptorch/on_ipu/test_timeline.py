@@ -11,7 +11,8 @@ from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
-from popdist_py.ipu.timeline import timeline
+from popdist_py.ipu.what_if import Run
+from popdist_py.poptorch.on_ipu.call_times import timeline
 
 GRAPH = mlp([512] * 5, 64)
 
@@ -37,7 +38,7 @@ def test_every_micro_batch_passes_once_and_in_order(
         output_mode="all",
     )
     report = cycles(GRAPH, placement, settings, MK2)
-    made = timeline(GRAPH, placement, settings, MK2)
+    made = timeline(Run(GRAPH, placement, settings, MK2))
     assert made.cycles == report.total
     assert len(made.passages) == settings.micro_batches
     for one in made.passages:
@@ -52,7 +53,7 @@ def test_stages_make_a_micro_batch_wait():
     graph = resnet([3, 4, 6, 3], 64, 16)
     settings = Settings(is_training=False, device_iterations=8)
     one, two = (
-        timeline(graph, Placement.cut(graph, before), settings, MK2).passages[3]
+        timeline(Run(graph, Placement.cut(graph, before), settings, MK2)).passages[3]
         for before in ([], ["layer3.0"])
     )
     assert two.output - two.input < 2 * (one.output - one.input)
@@ -63,7 +64,7 @@ def test_the_first_output_is_the_first_forward():
     settings = Settings(is_training=False)
     placement = Placement.cut(GRAPH)
     (stage,) = cycles(GRAPH, placement, settings, MK2).stages
-    (passage,) = timeline(GRAPH, placement, settings, MK2).passages
+    (passage,) = timeline(Run(GRAPH, placement, settings, MK2)).passages
     assert passage.input == 0
     assert passage.input_complete * MK2.clock == pytest.approx(stage.receive)
     assert passage.output * MK2.clock == pytest.approx(stage.receive + stage.forward)
