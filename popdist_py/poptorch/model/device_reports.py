@@ -13,7 +13,6 @@ from torch import nn
 from popdist_py.ipu.reports import ExecutionPage, MemoryPage, execution_page, memory_page
 from popdist_py.ipu.schedule import Schedule, schedule
 from popdist_py.ipu.what_if import Run
-from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model import inspection
@@ -87,9 +86,7 @@ class DeviceReports:
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         if args or kwargs:
-            slices = self._options.batching(self._training).num_slices
-            _, call = CallSignature.of(self._model.forward, args, kwargs, slices)
-            return capture(self._model, self._options, call, training=self._training)
+            return capture(self._model, self._options, args, kwargs, training=self._training)
         if self._compiled is None:
             raise Error(
                 "The model is not compiled, so its sizes are not known: give arguments like those "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from torch import nn
 
-from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.options.options import Options
@@ -12,6 +14,13 @@ from popdist_py.poptorch.options.options import Options
 __all__ = ["capture"]
 
 
-def capture(model: nn.Module, options: Options, call: Call, *, training: bool) -> Captured:
+def capture(
+    model: nn.Module,
+    options: Options,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool,
+) -> Captured:
     """Return the forward of one micro-batch."""
-    raise Error(f"not yet: {type(model)}, {options}, {call}, {training}")
+    raise Error(f"not yet: {type(model)}, {options}, {args}, {kwargs}, {training}")

@@ -576,6 +576,11 @@ class _EmulatorOptions(OptionStore):
         mode: MemoryMode = self._values.get("memory") or self._environment.memory or default
         return mode
 
+    @property
+    def asks_model(self) -> bool:
+        """Whether compiling asks the model of the device: for memory, for times, or for both."""
+        return self.memory_mode != "off" or self.device_named is not None
+
     def _description(self) -> tuple[Any, ...]:
         """Return all values, with what the environment says of the device."""
         return (*super()._description(), self.device_named, self.memory_mode)

@@ -79,6 +79,12 @@ def test_who_names_the_device(variables, change, expected, monkeypatch):
     assert own.memory_mode == ("warn" if expected is None else "enforce")
 
 
+def test_the_model_is_asked_for_memory_or_for_times():
+    assert poptorch.Options().Emulator.asks_model
+    assert not poptorch.Options().Emulator.memory("off").asks_model
+    assert poptorch.Options().Emulator.memory("off").device("bow").asks_model
+
+
 def test_mode_of_the_environment(monkeypatch):
     assert emulator(monkeypatch, **{MEMORY: "off"}).memory_mode == "off"
     assert emulator(change=lambda o: o.Emulator.device("bow")).memory_mode == "off"
