@@ -43,7 +43,8 @@ def check_memory(run: Run | None, options: Options) -> None:
 
 
 def _line(run: Run, lack: OutOfMemory) -> str:
-    own = lack.memory
+    """Return what lacks, the best advice, and how to see more, in one line."""
+    lacking, *_ = str(lack).splitlines()
     helping = [advice for advice in lack.advice if advice.fits] or lack.advice
     better = "".join(
         f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
@@ -51,8 +52,7 @@ def _line(run: Run, lack: OutOfMemory) -> str:
         for advice in helping[:1]
     )
     return (
-        f"Out of memory on IPU {own.ipu} of an {run.ipu.name.capitalize()}: "
-        f"{own.needed:,} bytes needed but only {own.capacity:,} available{better}. "
-        "It runs all the same: print(model.memoryReport()) "
-        'shows more, Options.Emulator.memory("off") ends this line'
+        f"{lacking} That is of an {run.ipu.name.capitalize()}{better}. "
+        "The emulation runs all the same: print(model.memoryReport()) shows more, "
+        'Options.Emulator.memory("off") ends this line'
     )

@@ -46,13 +46,13 @@ def test_enforced(monkeypatch, log):
     with pytest.raises(poptorch.Error) as raised:
         compiled(monkeypatch, LARGE, change)
     assert raised.value.type == "poplar_graph_memory_allocation_error"
-    first, *lines = raised.value.message.splitlines()
-    assert first.startswith("Out of memory on IPU ")
-    assert "bytes needed but only 940,572,672 available" in first
-    assert lines[0] == "Largest contributions:"
-    assert lines.index("What would help, each alone:") == 6
-    assert any("layer" in line for line in lines[1:6])
-    saved = [float(line.split()[0].replace(",", "")) for line in lines[7:]]
+    lines = raised.value.message.splitlines()
+    assert lines[0].startswith("Out of memory on IPU ")
+    largest = lines.index("Largest contributions:") + 1
+    helping = lines.index("What would help, each alone:") + 1
+    assert helping - largest == 5 + 1
+    assert any("layer" in line for line in lines[largest:helping])
+    saved = [float(line.split()[0].replace(",", "")) for line in lines[helping:]]
     assert saved == sorted(saved, reverse=True)
     assert len(saved) > 3
     assert log.records == []
@@ -70,8 +70,7 @@ def test_said_once_where_no_device_is_named(monkeypatch, log):
     (record,) = log.records
     line = record.getMessage()
     assert line.startswith("Out of memory on IPU ")
-    assert " of an Mk2: " in line
-    assert "940,572,672 available, " in line
+    assert " of an Mk2, " in line
     assert " MB less with " in line
     assert "model.memoryReport()" in line
     assert len(line.splitlines()) == 1
