@@ -106,6 +106,17 @@ def test_a_model_that_was_not_captured_says_so(monkeypatch, caplog):
     assert "this machine's: the model was not captured" in caplog.text
 
 
+def test_other_instances_say_nothing(monkeypatch, caplog):
+    capture_as(monkeypatch, FORWARD)
+    options = quiet_options().logCycleCount(True).useIpuModel(True)
+    options.Distributed.configureProcessId(1, 2)
+    inference = poptorch.inferenceModel(Mlp(), options)
+    with caplog.at_level(logging.INFO, "poptorch::python"):
+        inference(classified(2)[0])
+    assert inference.cycleCount() > 0
+    assert caplog.text == ""
+
+
 def test_another_optimizer_is_another_run(monkeypatch):
     training, _ = ran(monkeypatch, "mk2")
     training(*classified(12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from support.captures import capture_as, captured
@@ -10,6 +11,7 @@ from support.ipu_graphs import mlp, resnet
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
+from popdist_py.ipu.what_if import Advice
 from popdist_py.poptorch.on_ipu import memory_check
 
 LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
@@ -77,9 +79,14 @@ def test_said_once_where_no_device_is_named(monkeypatch, log):
 
 
 def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
-    nearly = captured(resnet([3, 4, 6, 3], 64, 96))
-    compiled(monkeypatch, nearly)
-    assert "which fits" in log.text
+    explain = memory_check.explain
+    much, enough = Advice("much", 10**9, fits=False), Advice("enough", 10**8, fits=True)
+    monkeypatch.setattr(
+        memory_check, "explain", lambda run: replace(explain(run), advice=(much, enough))
+    )
+    compiled(monkeypatch, LARGE, pipelined)
+    assert "100.0 MB less with enough, which fits" in log.text
+    assert "much" not in log.text
 
 
 def test_only_instance_0_speaks(monkeypatch, log):
