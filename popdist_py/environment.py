@@ -58,6 +58,11 @@ NETWORK = "POPDIST_NETWORK"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
+# Beyond PopRun: the IPU whose memory and time models have, by name (the launcher's --ipu-model),
+# and what happens to a model that is too large for it.
+IPU_MODEL = "POPDIST_IPU"
+IPU_MEMORY = "POPDIST_IPU_MEMORY"
+
 # What describes one instance of a job, or the job itself: another job must not inherit it. A path
 # to a cache may be a user's own setting.
 INSTANCE_VARIABLES = frozenset(

@@ -204,7 +204,7 @@ class Graph:
             raise ValueError(f"output {missing[0]} is made by nothing")
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what is pickled: the fields, for what was looked up cannot be."""
+        # What follows from the fields need not be stored, and mapping proxies cannot be.
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property

@@ -3,7 +3,7 @@
 In a step an IPU does one thing. A pipeline moves on after a cycle, which is one or more steps: in
 PopART's pipeline ("grouped") a forward, perhaps a recomputation, and a backward of every stage.
 Steps in which nobody does anything are left out.
-Nothing here knows how long a step takes; drawings are made elsewhere.
+Nothing here knows how long a step takes, or how a schedule is drawn.
 """
 
 from __future__ import annotations
@@ -11,38 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.schedule_views import Action, Cell, grid, svg
 from popdist_py.ipu.settings import Settings, Strategy
 
 __all__ = ["Action", "Cell", "Schedule", "idle_share", "least_accumulation", "schedule"]
 
-Action: TypeAlias = Literal["forward", "recompute", "backward", "update", "exchange", "idle"]
 _WORK: Final = ("forward", "recompute", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """What one IPU does in one step.
-
-    Attributes:
-        step: counted from 1.
-        action: what it does. "exchange" is the all-reduce of replicas before an update, or
-            Streaming Memory between phases.
-        micro_batch: of which, counted from 1 over the whole call; None where none is meant.
-        stage: of which stage or phase of the forward; None where none is meant.
-    """
-
-    step: int
-    action: Action = "idle"
-    micro_batch: int | None = None
-    stage: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Schedule:
-    """A run, or its beginning.
+    """A run, or its beginning; ``print()`` shows it, and a notebook draws it.
 
     Attributes:
         rows: for each IPU one cell for each step.
@@ -51,6 +33,16 @@ class Schedule:
 
     rows: tuple[tuple[Cell, ...], ...]
     cycles: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return grid(self).rstrip("\n")
+
+    def svg(self) -> str:
+        """Return a picture."""
+        return svg(self)
+
+    def _repr_html_(self) -> str:
+        return svg(self)
 
     @property
     def idle_share(self) -> float:

@@ -1,4 +1,4 @@
-"""Schedules as pictures: a grid of letters for the terminal, and the same as SVG.
+"""The cells of schedules, and pictures of them: letters in a grid for the terminal, and SVG.
 
 F forward, R recomputation, B backward, X both on the last stage, U update, E exchange, a point for
 nothing; the number is the micro-batch.
@@ -8,13 +8,13 @@ Nothing here decides what happens when.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, TypeAlias
 
-from popdist_py.ipu.schedule import Action, Cell, Schedule
+__all__ = ["Action", "Cell", "Drawn", "grid", "svg"]
 
-__all__ = ["grid", "svg"]
-
+Action: TypeAlias = Literal["forward", "recompute", "backward", "update", "exchange", "idle"]
 _LETTERS: Final[dict[Action, str]] = {
     "forward": "F",
     "recompute": "R",
@@ -34,7 +34,37 @@ _COLOURS: Final[dict[Action, str]] = {
 _WIDTH, _HEIGHT, _LEFT, _TOP = 34, 28, 56, 28
 
 
-def grid(schedule: Schedule, *, by: Literal["step", "cycle"] = "step") -> str:
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one IPU does in one step.
+
+    Attributes:
+        step: counted from 1.
+        action: what it does. "exchange" is the all-reduce of replicas before an update, or
+            Streaming Memory between phases.
+        micro_batch: of which, counted from 1 over the whole call; None where none is meant.
+        stage: of which stage or phase of the forward; None where none is meant.
+    """
+
+    step: int
+    action: Action = "idle"
+    micro_batch: int | None = None
+    stage: int | None = None
+
+
+class Drawn(Protocol):
+    """What can be drawn: a ``Schedule``."""
+
+    @property
+    def rows(self) -> tuple[tuple[Cell, ...], ...]:
+        """For each IPU one cell for each step."""
+
+    @property
+    def cycles(self) -> tuple[int, ...]:
+        """For each step the cycle that it is part of."""
+
+
+def grid(schedule: Drawn, *, by: Literal["step", "cycle"] = "step") -> str:
     """Return a line for each IPU and a column for each step, or for each cycle of the pipeline."""
     columns = [[cell] for cell in range(len(schedule.cycles))]
     if by == "cycle":
@@ -67,7 +97,7 @@ def _label(cell: Cell) -> str:
     return _LETTERS[cell.action] + ("" if cell.micro_batch is None else str(cell.micro_batch))
 
 
-def svg(schedule: Schedule) -> str:
+def svg(schedule: Drawn) -> str:
     """Return a picture with a row for each IPU and a box for each step; cycles have a line."""
     steps = len(schedule.cycles)
     width, height = _LEFT + steps * _WIDTH + 8, _TOP + len(schedule.rows) * _HEIGHT + 8

@@ -135,6 +135,11 @@ class LaunchConfig:
         "Job",
         "IPUs of one replica (model parallelism); a power of two.",
     )
+    ipu_model: str | None = option(
+        None, choice("mk1", "mk2", "bow"), "Job",
+        "IPU whose memory and time the models of all instances have (POPDIST_IPU): one that does"
+        " not fit is refused. Unset: an Mk2's memory, warnings only.",
+    )  # fmt: skip
     num_ilds: int | None = option(
         None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances. Unset: 1."
     )

@@ -17,6 +17,7 @@ from popdist_py.environment import (
     EXECUTABLE_CACHE_PATH,
     HEARTBEAT,
     INSTANCE_VARIABLES,
+    IPU_MODEL,
     NETWORK,
     NODE_DEVICE_ID,
     RESTART_COUNT,
@@ -119,6 +120,8 @@ def common_variables(
     if reached is not None and reached.network:
         variables[NETWORK] = reached.network
     variables[SDK_NAMES] = config.sdk_names
+    if config.ipu_model is not None:
+        variables[IPU_MODEL] = config.ipu_model
     variables["MASTER_ADDR"] = _master_address(topology, reached)
     return tuple(variables.items())
 
@@ -170,6 +173,8 @@ def travelling_variables(
     decided = {*INSTANCE_VARIABLES, *FORWARDED_VARIABLES, TARGET_OPTIONS, *by_user}
     if config.executable_cache_path is not None:
         decided.add(EXECUTABLE_CACHE_PATH)
+    if config.ipu_model is not None:
+        decided.add(IPU_MODEL)
     return {
         name: value
         for name, value in environ.items()

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
+from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
@@ -34,8 +35,11 @@ from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.call_times import modelled_times
 from popdist_py.poptorch.on_ipu.capture import Capturing
 from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.memory_check import check_memory
+from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
@@ -165,6 +169,7 @@ class Compiler:
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
         self._check_placement(executable.placement, batching)
+        check_memory(self._run(executable.captured), self.options)
         self._give_buffers(executable.trace, state, batching)
         steps = count()
 
@@ -264,6 +269,12 @@ class Compiler:
                 "use several processes, for example with poprun-py"
             )
 
+    def _run(self, captured: Captured | None) -> Run | None:
+        """Return what the model of the device is asked about; None if it cannot be."""
+        if captured is None:
+            return None
+        return run_of(captured, self.options, self.optimizer, training=self.training)
+
     def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
         """Give replicas their own copies of the buffers that the forward changes.
 
@@ -351,6 +362,7 @@ class Compiler:
                 len(call.leaves),
                 len(executable.trace.shared),
                 synthetic=self.options.synthetic_data,
+                modelled=modelled_times(self._run(executable.captured), self.options),
             ),
         )
         executable = replace(executable, agreed=agreed)

@@ -1,19 +1,38 @@
-"""When micro-batches came to the device and went: what latencies and cycles are computed from."""
+"""When micro-batches came to the device and went: what latencies and cycles are computed from.
+
+They are the host's clock's, or what a model of the device says of every call alike.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from popdist_py.poptorch.calls.batching import Batching
 
-__all__ = ["Counters"]
+__all__ = ["CallTimes", "Counters"]
 
-# Cycles are emulated: seconds on the host times the clock of a Mk2 IPU, in hertz.
+# Cycles of the host's clock: its seconds times the clock of a Bow IPU, in hertz.
 _CLOCK: Final = 1_850_000_000
 _EVENTS: Final = ("input", "input_complete", "output", "output_complete")
 
 Latency = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """What a model of the device says of every call.
+
+    Attributes:
+        times: for each event those of the micro-batches, in seconds from the call's beginning.
+        cycles: of the call.
+    """
+
+    times: Mapping[str, Sequence[float]]
+    cycles: int
 
 
 class Counters:
@@ -24,14 +43,22 @@ class Counters:
         num_inputs: input tensors of a call.
         num_outputs: output tensors of a call.
         synthetic: no tensors come or go, so there is nothing to time.
+        modelled: what a model of the device says, if it decides; asked when first needed.
     """
 
     def __init__(
-        self, batching: Batching, num_inputs: int, num_outputs: int, *, synthetic: bool
+        self,
+        batching: Batching,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        synthetic: bool,
+        modelled: Callable[[], CallTimes] | None = None,
     ) -> None:
         self._batching = batching
         self._num_tensors = {"input": num_inputs, "output": num_outputs}
         self._synthetic = synthetic
+        self._modelled = None if modelled is None else cache(modelled)
         self._times: dict[str, list[float]] = {event: [] for event in _EVENTS}
 
     def begin(self) -> None:
@@ -48,12 +75,20 @@ class Counters:
         self._times["output"].append(time.perf_counter())
         self._times["output_complete"].append(time.perf_counter())
 
+    @property
+    def _shown(self) -> Mapping[str, Sequence[float]]:
+        """The times that programs see: of no call yet, of the device's model, or the host's."""
+        if self._modelled is None or not self._times["output"]:
+            return self._times
+        return self._modelled().times
+
     def as_dict(self) -> dict[str, list[list[float]]]:
         """Return the times by event, as [tensor][step], replicas innermost."""
         result = {}
+        shown = self._shown
         for event in _EVENTS:
             kind = event.split("_")[0]
-            steps = self._times[event]
+            steps = list(shown[event])
             if kind == "output":
                 steps = [t for step, t in enumerate(steps) if self._batching.wanted(step)]
                 if len(steps) * self._batching.replicas > self._batching.num_returned:
@@ -65,9 +100,8 @@ class Counters:
 
     def latency(self, first: str, last: str) -> Latency:
         """Return minimum, maximum and mean of the time from event ``first`` to ``last``."""
-        spans = [
-            end - start for start, end in zip(self._times[first], self._times[last], strict=True)
-        ]
+        shown = self._shown
+        spans = [end - start for start, end in zip(shown[first], shown[last], strict=True)]
         if self._synthetic or not spans:
             return (0.0, 0.0, 0.0)
         return (min(spans), max(spans), sum(spans) / len(spans))
@@ -76,5 +110,7 @@ class Counters:
         """Return the emulated cycles of the last call; None before one."""
         if not self._times["output"]:
             return None
+        if self._modelled is not None:
+            return self._modelled().cycles
         seconds = self._times["output_complete"][-1] - self._times["input"][0]
         return max(1, round(seconds * _CLOCK))

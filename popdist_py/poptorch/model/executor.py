@@ -29,6 +29,7 @@ from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, inspection, training_state
+from popdist_py.poptorch.model.device_reports import DeviceReports
 from popdist_py.poptorch.model.module_text import module_repr
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.model.other_instances import communicator_for
@@ -46,7 +47,7 @@ __all__ = ["PoplarExecutor"]
 _as_on_device: Final = torch.inference_mode(False)
 
 
-class PoplarExecutor:
+class PoplarExecutor(DeviceReports):
     """A model on its emulated device; made by trainingModel() and inferenceModel().
 
     Calling it runs the model: the first dimension of every input is micro-batch x device iterations
@@ -570,34 +571,6 @@ class PoplarExecutor:
             AssertionError: an unknown name.
         """
         return self._require_compiled().program.anchors.get(short_name)
-
-    def getPerfCounters(self) -> dict[str, list[list[float]]]:
-        """Return the last call's times, in seconds: event -> [tensor][step]."""
-        return inspection.perf_counters(self._compiled)
-
-    def getHostIpuLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds that inputs took to the device."""
-        return inspection.latency(self._compiled, "input", "input_complete")
-
-    def getComputeLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds between input and output."""
-        return inspection.latency(self._compiled, "input_complete", "output")
-
-    def getIpuHostLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds that outputs took to the host."""
-        return inspection.latency(self._compiled, "output", "output_complete")
-
-    def getLatency(self) -> tuple[float, float, float]:
-        """Return minimum, maximum and mean seconds from the start of input to the end of output."""
-        return inspection.latency(self._compiled, "input", "output_complete")
-
-    def cycleCount(self) -> int:
-        """Return the emulated IPU cycles of the last call.
-
-        Raises:
-            Error: counting is off, or nothing ran yet.
-        """
-        return inspection.cycle_count(self._compiled, self._options)
 
 
 def _transfer(options: Options) -> Transfer:

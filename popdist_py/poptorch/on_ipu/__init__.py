@@ -2,6 +2,7 @@
 
 Here PopTorch's models and options become the values of ``popdist_py.ipu``, and its answers become
 reports, errors and counters.
-Nothing here computes memory or cycles, or changes what a model computes.
-May call: ipu, placement, calls, options, weights, execution, logger, errors.
+Nothing here computes what an operation needs in memory or cycles, or changes what a model computes.
+May call: ipu, placement, calls, options, weights, update, execution, enums, logger, errors, and the
+library's popart.
 """

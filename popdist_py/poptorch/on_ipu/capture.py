@@ -57,8 +57,7 @@ class Capturing:
     @classmethod
     def of(cls, model: nn.Module, call: Call, options: Options) -> Capturing:
         """Return the one that the options want."""
-        mode = getattr(options.Emulator, "memory_mode", "warn")
-        return cls(model, call, wanted=mode != "off")
+        return cls(model, call, wanted=options.Emulator.asks_model)
 
     @contextmanager
     def observing(self, leaves: Sequence[torch.Tensor]) -> Iterator[None]:

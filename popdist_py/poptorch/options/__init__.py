@@ -2,8 +2,8 @@
 
 Here live the options, their groups, and reading them from text.
 Nothing here knows models or data sets: whoever needs a value is given it. May call: placement,
-calls, enums, old_spellings, logger, errors, and the library's context, popart and
-popdist_functions.
+calls, enums, old_spellings, logger, errors, and the library's ipu, context, environment,
+popart and popdist_functions.
 """
 
 from popdist_py.poptorch.options.options import (

@@ -11,8 +11,16 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import torch
 
+from popdist_py.ipu.specification import IPU
 from popdist_py.poptorch import enums, old_spellings
 from popdist_py.poptorch.options import session
+from popdist_py.poptorch.options.device_choice import (
+    ASSUMED_IPU,
+    DeviceEnvironment,
+    MemoryMode,
+    ipu_of,
+    mode_of,
+)
 from popdist_py.poptorch.options.store import OptionStore, check_count
 
 __all__ = [
@@ -304,7 +312,9 @@ class _PrecisionOptions(_SessionGroup):
         return bool(self._popart.options.get("enableStochasticRounding"))
 
     def setPartialsType(self, dtype: torch.dtype) -> _PrecisionOptions:
-        """Set the format in which matrix products and convolutions add up; here float32 always.
+        """Set the format in which matrix products and convolutions add up.
+
+        It counts in the memory and time of the device's model; here sums are float32 always.
 
         Raises:
             ValueError: neither torch.float nor torch.half.
@@ -335,7 +345,7 @@ class _PrecisionOptions(_SessionGroup):
 
 
 class TensorLocationSettings:
-    """Where the tensors of one kind live; stored and shown, without numeric effect."""
+    """Where the tensors of one kind live: it counts in memory and time, and changes no number."""
 
     def __init__(self, **values: int) -> None:
         self._content: dict[str, int] = dict(values)
@@ -466,7 +476,14 @@ class _DistributedOptions(OptionStore):
 
 
 class _EmulatorOptions(OptionStore):
-    """How this emulation computes; PopTorch has no such group."""
+    """How this emulation computes, and on which device; PopTorch has no such group.
+
+    Raises:
+        ValueError: a variable names a device, or a mode of memory, that does not exist.
+    """
+
+    # Of objects that older versions saved, which have none.
+    _environment = DeviceEnvironment()
 
     def __init__(self) -> None:
         super().__init__(
@@ -474,6 +491,7 @@ class _EmulatorOptions(OptionStore):
             double_precision=False,
             deterministic_reduction=os.environ.get("POPDIST_DETERMINISTIC", "0") == "1",
         )
+        self._declare(_environment=DeviceEnvironment.of(os.environ))
 
     def replicaExecution(self, how: Execution) -> _EmulatorOptions:
         """Choose how local replicas run.
@@ -504,3 +522,65 @@ class _EmulatorOptions(OptionStore):
         """
         self.set(deterministic_reduction=enabled)
         return self
+
+    def device(self, ipu: Literal["mk1", "mk2", "bow"] | IPU) -> _EmulatorOptions:
+        """Name the IPU: a model has to fit into its memory, and its cycles and latencies count.
+
+        The default is what the launcher's ``--ipu-model`` or ``POPDIST_IPU`` says, then what
+        ``useIpuModel`` and ``POPTORCH_IPU_MODEL`` do. Where none of them names one, cycles and
+        latencies are the host's, and memory is looked at as if it were an Mk2's.
+
+        Args:
+            ipu: a name, or any :class:`popdist_py.ipu.specification.IPU`.
+
+        Raises:
+            ValueError: neither.
+        """
+        self.createOrSet(device=ipu_of(f"Emulator.device({ipu!r})", ipu))
+        return self
+
+    def memory(self, mode: MemoryMode) -> _EmulatorOptions:
+        """Choose what happens when a model is compiled that the IPU has no room for.
+
+        Args:
+            mode: ``enforce`` raises, as hardware does, and is the default where a device is named;
+                ``warn`` says so and goes on, and is the default elsewhere; ``off`` does not look.
+                ``POPDIST_IPU_MEMORY`` is another default.
+
+        Raises:
+            ValueError: any other mode.
+        """
+        self.createOrSet(memory=mode_of(f"Emulator.memory({mode!r})", mode))
+        return self
+
+    def _use_model(self, use_model: bool) -> None:
+        """Take the word of ``Options.useIpuModel``, which is not of this group."""
+        self.createOrSet(uses_ipu_model=use_model)
+
+    @property
+    def device_named(self) -> IPU | None:
+        """The IPU that program, launcher or environment name, in this order."""
+        own: IPU | None = self._values.get("device")
+        uses_model = self._values.get("uses_ipu_model")
+        return own or self._environment.named(uses_model=uses_model)
+
+    @property
+    def ipu(self) -> IPU:
+        """The IPU whose model is asked: an Mk2 where none is named."""
+        return self.device_named or ASSUMED_IPU
+
+    @property
+    def memory_mode(self) -> MemoryMode:
+        """What happens when a model is compiled that the IPU has no room for."""
+        default: MemoryMode = "warn" if self.device_named is None else "enforce"
+        mode: MemoryMode = self._values.get("memory") or self._environment.memory or default
+        return mode
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether compiling asks the model of the device: for memory, for times, or for both."""
+        return self.memory_mode != "off" or self.device_named is not None
+
+    def _description(self) -> tuple[Any, ...]:
+        """Return all values, with what the environment says of the device."""
+        return (*super()._description(), self.device_named, self.memory_mode)

@@ -20,6 +20,7 @@ from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.errors import ConfigFileError, Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
+from popdist_py.poptorch.options.device_choice import OFFLINE_TARGETS
 from popdist_py.poptorch.options.groups import (
     TensorLocationSettings,
     _DistributedOptions,
@@ -49,7 +50,6 @@ __all__ = [
 ]
 
 _UNLIMITED: Final = 2**64 - 1
-_OFFLINE_VERSIONS: Final = (1, 2, 21)
 
 
 class Options(OptionStore):
@@ -328,9 +328,14 @@ class Options(OptionStore):
     # -- device -------------------------------------------------------------------------------
 
     def useIpuModel(self, use_model: bool) -> Options:
-        """Use the software model of the device; here every device is one, whatever is given."""
+        """Have the memory and the time of the device's model: ``Emulator.device`` says which.
+
+        What computes is an emulation in any case. Without a device named this is an Mk2;
+        ``POPTORCH_IPU_MODEL_VERSION=ipu1``, ``ipu2`` or ``ipu21`` is another default.
+        """
         _check_type("useIpuModel", use_model, bool)
         self.createOrSet(use_model=use_model)
+        self.Emulator._use_model(use_model)
         return self
 
     def useIpuId(self, ipu_id: int) -> Options:
@@ -340,12 +345,14 @@ class Options(OptionStore):
         return self
 
     def useOfflineIpuTarget(self, ipu_target_version: int = 2) -> Options:
-        """Compile without a device, for a version 1, 2 or 21 of the IPU."""
-        if ipu_target_version not in _OFFLINE_VERSIONS:
+        """Compile without a device, for version 1 (Mk1), 2 (Mk2) or 21 (Bow) of the IPU."""
+        if ipu_target_version not in OFFLINE_TARGETS:
             raise ValueError(
-                f"useOfflineIpuTarget({ipu_target_version}): expected one of {_OFFLINE_VERSIONS}"
+                f"useOfflineIpuTarget({ipu_target_version}): expected one of "
+                f"{tuple(OFFLINE_TARGETS)}"
             )
         self.set(connection_type=enums.ConnectionType.Never)
+        self.Emulator.device(OFFLINE_TARGETS[ipu_target_version])
         self.createOrSet(ipu_version=ipu_target_version)
         return self
 

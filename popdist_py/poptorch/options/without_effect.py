@@ -1,9 +1,9 @@
 """Which options do nothing on emulated IPUs, and how a program learns of it.
 
 The one place that knows them. There are two kinds: a program would look in vain for what the first
-promise, such as a report, so they are said aloud; the second change only the speed or the memory of
-hardware, where nothing is missing, so they are said to those who log at INFO. Nothing here changes
-an option, or refuses one.
+promise, such as a report, so they are said aloud; the second change only what hardware does and no
+model of it knows, so they are said to those who log at INFO. What changes memory or time in the
+model of the device does something. Nothing here changes an option, or refuses one.
 """
 
 from __future__ import annotations
@@ -55,20 +55,11 @@ _RULES: Final[Mapping[str, _Rule]] = {
     ),
     "model_name": _Rule(Idle("modelName")),
     "sync_pattern": _Rule(Idle("syncPattern")),
-    "available_memory_proportion": _Rule(Idle("setAvailableMemoryProportion")),
-    "location_activation": _Rule(Idle("TensorLocations.setActivationLocation")),
-    "location_weight": _Rule(Idle("TensorLocations.setWeightLocation")),
-    "location_optimizer": _Rule(Idle("TensorLocations.setOptimizerLocation")),
-    "location_accumulator": _Rule(Idle("TensorLocations.setAccumulatorLocation")),
 }
 
 # Session options, by what comes before the first dot. Those that are not named are hardware's.
 _SESSION_RULES: Final[Mapping[str, _Rule]] = {
     "enableStableNorm": _Rule(Idle("enableStableNorm")),
-    "partialsTypeMatMuls": _Rule(
-        Idle("Precision.setPartialsType(torch.half)", "products add up in float32"),
-        lambda kind: kind == "half",
-    ),
     "convolutionOptions": _Rule(
         Idle("Training.setConvolutionDithering"), lambda given: "enableConvDithering" in given
     ),
@@ -107,9 +98,10 @@ _SESSION_RULES: Final[Mapping[str, _Rule]] = {
     },
 }
 
-# Session options that are read, by their whole names.
+# Session options that are read, by their whole names; some by the model of the device alone.
 _READ: Final = frozenset(
     {
+        "autoRecomputation",
         "automaticLossScalingSettings.binEdgeLocation",
         "automaticLossScalingSettings.enabled",
         "automaticLossScalingSettings.thresholdUpperCountProportion",
@@ -117,8 +109,10 @@ _READ: Final = frozenset(
         "cachePath",
         "enableEngineCaching",
         "enableFloatingPointChecks",
+        "enablePipelining",
         "enableStochasticRounding",
         "instrumentWithHardwareCycleCounter",
+        "partialsTypeMatMuls",
         "syntheticDataMode",
         "updatableNamedBuffers",
     }

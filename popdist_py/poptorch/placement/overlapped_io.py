@@ -132,6 +132,15 @@ class OverlapConditions:
     has_io_tiles: bool
     output_mode: OutputMode
 
+    @property
+    def allowed(self) -> bool:
+        """Whether a transfer may overlap with computing."""
+        return (
+            self.has_io_tiles
+            and not self.is_pipelined
+            and self.output_mode in (OutputMode.All, OutputMode.Sum)
+        )
+
 
 @contextmanager
 def checked_overlap(

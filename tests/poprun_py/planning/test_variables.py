@@ -90,6 +90,15 @@ def test_what_the_plan_decides_is_no_setting():
     assert told(environ=environ)[0] == _SETTINGS
 
 
+def test_the_ipu_of_the_model_reaches_every_instance():
+    sent, command = told(ipu_model="bow", environ={"POPDIST_IPU": "mk1"})
+    assert "POPDIST_IPU" not in sent
+    assert "POPDIST_IPU=bow" in command
+    sent, command = told(environ={"POPDIST_IPU": "mk1"})
+    assert sent["POPDIST_IPU"] == "mk1"
+    assert not any("POPDIST_IPU" in word for word in command)
+
+
 def test_an_instance_of_another_job_passes_nothing_of_itself_on():
     assert told(environ=dict.fromkeys(INSTANCE_VARIABLES, "7"))[0] == _SETTINGS
     whole = InstanceEnvironment(node_device_id=1, executable_cache_path="x").to_environ()

@@ -34,6 +34,7 @@ _EFFECTS = {
     "Options.randomSeed": "execution/test_replicas.py",
     "Options.relaxOptimizerAttributesChecks": "options/test_without_effect.py",
     "Options.replicationFactor": "execution/test_replicas.py",
+    "Options.setAvailableMemoryProportion": "on_ipu/test_run_of.py",
     "Options.setExecutionStrategy": "placement/test_overlapped_io.py",
     "Options.showCompilationProgressBar": "options/test_without_effect.py",
     "Options.updatableNamedBuffers": "weights/test_buffers.py",
@@ -45,8 +46,15 @@ _EFFECTS = {
     "Training.setAutomaticLossScaling": "update/test_optimizers.py",
     "Precision.enableFloatingPointExceptions": "execution/test_precision.py",
     "Precision.enableStochasticRounding": "update/test_half_weights.py",
+    "Precision.setPartialsType": "on_ipu/test_run_of.py",
+    **{
+        f"TensorLocations.set{kind}Location": "on_ipu/test_run_of.py"
+        for kind in ("Accumulator", "Activation", "Optimizer", "Weight")
+    },
     "TensorLocations.numIOTiles": "placement/test_overlapped_io.py",
     "Emulator.deterministicReduction": "execution/test_replicas.py",
+    "Emulator.device": "on_ipu/test_device_options.py",
+    "Emulator.memory": "on_ipu/test_device_options.py",
     "Emulator.doublePrecision": "execution/test_precision.py",
     "Emulator.replicaExecution": "execution/test_replicas.py",
 }
@@ -76,7 +84,6 @@ _DEPRECATED = {
         True
     ),
 }
-_PLACE = poptorch.TensorLocationSettings().useOnChipStorage(False)
 # What is said aloud, and how.
 _SAID = {
     "Options.enableProfiling": (
@@ -86,10 +93,6 @@ _SAID = {
     "Options.logDir": (lambda o: o.logDir("logs"), "logDir (no logs are written to files)"),
     "Options.maxRepeatLogs": (lambda o: o.maxRepeatLogs(2), "maxRepeatLogs (repeated lines"),
     "Options.useIpuModel": (lambda o: o.useIpuModel(False), "useIpuModel(False) (there is no"),
-    "Precision.setPartialsType": (
-        lambda o: o.Precision.setPartialsType(torch.half),
-        "setPartialsType(torch.half) (products add up in float32)",
-    ),
     "_Popart.setEngineOptions": (
         lambda o: o._Popart.setEngineOptions({"autoReport.all": "true"}),
         "enableProfiling (no reports are written)",
@@ -115,10 +118,6 @@ _HARDWARE = {
     ),
     "Options.enableStableNorm": (lambda o: o.enableStableNorm(True), "enableStableNorm"),
     "Options.modelName": (lambda o: o.modelName("mine"), "modelName"),
-    "Options.setAvailableMemoryProportion": (
-        lambda o: o.setAvailableMemoryProportion({"IPU0": 0.5}),
-        "setAvailableMemoryProportion",
-    ),
     "Options.syncPattern": (
         lambda o: o.syncPattern(poptorch.SyncPattern.SinglePipeline),
         "syncPattern",
@@ -127,13 +126,6 @@ _HARDWARE = {
         lambda o: o.Training.setConvolutionDithering(True),
         "Training.setConvolutionDithering",
     ),
-    **{
-        f"TensorLocations.set{kind}Location": (
-            lambda o, kind=kind: getattr(o.TensorLocations, f"set{kind}Location")(_PLACE),
-            f"TensorLocations.set{kind}Location",
-        )
-        for kind in ("Accumulator", "Activation", "Optimizer", "Weight")
-    },
     "_Popart.setPatterns": (lambda o: o._Popart.setPatterns({"a": True}), "_Popart.setPatterns"),
     "any session option": (
         lambda o: o._Popart.set("outlineThreshold", 1.0),
@@ -256,9 +248,11 @@ def test_all_of_them_make_one_line(log):
 
 
 def test_options_as_they_are_say_nothing(log):
-    options = quiet_options().logDir(".").useIpuModel(True)
+    options = quiet_options().logDir(".").setAvailableMemoryProportion({"IPU0": 0.5})
     options.Precision.enableStochasticRounding(True)
-    options.Precision.setPartialsType(torch.float)
+    options.Precision.setPartialsType(torch.half)
+    options.TensorLocations.setWeightLocation(poptorch.TensorLocationSettings())
+    options._Popart.set("autoRecomputation", 3).set("enablePipelining", True)
     options.Training.setAutomaticLossScaling(True)
     options.enableSyntheticData(True).logCycleCount(True).updatableNamedBuffers([])
     options._Popart.setEngineOptions({"autoReport.all": "false"})

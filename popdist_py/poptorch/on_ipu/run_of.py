@@ -1,0 +1,224 @@
+"""PopTorch's options and optimisers as the settings of the device's model: small pure tables.
+
+Nothing here asks the model anything, or changes an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from popdist_py.ipu.graph import Placement, Type
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, Settings, Strategy
+from popdist_py.popart import RecomputationType
+from popdist_py.poptorch import enums
+from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.placement.execution_strategies import (
+    ParallelPhasedExecution,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+)
+from popdist_py.poptorch.update.device_optimizer import kind_of
+
+__all__ = ["optimizer_of", "run_of", "settings_of"]
+
+# A pipelined execution is a sharded one too, so it comes first.
+_STRATEGIES: Final[Mapping[type, Strategy]] = MappingProxyType(
+    {
+        PipelinedExecution: "grouped",
+        ShardedExecution: "sharded",
+        SerialPhasedExecution: "serial phased",
+        ParallelPhasedExecution: "parallel phased",
+    }
+)
+# Standard chooses checkpoints by itself: the model keeps those that are marked.
+_RECOMPUTATION: Final[Mapping[RecomputationType, Recompute]] = MappingProxyType(
+    {
+        RecomputationType.NoRecompute: "none",
+        RecomputationType.Standard: "stage",
+        RecomputationType.NormOnly: "norm",
+        RecomputationType.Pipeline: "stage",
+        RecomputationType.RecomputeAll: "stage",
+    }
+)
+_OUTPUT_MODES: Final[Mapping[enums.OutputMode, OutputMode]] = MappingProxyType(
+    {
+        enums.OutputMode.Final: "final",
+        enums.OutputMode.EveryN: "every n",
+        enums.OutputMode.All: "all",
+        enums.OutputMode.Sum: "sum",
+    }
+)
+# Fields of a location, by what TensorLocationSettings call them.
+_LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "onChip": "on_chip",
+        "useReplicatedTensorSharding": "is_sharded",
+        "minElementsForOffChip": "min_off_chip",
+        "minElementsForReplicatedTensorSharding": "min_sharded",
+    }
+)
+# State that an optimiser keeps only with a setting other than 0 or False.
+_NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
+    {"momentum_buffer": "momentum", "grad_avg": "centered"}
+)
+# PopTorch takes a share of 0; an operation still has to be done in some number of parts.
+_LEAST_PROPORTION: Final = 0.01
+
+
+def run_of(
+    captured: Captured,
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    training: bool,
+    replicas: int | None = None,
+) -> Run:
+    """Return everything that the model of the device asks about a model's run.
+
+    Args:
+        captured: its forward.
+        options: its options, which name the IPU too.
+        optimizer: the user's; None for inference.
+        training: whether the model trains.
+        replicas: over all instances; None takes what the options say.
+
+    Raises:
+        Error: a session option has a value that PopART does not know.
+    """
+    if replicas is None:
+        replicas = options.replication_factor * options.Distributed.numProcesses
+    settings = settings_of(captured, options, optimizer, training=training, replicas=replicas)
+    return Run(captured.graph, captured.placement, settings, options.Emulator.ipu)
+
+
+def settings_of(
+    captured: Captured,
+    options: Options,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    training: bool,
+    replicas: int,
+) -> Settings:
+    """Return the options that change memory, schedule or time on the device.
+
+    Raises:
+        Error: a session option has a value that PopART does not know.
+    """
+    locations = options.TensorLocations
+    io_tiles = locations("numIOTiles") if locations.exists("numIOTiles") else 0
+    batching = options.batching(training=training)
+    return Settings(
+        is_training=training,
+        strategy=_strategy(options),
+        accumulation=batching.gradient_accumulation if training else 1,
+        device_iterations=batching.device_iterations,
+        replicas=replicas,
+        optimizer=Optimizer() if optimizer is None else optimizer_of(optimizer),
+        recompute=_recompute(options),
+        recomputes_last=_has_checkpoint(captured, captured.placement.num_stages - 1),
+        weight_location=_location(options, "location_weight"),
+        accumulator_location=_location(options, "location_accumulator"),
+        optimizer_location=_location(options, "location_optimizer"),
+        activation_location=_location(options, "location_activation"),
+        partials=_partials(options),
+        memory_proportion=_proportions(options, captured.placement),
+        io_tiles=io_tiles,
+        overlaps_io=options.overlap_conditions(training).allowed,
+        output_mode=_OUTPUT_MODES[batching.output_mode],
+        output_return_period=batching.output_period,
+        synthetic_data=options.synthetic_data,
+    )
+
+
+def optimizer_of(optimizer: torch.optim.Optimizer) -> Optimizer:
+    """Return what an optimiser keeps for each element of a weight.
+
+    State that any parameter group needs is counted for all. torch's own optimisers keep everything
+    in float32.
+
+    Raises:
+        AssertionError: an optimiser that the device does not know.
+    """
+    is_combined = bool(getattr(optimizer, "use_combined_accum", False))
+    state = tuple(
+        _state_type(optimizer, name)
+        for key, name in kind_of(optimizer).state.items()
+        if key != "step" and (_is_needed(optimizer, key) or is_combined)
+    )
+    is_half = getattr(optimizer, "accum_type", torch.float32) == torch.float16
+    return Optimizer(
+        state=state, accumulator="float16" if is_half else "float32", is_combined=is_combined
+    )
+
+
+def _is_needed(optimizer: torch.optim.Optimizer, key: str) -> bool:
+    setting = _NEEDED_WITH.get(key)
+    return setting is None or any(group[setting] for group in optimizer.param_groups)
+
+
+def _state_type(optimizer: torch.optim.Optimizer, name: str) -> Type:
+    type_of = getattr(optimizer, "_state_type", None)  # torch's own have none
+    return "float16" if type_of is not None and type_of(name) == torch.float16 else "float32"
+
+
+def _strategy(options: Options) -> Strategy:
+    chosen = options._execution_strategy
+    strategy = next(name for kind, name in _STRATEGIES.items() if isinstance(chosen, kind))
+    is_off = options._Popart.options.get("enablePipelining") is False
+    return "sharded" if is_off and strategy == "grouped" else strategy
+
+
+def _recompute(options: Options) -> Recompute:
+    given: Any = options._Popart.options.get("autoRecomputation")
+    if given is None:
+        return "default"
+    try:
+        return _RECOMPUTATION[RecomputationType(int(given))]
+    except (TypeError, ValueError):
+        known = ", ".join(f"{each.value} ({each.name})" for each in RecomputationType)
+        raise Error(
+            f"The session option autoRecomputation is {given!r}: expected one of {known}"
+        ) from None
+
+
+def _has_checkpoint(captured: Captured, stage: int) -> bool:
+    operations = captured.placement.operations_of(captured.graph, stage)
+    return any(operation.is_checkpoint for operation in operations)
+
+
+def _location(options: Options, name: str) -> Location:
+    locations = options.TensorLocations
+    given = locations(name) if locations.exists(name) else {}
+    fields: dict[str, Any] = {
+        _LOCATION_FIELDS[key]: value for key, value in given.items() if key in _LOCATION_FIELDS
+    }
+    for flag in ("on_chip", "is_sharded"):
+        if flag in fields:
+            fields[flag] = bool(fields[flag])
+    return Location(**fields)
+
+
+def _partials(options: Options) -> Type:
+    """Return the type of sums: half if that is said of matrix products or of convolutions."""
+    session = options._Popart.options
+    convolutions = session.get("convolutionOptions", {}).get("partialsType")
+    return "float16" if "half" in (session.get("partialsTypeMatMuls"), convolutions) else "float32"
+
+
+def _proportions(options: Options, placement: Placement) -> float | tuple[float, ...]:
+    """Return the share of each IPU, the default for those that are not named."""
+    given: Mapping[int, float] = options.available_memory_proportion
+    default = float(Settings().proportion(0))
+    if not given:
+        return default
+    return tuple(
+        max(given.get(ipu, default), _LEAST_PROPORTION) for ipu in range(placement.num_ipus)
+    )

@@ -1,0 +1,132 @@
+"""What compiling does about a model that its IPUs have no room for."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+from support.captures import capture_as, captured
+from support.ipu_graphs import mlp, resnet
+from support.models import Mlp, classified, quiet_options
+
+import popdist_py.poptorch as poptorch
+from popdist_py.ipu.what_if import Advice
+from popdist_py.poptorch.on_ipu import memory_check
+
+LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
+SMALL = captured(mlp([6, 8, 4], 2))
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.WARNING, logger="poptorch::python")
+    return caplog
+
+
+def compiled(monkeypatch, forward, change=lambda _: None):
+    capture_as(monkeypatch, forward)
+    options = quiet_options()
+    change(options)
+    model = Mlp()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options, optimizer)
+    training.compile(*classified(2))
+    return training
+
+
+def pipelined(options):
+    """As many micro-batches as a pipeline over two IPUs needs does not matter here."""
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+
+
+def test_enforced(monkeypatch, log):
+    def change(options):
+        pipelined(options)
+        options.Emulator.device("mk2")
+
+    with pytest.raises(poptorch.Error) as raised:
+        compiled(monkeypatch, LARGE, change)
+    assert raised.value.type == "poplar_graph_memory_allocation_error"
+    lines = raised.value.message.splitlines()
+    assert lines[0].startswith("Out of memory on IPU ")
+    largest = lines.index("Largest contributions:") + 1
+    helping = lines.index("What would help, each alone:") + 1
+    assert helping - largest == 5 + 1
+    assert any("layer" in line for line in lines[largest:helping])
+    saved = [float(line.split()[0].replace(",", "")) for line in lines[helping:]]
+    assert saved == sorted(saved, reverse=True)
+    assert len(saved) > 3
+    assert log.records == []
+
+
+def test_a_smaller_model_compiles_after_the_error(monkeypatch):
+    with pytest.raises(poptorch.Error):
+        compiled(monkeypatch, LARGE, lambda o: o.Emulator.device("mk1"))
+    assert compiled(monkeypatch, SMALL, lambda o: o.Emulator.device("mk1")).isCompiled()
+
+
+def test_said_once_where_no_device_is_named(monkeypatch, log):
+    training = compiled(monkeypatch, LARGE, pipelined)
+    training(*classified(2))
+    (record,) = log.records
+    line = record.getMessage()
+    assert line.startswith("Out of memory on IPU ")
+    assert " of an Mk2, " in line
+    assert " MB less with " in line
+    assert "model.memoryReport()" in line
+    assert len(line.splitlines()) == 1
+
+
+def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
+    explain = memory_check.explain
+    much, enough = Advice("much", 10**9, fits=False), Advice("enough", 10**8, fits=True)
+    monkeypatch.setattr(
+        memory_check, "explain", lambda run: replace(explain(run), advice=(much, enough))
+    )
+    compiled(monkeypatch, LARGE, pipelined)
+    assert "100.0 MB less with enough, which fits" in log.text
+    assert "much" not in log.text
+
+
+def test_only_instance_0_speaks(monkeypatch, log):
+    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 256)))
+    options = quiet_options()
+    options.Distributed.configureProcessId(1, 2)
+    poptorch.inferenceModel(Mlp(), options).compile(classified(2)[0])
+    assert log.records == []
+
+
+def test_all_instances_refuse(monkeypatch):
+    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 256)))
+    options = quiet_options()
+    options.Distributed.configureProcessId(1, 2)
+    options.Emulator.device("mk2")
+    with pytest.raises(poptorch.Error, match="Out of memory"):
+        poptorch.inferenceModel(Mlp(), options).compile(classified(2)[0])
+
+
+@pytest.mark.parametrize("forward", [LARGE, SMALL, None])
+def test_nothing_is_looked_at_if_that_is_off(monkeypatch, log, forward):
+    monkeypatch.setattr(memory_check, "explain", None)
+    assert compiled(monkeypatch, forward, lambda o: o.Emulator.memory("off")).isCompiled()
+    assert log.records == []
+
+
+@pytest.mark.parametrize("forward", [SMALL, None])
+def test_silent_where_it_fits_or_cannot_be_told(monkeypatch, log, forward):
+    compiled(monkeypatch, forward)
+    assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()
+    assert log.records == []
+
+
+def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
+    def change(options):
+        pipelined(options)
+        options.enableExecutableCaching(str(tmp_path))
+
+    compiled(monkeypatch, LARGE, change)
+    assert len(log.records) == 1
+    # Nothing is traced a second time: the graph comes with the executable.
+    compiled(monkeypatch, None, change)
+    assert len(log.records) == 2

@@ -1,0 +1,277 @@
+"""Every option that changes memory or time on hardware changes it in the model, the same way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.ipu_graphs import resnet, with_checkpoints
+
+import popdist_py.poptorch as poptorch
+from popdist_py import popart
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.schedule import schedule
+from popdist_py.ipu.settings import Optimizer, Settings
+from popdist_py.ipu.specification import BOW, MK2
+from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.run_of import optimizer_of, run_of
+
+GRAPH = resnet([3, 4, 6, 3], 64, 32)
+TWO = Captured(GRAPH, Placement.cut(GRAPH, ["layer3.2"]))
+ONE = Captured(GRAPH, Placement.cut(GRAPH))
+WEIGHTS = [torch.nn.Parameter(torch.zeros(2))]
+
+
+def adam(**types):
+    return poptorch.optim.Adam(WEIGHTS, lr=0.1, **types)
+
+
+def training_options():
+    options = poptorch.Options().replicationFactor(2)
+    options.Training.gradientAccumulation(4)
+    return options
+
+
+def run(change=lambda _: None, captured=TWO, optimizer=None, training=True):
+    options = training_options()
+    change(options)
+    return run_of(captured, options, optimizer or adam(), training=training)
+
+
+def always(run, category):
+    """Bytes of a category over all IPUs."""
+    report = memory(run.graph, run.placement, run.settings, run.ipu)
+    return sum(ipu.by_category().get(category, 0) for ipu in report.ipus)
+
+
+def place(**calls):
+    location = poptorch.TensorLocationSettings()
+    for name, value in calls.items():
+        getattr(location, name)(value)
+    return location
+
+
+OFF_CHIP = {"useOnChipStorage": False}
+SHARDED = {"useReplicatedTensorSharding": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "category"),
+    [
+        (lambda o: o.TensorLocations.setWeightLocation(place(**OFF_CHIP)), "weights"),
+        (lambda o: o.TensorLocations.setWeightLocation(place(**SHARDED)), "weights"),
+        (lambda o: o.TensorLocations.setOptimizerLocation(place(**OFF_CHIP)), "optimiser state"),
+        (lambda o: o.TensorLocations.setOptimizerLocation(place(**SHARDED)), "optimiser state"),
+        (lambda o: o.TensorLocations.setAccumulatorLocation(place(**SHARDED)), "accumulators"),
+        (lambda o: o.TensorLocations.setAccumulatorLocation(place(**OFF_CHIP)), "accumulators"),
+        (lambda o: o.TensorLocations.setActivationLocation(place(**OFF_CHIP)), "stash"),
+        (lambda o: o.Training.gradientAccumulation(1), "accumulators"),
+        (lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()), "stash"),
+        (lambda o: o._Popart.set("enablePipelining", False), "stash"),
+        (lambda o: o.enableSyntheticData(True), "streams"),
+        (lambda o: o.setAvailableMemoryProportion({"IPU0": 0.05, "IPU1": 0.05}), "working set"),
+        (lambda o: o.Precision.setPartialsType(torch.half), "working set"),
+    ],
+)
+def test_what_an_option_saves(change, category):
+    assert 0 <= always(run(change), category) < always(run(), category)
+
+
+@pytest.mark.parametrize("kind", ["Weight", "Optimizer", "Accumulator"])
+def test_small_tensors_stay(kind):
+    """Thresholds that are larger than every tensor keep all where they were."""
+
+    def change(options):
+        location = place(**OFF_CHIP, **SHARDED, minElementsForOffChip=10**9)
+        location.minElementsForReplicatedTensorSharding(10**9)
+        getattr(options.TensorLocations, f"set{kind}Location")(location)
+
+    assert run(change).fullest == run().fullest
+
+
+def recomputing(mode):
+    return lambda options: options._Popart.set("autoRecomputation", int(mode))
+
+
+def test_recomputation():
+    kinds = popart.RecomputationType
+    none, norms, all_ = (
+        run(recomputing(kind)) for kind in (kinds.NoRecompute, kinds.NormOnly, kinds.Pipeline)
+    )
+    assert always(none, "stash") > always(norms, "stash") > always(all_, "stash") > 0
+    assert none.cycles < norms.cycles < all_.cycles
+    # A pipeline over several IPUs does so by itself, a model on one IPU does not.
+    assert all_.fullest == run().fullest == run(recomputing(kinds.Standard)).fullest
+    assert all_.cycles == run().cycles
+    assert run(captured=ONE).fullest == run(recomputing(kinds.NoRecompute), captured=ONE).fullest
+    assert run(recomputing(kinds.RecomputeAll), captured=ONE).cycles > run(captured=ONE).cycles
+
+
+@pytest.mark.parametrize("given", [7, "Pipeline", None, [1]])
+def test_recomputation_that_popart_does_not_know(given):
+    if given is None:
+        assert run(lambda o: o._Popart.set("autoRecomputation", None)) == run()
+        return
+    with pytest.raises(poptorch.Error, match=r"autoRecomputation is .*0 \(NoRecompute\)"):
+        run(lambda o: o._Popart.set("autoRecomputation", given))
+
+
+def test_a_checkpoint_in_the_last_stage_has_it_recompute():
+    marked = with_checkpoints(GRAPH, "layer4.0.relu3")
+    again = run(captured=Captured(marked, TWO.placement))
+    assert again.settings.recomputes_last
+    assert again.cycles > run().cycles
+    earlier = with_checkpoints(GRAPH, "layer1.0.relu3")
+    assert not run(captured=Captured(earlier, TWO.placement)).settings.recomputes_last
+
+
+def test_counts():
+    assert run().settings.replicas == 2
+    assert run(lambda o: o.Distributed.configureProcessId(1, 3)).settings.replicas == 6
+    longer = run(lambda o: o.deviceIterations(3))
+    assert longer.settings.micro_batches == 12
+    assert longer.cycles > run().cycles
+    inference = run(lambda o: o.deviceIterations(4), training=False)
+    assert inference.settings.micro_batches == 4
+    assert inference.fullest.needed < run().fullest.needed
+
+
+def test_io_tiles_leave_less_room_and_overlap_where_they_may():
+    def with_tiles(options):
+        options.TensorLocations.numIOTiles(64)
+        options.setExecutionStrategy(poptorch.ShardedExecution())
+
+    def overlapping(options):
+        with_tiles(options)
+        options.outputMode(poptorch.OutputMode.All)
+
+    tiles = run(with_tiles)
+    assert tiles.fullest.capacity == (MK2.tiles - 64) * MK2.tile_bytes
+    assert not tiles.settings.overlaps_io
+    assert run(overlapping).settings.overlaps_io
+    in_pipeline = run(
+        lambda o: o.outputMode(poptorch.OutputMode.All).TensorLocations.numIOTiles(64)
+    )
+    assert not in_pipeline.settings.overlaps_io
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        (poptorch.OutputMode.All, "all"),
+        (poptorch.OutputMode.Final, "final"),
+        (poptorch.OutputMode.Sum, "sum"),
+        (poptorch.OutputMode.Default, "final"),
+    ],
+)
+def test_output_modes(mode, expected):
+    assert run(lambda o: o.outputMode(mode)).settings.output_mode == expected
+
+
+def test_all_outputs_take_longer_than_the_last():
+    every = run(lambda o: o.outputMode(poptorch.OutputMode.All))
+    assert every.cycles > run().cycles
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        (poptorch.PipelinedExecution(), "grouped"),
+        (poptorch.ShardedExecution(), "sharded"),
+        (poptorch.SerialPhasedExecution("a"), "serial phased"),
+        (poptorch.ParallelPhasedExecution("a"), "parallel phased"),
+    ],
+)
+def test_strategies(strategy, expected):
+    made = run(lambda o: o.setExecutionStrategy(strategy))
+    assert made.settings.strategy == expected
+    assert schedule(made.placement, made.settings).rows
+
+
+def test_stages_in_turn_take_longer_than_a_pipeline():
+    sharded = run(lambda o: o.setExecutionStrategy(poptorch.ShardedExecution()))
+    assert sharded.cycles > run(recomputing(popart.RecomputationType.NoRecompute)).cycles
+
+
+def test_a_share_of_each_ipu():
+    made = run(lambda o: o.setAvailableMemoryProportion({"IPU1": 0}))
+    assert made.settings.memory_proportion == (Settings().proportion(0), 0.01)
+    assert run().settings.memory_proportion == Settings().memory_proportion
+
+
+def test_partials_of_either_sort():
+    matmuls = run(lambda o: o._Popart.set("partialsTypeMatMuls", "half"))
+    convolutions = run(lambda o: o._Popart.set("convolutionOptions", {"partialsType": "half"}))
+    assert matmuls.settings.partials == convolutions.settings.partials == "float16"
+    assert run(lambda o: o.Precision.setPartialsType(torch.float)) == run()
+
+
+def test_the_device_is_the_one_named():
+    assert run().ipu == MK2
+    assert run(lambda o: o.Emulator.device("bow")).ipu == BOW
+
+
+HALF = torch.float16
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (torch.optim.SGD(WEIGHTS, lr=0.1), Optimizer()),
+        (torch.optim.SGD(WEIGHTS, lr=0.1, momentum=0.9), Optimizer(state=("float32",))),
+        (poptorch.optim.SGD(WEIGHTS, lr=0.1), Optimizer()),
+        (
+            poptorch.optim.SGD(
+                WEIGHTS, lr=0.1, momentum=0.9, accum_type=HALF, velocity_accum_type=HALF
+            ),
+            Optimizer(state=("float16",), accumulator="float16"),
+        ),
+        (
+            poptorch.optim.SGD(WEIGHTS, lr=0.1, momentum=0.9, use_combined_accum=True),
+            Optimizer(state=("float32",), is_combined=True),
+        ),
+        (
+            poptorch.optim.SGD(WEIGHTS, lr=0.1, use_combined_accum=True),
+            Optimizer(state=("float32",), is_combined=True),
+        ),
+        (torch.optim.AdamW(WEIGHTS), Optimizer(state=("float32", "float32"))),
+        (
+            adam(accum_type=HALF, first_order_momentum_accum_type=HALF),
+            Optimizer(state=("float16", "float32"), accumulator="float16"),
+        ),
+        (
+            poptorch.optim.LAMB(WEIGHTS, second_order_momentum_accum_type=HALF),
+            Optimizer(state=("float32", "float16")),
+        ),
+        (torch.optim.RMSprop(WEIGHTS), Optimizer(state=("float32",))),
+        (
+            poptorch.optim.RMSprop(WEIGHTS, momentum=0.9, centered=True),
+            Optimizer(state=("float32", "float32", "float32")),
+        ),
+    ],
+)
+def test_what_optimizers_keep(optimizer, expected):
+    assert optimizer_of(optimizer) == expected
+
+
+def test_a_group_with_momentum_is_enough():
+    groups = [{"params": WEIGHTS}, {"params": [torch.nn.Parameter(torch.zeros(1))], "momentum": 1}]
+    assert optimizer_of(torch.optim.SGD(groups, lr=0.1)).state == ("float32",)
+
+
+def test_an_optimizer_that_the_device_does_not_know():
+    with pytest.raises(AssertionError, match="expected SGD"):
+        optimizer_of(torch.optim.Adagrad(WEIGHTS))
+
+
+def test_the_optimizers_bytes():
+    """Adam keeps two moments more than SGD, halves of them half of that."""
+    bare = run(optimizer=torch.optim.SGD(WEIGHTS, lr=0.1))
+    half = adam(first_order_momentum_accum_type=HALF, second_order_momentum_accum_type=HALF)
+    assert always(bare, "optimiser state") == 0
+    trained = sum(weight.elements for weight in GRAPH.weights if weight.is_trained)
+    assert always(run(), "optimiser state") == 8 * trained
+    assert always(run(optimizer=half), "optimiser state") == 4 * trained
+    combined = poptorch.optim.SGD(WEIGHTS, lr=0.1, momentum=0.9, use_combined_accum=True)
+    assert always(run(optimizer=combined), "accumulators") == 0
+    assert always(run(optimizer=adam(accum_type=HALF)), "accumulators") == 2 * trained

@@ -1,0 +1,25 @@
+"""Captured forwards, made by hand, in place of what compiling captures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from popdist_py.ipu.graph import Graph, Placement
+from popdist_py.poptorch.compilation.compiler import Compiler
+from popdist_py.poptorch.on_ipu.captured import Captured
+
+
+def captured(graph: Graph, before: Sequence[str] = ()) -> Captured:
+    """Return a graph with a stage on the next IPU before each of the modules."""
+    return Captured(graph, Placement.cut(graph, before))
+
+
+def capture_as(monkeypatch, forward: Captured | None) -> None:
+    """Have every model that is compiled from now on captured as ``forward``."""
+    trace = Compiler._trace_with
+
+    def traced(self, *args, **kwargs):
+        return replace(trace(self, *args, **kwargs), captured=forward)
+
+    monkeypatch.setattr(Compiler, "_trace_with", traced)
