@@ -132,7 +132,7 @@ def tensors_in(model):
 
 
 class Remembering(nn.Module):
-    """Keeps what it computes, in an attribute, a list and a buffer."""
+    """Keeps what it computes, in an attribute, a list and a buffer, and seeds torch."""
 
     def __init__(self):
         super().__init__()
@@ -140,6 +140,7 @@ class Remembering(nn.Module):
         self.seen, self.last, self.constant = [], None, torch.ones(4)
 
     def forward(self, x):
+        torch.manual_seed(0)
         self.last = self.norm(self.layer(x * self.constant))
         self.seen.append(self.last)
         return self.last

@@ -115,3 +115,15 @@ def test_inputs_are_named_as_the_arguments_of_forward():
     x = torch.rand(4, 6)
     found = capture(Nested(), poptorch.Options(), ({"a": x, "b": x},), {"scale": x}, training=False)
     assert [tensor.name for tensor in found.graph.inputs] == ["pair.0", "pair.1", "scale"]
+
+
+def test_dropout_makes_a_mask_of_bits():
+    found = graph(lambda x, _: nn.functional.dropout(x, 0.5, training=True))
+    assert [(o.name, o.output.type) for o in found.operations] == [
+        ("bernoulli", "bool"), ("mul", "float32"),
+    ]  # fmt: skip
+
+
+def test_what_is_cast_while_it_is_written_is_not_read_either():
+    found = steps(lambda x, m: m.state.clone().copy_(torch.relu(x[0]).half()))
+    assert all(weights == () for *_, weights in found)

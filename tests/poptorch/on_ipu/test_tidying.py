@@ -172,3 +172,34 @@ def test_a_model_that_computes_nothing_still_stands_somewhere():
     found = capture(nn.Identity(), quiet_options(), (torch.rand(4, 2),), training=False)
     assert found.placement.num_ipus == 1
     assert [operation.kind for operation in found.graph.operations] == ["view"]
+
+
+class Summing(nn.Module):
+    """A product and its bias apart, then operations over one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(20, 10)), nn.Parameter(torch.ones(10))
+
+    def forward(self, x, labels):
+        x = torch.relu(x @ self.weight + self.bias)
+        return nn.functional.cross_entropy(x.exp(), labels)
+
+
+def test_a_bias_belongs_to_its_product():
+    product, *_ = capture(Summing(), quiet_options(), ARGS, training=True).graph.operations
+    assert (product.kind, product.weights) == ("product", ("weight", "bias"))
+
+
+def test_what_a_backward_reads_is_not_overwritten():
+    graph = capture(Summing(), quiet_options(), ARGS, training=True).graph
+    by_name = {operation.name: operation for operation in graph.operations}
+    assert by_name["relu"].is_in_place
+    assert not by_name["exp"].is_in_place
+
+
+def test_the_gradient_of_a_bias_reads_nothing():
+    model = Summing()
+    model.weight.requires_grad_(False)
+    product, *_ = capture(model, quiet_options(), ARGS, training=True).graph.operations
+    assert product.saved == ()
