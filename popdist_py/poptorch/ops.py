@@ -14,7 +14,11 @@ import torch
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.observations import note_checkpoint, serial_products
+from popdist_py.poptorch.on_ipu.observations import (
+    note_checkpoint,
+    note_proportion,
+    serial_products,
+)
 from popdist_py.poptorch.operators.ctc_decoder import ctc_beam_search_decoder
 from popdist_py.poptorch.operators.custom_ops import custom_op, registerCustomOp
 from popdist_py.poptorch.operators.multi_conv import MultiConv
@@ -102,6 +106,7 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"set_available_memory needs a torch.Tensor, got {type(tensor).__name__}")
     check_proportion(available_memory_proportion, "set_available_memory")
+    note_proportion(tensor, available_memory_proportion)
     return tensor.view_as(tensor)
 
 

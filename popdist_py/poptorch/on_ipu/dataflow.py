@@ -17,7 +17,14 @@ from typing import Any, Final
 import torch
 
 from popdist_py.ipu.graph import Kind, Product, Type, Weight
-from popdist_py.poptorch.on_ipu.observations import CHECKPOINT, Observation, Observed, Seen
+from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION
+from popdist_py.poptorch.on_ipu.observations import (
+    CHECKPOINT,
+    PROPORTION,
+    Observation,
+    Observed,
+    Seen,
+)
 from popdist_py.poptorch.on_ipu.operation_rules import (
     ATTENTIONS,
     COPIES,
@@ -69,6 +76,7 @@ class _Reading:
         self._constants: set[str] = set()
         self._masks: set[int] = set()
         self._checkpoints: set[int] = set()
+        self._proportions: dict[int, float] = {}
         self._steps: list[Step] = []
         # What the memory of each storage holds, and what views of parts of it do.
         self._whole: dict[int, _Source] = {}
@@ -89,7 +97,11 @@ class _Reading:
         """Return all of it."""
         outputs = [self._read(seen, None) for seen in self._observed.outputs]
         steps = [
-            replace(step, is_checkpoint=True) if step.output in self._checkpoints else step
+            replace(
+                step,
+                is_checkpoint=step.output in self._checkpoints,
+                memory_proportion=self._proportions.get(step.output),
+            )
             for step in self._steps
         ]
         return Forward(
@@ -174,6 +186,10 @@ class _Reading:
             source = self._read(inputs[0], seen)
             if isinstance(source, int):
                 self._checkpoints.add(source)
+        elif seen.operator == PROPORTION:
+            source = self._read(inputs[0], seen)
+            if isinstance(source, int):
+                self._proportions[source] = max(seen.arguments[1], LEAST_PROPORTION)
         elif seen.written:
             self._written(seen)
         elif seen.outputs and all(output.storage in known for output in seen.outputs):

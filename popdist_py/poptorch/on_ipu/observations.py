@@ -24,17 +24,20 @@ from popdist_py.poptorch.placement.recorder import current_recorder
 
 __all__ = [
     "CHECKPOINT",
+    "PROPORTION",
     "Observation",
     "Observed",
     "Observer",
     "Seen",
     "SeenWeight",
     "note_checkpoint",
+    "note_proportion",
     "serial_products",
 ]
 
-# Named as the function of poptorch that makes the note.
+# Named as the functions of poptorch that make the notes.
 CHECKPOINT = "recomputationCheckpoint"
+PROPORTION = "set_available_memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +184,9 @@ class Observer(TorchDispatchMode):
         """Take note of what the forward returned, while its loss is known."""
         self._guarded(self._end, result)
 
-    def checkpoint(self, tensor: torch.Tensor) -> None:
-        """Take note that the value of ``tensor`` is to be kept."""
-        self._guarded(lambda: self._note(CHECKPOINT, (self._seen(tensor),), ()))
+    def mark(self, name: str, tensor: torch.Tensor, *values: Any) -> None:
+        """Take note of what a program says about ``tensor``."""
+        self._guarded(lambda: self._note(name, (self._seen(tensor), *values), ()))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -314,7 +317,13 @@ _current = _Current()
 def note_checkpoint(tensor: torch.Tensor) -> None:
     """Tell who observes, if anybody does, that this value is kept for the backward."""
     if _current.observer is not None:
-        _current.observer.checkpoint(tensor)
+        _current.observer.mark(CHECKPOINT, tensor)
+
+
+def note_proportion(tensor: torch.Tensor, proportion: float) -> None:
+    """Tell who observes, if anybody does, how much memory what made this value may take."""
+    if _current.observer is not None:
+        _current.observer.mark(PROPORTION, tensor, proportion)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from popdist_py.ipu.settings import Location, Optimizer, OutputMode, Recompute, 
 from popdist_py.popart import RecomputationType
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
-from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.captured import LEAST_PROPORTION, Captured
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.placement.execution_strategies import (
     ParallelPhasedExecution,
@@ -69,8 +69,6 @@ _LOCATION_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 _NEEDED_WITH: Final[Mapping[str, str]] = MappingProxyType(
     {"momentum_buffer": "momentum", "grad_avg": "centered"}
 )
-# PopTorch takes a share of 0; an operation still has to be done in some number of parts.
-_LEAST_PROPORTION: Final = 0.01
 
 
 def run_of(
@@ -220,5 +218,5 @@ def _proportions(options: Options, placement: Placement) -> float | tuple[float,
     if not given:
         return default
     return tuple(
-        max(given.get(ipu, default), _LEAST_PROPORTION) for ipu in range(placement.num_ipus)
+        max(given.get(ipu, default), LEAST_PROPORTION) for ipu in range(placement.num_ipus)
     )

@@ -43,6 +43,7 @@ class Step:
         product: sizes, of products only.
         place: phase and IPU.
         is_checkpoint: whether its value is to be kept.
+        memory_proportion: its own available memory proportion, if it has one.
     """
 
     operator: str
@@ -55,6 +56,7 @@ class Step:
     product: Product | None = None
     place: tuple[int, int] = (0, 0)
     is_checkpoint: bool = False
+    memory_proportion: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

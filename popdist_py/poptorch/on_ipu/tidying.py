@@ -67,7 +67,12 @@ def _merged(forward: Forward, steps: Sequence[Step]) -> list[Step]:
         elif _is_bias(before, step):
             assert index is not None
             weights = (*before.weights, *step.weights)
-            merged[index] = replace(before, weights=weights, output=step.output)
+            merged[index] = replace(
+                before,
+                weights=weights,
+                output=step.output,
+                memory_proportion=step.memory_proportion or before.memory_proportion,
+            )
             made[step.output] = index
             continue
         elif before.operator == "_log_softmax" and step.kind == "loss":
@@ -162,6 +167,7 @@ def _graph(
                 product=step.product,
                 is_in_place=over is not None,
                 is_checkpoint=step.is_checkpoint,
+                memory_proportion=step.memory_proportion,
             )
         )
     return Graph(

@@ -122,6 +122,7 @@ class Marked(nn.Module):
         x = torch.relu(x) * self.scale
         mode = poptorch.MatMulSerializationMode.OutputChannels
         x = poptorch.serializedMatMul(x, self.second.weight.t(), mode, 5)
+        x = poptorch.set_available_memory(x, 0.1)
         return nn.functional.cross_entropy(x, labels)
 
 
@@ -132,6 +133,8 @@ def test_marks_reach_their_operations():
     # What is kept is not worked on.
     assert not by_name["relu"].is_in_place
     assert by_name["mm"].product.serial == 5
+    own = {name: one.memory_proportion for name, one in by_name.items() if one.memory_proportion}
+    assert own == {"mm": 0.1}
     assert graph.weight_of["scale"].is_trained is False
     assert "unused" not in graph.weight_of
 
