@@ -399,10 +399,10 @@ def _shapes(
 
 def _read(operation: Operation, product: Product, graph: Graph) -> Product:
     """Return a product with how often it reads its first operand: positions of a kernel, mostly."""
-    if not operation.weights:
+    if not operation.weights or not operation.inputs:
         return product
     elements = graph.tensors[operation.inputs[0]].elements
-    reads = max(1.0, product.rows * product.depth * product.count / elements)
+    reads = max(1.0, product.rows * product.depth * product.count / max(1, elements))
     return replace(product, reads=reads)
 
 

@@ -35,12 +35,19 @@ def check_memory(run: Run | None, options: Options) -> None:
     is_silent = mode == "warn" and options.Distributed.processId != 0
     if run is None or mode == "off" or is_silent:
         return
-    lack = explain(run)
-    if lack is None:
-        return
     if mode == "enforce":
-        raise Error(str(lack), type=_ERROR_TYPE)
-    logger.warning("%s", _line(run, lack))
+        lack = explain(run)
+        if lack is not None:
+            raise Error(str(lack), type=_ERROR_TYPE)
+        return
+    try:
+        lack = explain(run)
+    except Exception:
+        # Nobody asked: what goes wrong in the model must not end a training.
+        logger.debug("Whether the model fits is not known", exc_info=True)
+        return
+    if lack is not None:
+        logger.warning("%s", _line(run, lack))
 
 
 def _line(run: Run, lack: OutOfMemory) -> str:

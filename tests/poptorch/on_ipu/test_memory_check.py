@@ -130,3 +130,14 @@ def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
     # Nothing is traced a second time: the graph comes with the executable.
     compiled(monkeypatch, None, change)
     assert len(log.records) == 2
+
+
+def test_what_goes_wrong_in_the_model_ends_no_training_that_named_no_device(monkeypatch, log):
+    def fail(_run):
+        raise IndexError("of the model")
+
+    monkeypatch.setattr(memory_check, "explain", fail)
+    assert compiled(monkeypatch, SMALL).isCompiled()
+    assert log.records == []
+    with pytest.raises(IndexError):
+        compiled(monkeypatch, SMALL, lambda options: options.Emulator.device("mk2"))

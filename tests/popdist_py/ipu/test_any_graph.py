@@ -1,0 +1,94 @@
+"""Whatever a forward is made of, the model of the device has an answer, and a sound one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from popdist_py.ipu.cycles import cycles
+from popdist_py.ipu.graph import Graph, Operation, Placement, Product, Tensor, Weight, saved_by
+from popdist_py.ipu.memory import memory
+from popdist_py.ipu.reports import execution_page, memory_page
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import ADAM, Settings
+from popdist_py.ipu.specification import MK1, MK2
+from popdist_py.ipu.what_if import explain
+
+KINDS = ("product", "norm", "elementwise", "add", "pool", "lookup", "view", "softmax", "loss")
+# Of what captures hold there are operations that read nothing, or weights alone.
+NEED_AN_INPUT = ("view", "pool")
+SIZES = st.integers(0, 10**8)
+
+
+@st.composite
+def graphs(draw):
+    types = st.sampled_from(["float16", "float32"])
+    weights = tuple(
+        Weight(f"w{index}", draw(SIZES), draw(types), draw(st.booleans()))
+        for index in range(draw(st.integers(0, 3)))
+    )
+    known = [Tensor(f"in{index}", draw(SIZES)) for index in range(draw(st.integers(0, 2)))]
+    inputs, operations = tuple(known), []
+    for index in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from(KINDS))
+        least = 1 if kind in NEED_AN_INPUT else 0
+        if len(known) < least:
+            kind, least = "elementwise", 0
+        names = [tensor.name for tensor in known]
+        read = draw(st.lists(st.sampled_from(names), min_size=least, max_size=3)) if names else []
+        own = (
+            draw(st.lists(st.sampled_from([w.name for w in weights]), max_size=2, unique=True))
+            if weights
+            else []
+        )
+        output = Tensor(f"o{index}:out", draw(SIZES), is_batched=draw(st.booleans()))
+        product = (
+            Product(*(draw(st.integers(1, 5000)) for _ in range(4))) if kind == "product" else None
+        )
+        may_be_empty = bool(read) or kind not in ("product", "norm", "loss", "lookup")
+        operations.append(
+            Operation(
+                f"o{index}", kind, tuple(read), output, tuple(own),
+                saved_by(kind, read, output.name, has_weights=bool(own)) if may_be_empty else (),
+                product,
+                is_in_place=bool(read) and draw(st.booleans()),
+                is_checkpoint=draw(st.booleans()),
+            )
+        )  # fmt: skip
+        known.append(output)
+    return Graph(
+        inputs, weights, tuple(operations), (operations[-1].output.name,), draw(st.integers(1, 64))
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    graph=graphs(),
+    data=st.data(),
+    recompute=st.sampled_from(["default", "none", "norm", "stage"]),
+    strategy=st.sampled_from(["grouped", "interleaved", "sharded", "serial phased"]),
+    ipu=st.sampled_from([MK1, MK2]),
+)
+def test_every_question_is_answered(graph, data, recompute, strategy, ipu):
+    count = len(graph.operations)
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=2))) if count > 1 else []
+    bounds = [0, *cuts, count]
+    stages = tuple(s for s, (a, b) in enumerate(pairwise(bounds)) for _ in range(b - a))
+    placement = Placement(stages, tuple(range(len(bounds) - 1)))
+    training = Settings(accumulation=5, optimizer=ADAM, recompute=recompute, strategy=strategy)
+    inference = replace(Settings(is_training=False, device_iterations=3), strategy=strategy)
+    for chosen in (training, inference):
+        report = memory(graph, placement, chosen, ipu)
+        assert all(own.needed >= own.always_live >= 0 for own in report.ipus)
+        assert cycles(graph, placement, chosen, ipu).total > 0
+        run = Run(graph, placement, chosen, ipu)
+        lack = explain(run)
+        assert (lack is None) == report.fits
+        if lack is not None:
+            saved = [advice.saved for advice in lack.advice]
+            assert saved == sorted(saved, reverse=True)
+        assert str(memory_page(run))
+        assert str(execution_page(run))
