@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any
 
+from popdist_py.environment import TIMELINE_MIB
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
+    FILE_OR_AUTO,
     FLAG,
     INDICES,
     MAX_INSTANCES,
@@ -266,6 +268,15 @@ class LaunchConfig:
     output_dir: str | None = option(
         None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
         " names the newest: attempt-N/ with the instances' whole output, and report.json.",
+    )  # fmt: skip
+    timeline: str | None = option(
+        None, FILE_OR_AUTO, "Output", "Record what every instance does when into this file, for"
+        " ui.perfetto.dev; auto: timeline.json.gz in the run's folder (--output-dir), else here.",
+        implied="auto",
+    )  # fmt: skip
+    timeline_size: int = option(
+        TIMELINE_MIB, whole(1, "MIB", maximum=1 << 20), "Output", "What all instances together may"
+        " record at most; of a long run the first and the last spans are kept, and some between.",
     )  # fmt: skip
     stdin_instance: int = option(
         0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"

@@ -18,6 +18,7 @@ from poprun_py.errors import UsageError, nearest
 __all__ = [
     "COUNT_OR_AUTO",
     "CPU_WORDS",
+    "FILE_OR_AUTO",
     "FLAG",
     "INDICES",
     "MAX_INSTANCES",
@@ -99,7 +100,7 @@ class Option:
         return self._check_one(name, value)
 
     def _check_one(self, name: str, value: Any) -> Any:
-        if self.kind is PATH and isinstance(value, PathLike):
+        if self.kind in (PATH, FILE_OR_AUTO) and isinstance(value, PathLike):
             value = fspath(value)
         if not self.kind.accepts(value):
             raise UsageError(self.refusal(name, value))
@@ -275,6 +276,12 @@ PATH = Kind(
     expected="a path",
     read=str,
     accepts=lambda v: is_word(v) and v != "",
+)
+FILE_OR_AUTO = Kind(
+    metavar="FILE|auto",
+    expected="the path of a file, or auto",
+    read=str,
+    accepts=PATH.accepts,
 )
 YES_NO = Kind(
     metavar="yes|no",

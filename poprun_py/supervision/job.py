@@ -14,6 +14,7 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
+from poprun_py.timeline.collector import Recording
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -44,7 +45,8 @@ class Job:
     standard input.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
     finds one; it is None if there is no other host to ask. ``output_dir`` is the folder, which is
-    there, for what the instances write. ``ipus`` are the emulated IPUs that each instance holds, in
+    there, for what the instances write; ``recording`` is where they record a timeline, None without
+    one. ``ipus`` are the emulated IPUs that each instance holds, in
     the partition of this name: for who inspects the job.
     """
 
@@ -63,6 +65,7 @@ class Job:
     listen: str | None = None
     hosts: tuple[str, ...] = ()
     explain_failed_start: Callable[[], None] | None = None
+    recording: Recording | None = None
     ipus: tuple[range, ...] = ()
     partition: str | None = None
 

@@ -46,6 +46,7 @@ from poprun_py.supervision.private_folder import is_full, make_private_folder, m
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits
+from poprun_py.timeline.collector import Collector
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
@@ -132,6 +133,7 @@ class _Supervisor:
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
+        self._timeline = Collector(job.recording, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
@@ -242,7 +244,9 @@ class _Supervisor:
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
             start.update(self._keyboard.start_of(index))
+            start.update(self._timeline.start_of(index))
             self._control.send(each, protocol.GO, start)
+            self._timeline.ask_time(index)
         self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
@@ -253,6 +257,10 @@ class _Supervisor:
         elif kind == protocol.STDERR:
             peer.tail = keep_end(peer.tail, payload)
             self._output.feed_stderr(peer, payload)
+        elif kind == protocol.FILE:
+            self._timeline.take_file(peer.index, payload)
+        elif kind == protocol.CLOCK:
+            self._timeline.take_time(peer.index, *json.loads(payload))
         else:
             self._on_message(peer, kind, json.loads(payload))
 
@@ -340,6 +348,8 @@ class _Supervisor:
         self._stopping.on_death(peer.index)
         self._suspension.stopped(peer.index)
         self._keyboard.ended(peer.index)
+        if peer.is_open:
+            self._timeline.ask_time(peer.index)
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:

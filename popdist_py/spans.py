@@ -1,0 +1,202 @@
+"""Spans of a program for the job's timeline: ``popdist_py.span``, and the library's own activities.
+
+Recording begins with the launcher's ``--timeline``, with ``PVTI_OPTIONS``, or with ``record()``,
+and costs next to nothing before. Standard library only. Nothing here knows the files: that is
+``popdist_py/timeline``'s matter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import functools
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
+
+from popdist_py import activities, environment
+from popdist_py.timeline.recorder import Recorder
+
+__all__ = ["channel_span", "record", "span", "torch_trace_path"]
+
+# As json.dumps, which makes another encoder for each call.
+_to_json: Final = json.JSONEncoder(default=str).encode
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+_PROGRAM: Final = "program"
+# The row and the name of what the library does, by activity.
+_LIBRARY: Final = {
+    activities.COMPILING: ("device", "compile"),
+    activities.COMPUTING: ("device", "step"),
+    activities.LOADING: ("data loader", "load"),
+    activities.TRANSFERRING: ("device", "transfer"),
+    activities.REDUCING: ("collectives", "reduce"),
+    activities.WAITING: ("collectives", "wait for instances"),
+    activities.UPDATING: ("device", "update"),
+    activities.SAVING: ("checkpoints", "checkpoint"),
+    activities.VALIDATING: ("device", "validation"),
+}
+
+_recorder: Recorder | None = None
+
+
+class span:
+    """The time of a block, or of each call of a function, in the job's timeline.
+
+    ``with popdist_py.span("augment", images=64):`` or ``@popdist_py.span("augment")``. Costs a few
+    microseconds while a timeline is recorded; a third of one else. A coroutine's awaits count.
+
+    Args:
+        name: what goes on; few different ones, with what varies in ``arguments``.
+        arguments: what else is shown; texts and numbers.
+    """
+
+    __slots__ = ("_arguments", "_begin", "_name")
+
+    _track = _PROGRAM
+
+    def __init__(self, name: str, /, **arguments: Any) -> None:
+        self._name = name
+        self._arguments = arguments
+
+    def __enter__(self) -> span:
+        if _recorder is not None:
+            self._begin = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if _recorder is not None:
+            end = time.monotonic_ns()
+            # Recording may have begun inside the block.
+            begin = getattr(self, "_begin", end)
+            arguments = _to_json(self._arguments) if self._arguments else ""
+            _recorder.record(self._name, self._track, begin, end, arguments)
+
+    def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        """Return ``function``, each call of which is a span."""
+
+        @functools.wraps(function)
+        def timed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            # A span of its own: calls may be nested, or run in several threads.
+            with copy.copy(self):
+                return function(*args, **kwargs)
+
+        return timed
+
+
+class channel_span(span):
+    """A span in the row of a channel, of ``poptorch.profiling``."""
+
+    __slots__ = ("_track",)
+
+    def __init__(self, channel: str, name: str) -> None:
+        super().__init__(name)
+        self._track = f"channel {channel}"
+
+
+def record(folder: str | Path) -> Path | None:
+    """Record this process from now on; the trace is written when it ends.
+
+    Without the launcher's ``--timeline``, which records all instances into one trace: where it is
+    given, this does nothing.
+
+    Args:
+        folder: where the trace is put; made if missing.
+
+    Returns:
+        The trace's path; None if a timeline is recorded already.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    if _recorder is not None:
+        return None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    environ = environment.InstanceEnvironment.from_environ(os.environ)
+    index = environ.replica_index_offset // environ.num_local_replicas
+    prefix = Path(folder).absolute() / f"instance-{index}"
+    _begin(str(prefix), environment.TIMELINE_MIB << 20)
+    path = prefix.with_name(f"{prefix.name}.timeline.json.gz")
+    atexit.register(_write_own, prefix, path, os.getpid())
+    return path
+
+
+def torch_trace_path() -> Path | None:
+    """Return where torch.profiler's trace of this process becomes part of the timeline.
+
+    Returns:
+        A new path for each call; None while no timeline is recorded.
+    """
+    return None if _recorder is None else _recorder.torch_trace_path()
+
+
+def _begin(prefix: str, size: int) -> None:
+    global _recorder
+    _recorder = Recorder(prefix, size)
+    _listen()
+
+
+def _listen() -> None:
+    """Hear of the library's activities, also in a process that was forked."""
+    if _recorder is not None:
+        activities.listen(_hear)
+
+
+def _hear(activity: int, name: str, begin: int, end: int) -> None:
+    row = _LIBRARY.get(activity)
+    if _recorder is None or row is None:
+        return
+    track, shown = row
+    if not name:
+        _recorder.record(shown, track, begin, end)
+    elif activity == activities.REDUCING:
+        # Every instance makes the named calls, in the same order.
+        _recorder.call(f"{shown} {name}", track, begin, end)
+    else:
+        _recorder.record(f"{shown} {name}", track, begin, end)
+
+
+def _write_own(prefix: Path, path: Path, pid: int) -> None:
+    """Make the trace of a program that the launcher does not record."""
+    if os.getpid() != pid:  # forked
+        return
+    from popdist_py.timeline.merging import Instance, merge_files
+
+    instance = Instance(label=prefix.name.replace("-", " "), prefix=prefix)
+    try:
+        merge_files([instance], path)
+        instance.remove_files()
+    except OSError as error:
+        logging.getLogger(__name__).warning("%s cannot be written: %s", path, error.strerror)
+
+
+def _begin_as_asked(environ: Mapping[str, str]) -> None:
+    """Record if the launcher or PVTI_OPTIONS asks for it."""
+    size, _, prefix = environ.get(environment.TIMELINE, "").partition(":")
+    if prefix and size.isdigit():
+        _begin(prefix, int(size))
+        return
+    try:
+        wanted = json.loads(environ.get("PVTI_OPTIONS") or "{}")
+        if str(wanted.get("enable", "")).lower() == "true":
+            record(wanted.get("directory") or ".")
+    except (ValueError, AttributeError, TypeError, OSError) as error:
+        logging.getLogger(__name__).warning(
+            "PVTI_OPTIONS=%r records nothing: %s", environ["PVTI_OPTIONS"], error
+        )
+
+
+os.register_at_fork(after_in_child=_listen)
+_begin_as_asked(os.environ)
