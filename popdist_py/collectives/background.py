@@ -11,6 +11,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from popdist_py import activities
+
 __all__ = ["Background", "Handle"]
 
 
@@ -41,7 +43,9 @@ class Handle:
         Raises:
             PopdistError: the error that the collective raised.
         """
-        self._done.wait()
+        if not self._done.is_set():
+            with activities.awaiting_background():
+                self._done.wait()
         if self._error is not None:
             raise self._error
         return self._result
@@ -72,7 +76,9 @@ class Background:
         last = self.last
         if last is None or threading.current_thread() is self._thread:
             return
-        last._done.wait()
+        if not last._done.is_set():
+            with activities.awaiting_background():
+                last._done.wait()
         self.last = None
 
     def _run_queue(self) -> None:
