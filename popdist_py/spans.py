@@ -22,7 +22,15 @@ from typing import Any, Final, ParamSpec, TypeVar
 from popdist_py import activities, environment
 from popdist_py.timeline.recorder import Recorder
 
-__all__ = ["channel_span", "record", "span", "torch_trace_path"]
+__all__ = [
+    "DATA_LOADER",
+    "DEVICE",
+    "is_recording",
+    "record",
+    "row_span",
+    "span",
+    "torch_trace_path",
+]
 
 # As json.dumps, which makes another encoder for each call.
 _to_json: Final = json.JSONEncoder(default=str).encode
@@ -31,17 +39,20 @@ _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 _PROGRAM: Final = "program"
+DEVICE: Final = "device"
+DATA_LOADER: Final = "data loader"
+_COLLECTIVES: Final = "collectives"
 # The row and the name of what the library does, by activity.
 _LIBRARY: Final = {
-    activities.COMPILING: ("device", "compile"),
-    activities.COMPUTING: ("device", "step"),
-    activities.LOADING: ("data loader", "load"),
-    activities.TRANSFERRING: ("device", "transfer"),
-    activities.REDUCING: ("collectives", "reduce"),
-    activities.WAITING: ("collectives", "wait for instances"),
-    activities.UPDATING: ("device", "update"),
+    activities.COMPILING: (DEVICE, "compile"),
+    activities.COMPUTING: (DEVICE, "step"),
+    activities.LOADING: (DATA_LOADER, "load"),
+    activities.TRANSFERRING: (DEVICE, "transfer"),
+    activities.REDUCING: (_COLLECTIVES, "reduce"),
+    activities.WAITING: (_COLLECTIVES, "wait for instances"),
+    activities.UPDATING: (DEVICE, "update"),
     activities.SAVING: ("checkpoints", "checkpoint"),
-    activities.VALIDATING: ("device", "validation"),
+    activities.VALIDATING: (DEVICE, "validation"),
 }
 
 _recorder: Recorder | None = None
@@ -96,14 +107,19 @@ class span:
         return timed
 
 
-class channel_span(span):
-    """A span in the row of a channel, of ``poptorch.profiling``."""
+class row_span(span):
+    """A span of the library's own, in a row of its kind.
+
+    Args:
+        row: such as ``DEVICE``.
+        name: what goes on.
+    """
 
     __slots__ = ("_track",)
 
-    def __init__(self, channel: str, name: str) -> None:
+    def __init__(self, row: str, name: str) -> None:
         super().__init__(name)
-        self._track = f"channel {channel}"
+        self._track = row
 
 
 def record(folder: str | Path) -> Path | None:
@@ -131,6 +147,11 @@ def record(folder: str | Path) -> Path | None:
     path = prefix.with_name(f"{prefix.name}.timeline.json.gz")
     atexit.register(_write_own, prefix, path, os.getpid())
     return path
+
+
+def is_recording() -> bool:
+    """Tell whether spans are recorded."""
+    return _recorder is not None
 
 
 def torch_trace_path() -> Path | None:

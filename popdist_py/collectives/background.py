@@ -28,7 +28,9 @@ class Handle:
     def run(self) -> None:
         """Make the call and store its result or error for ``wait``."""
         try:
-            self._result = self._function()
+            # Of another thread: the program's own time goes elsewhere meanwhile.
+            with activities.doing(activities.REDUCING, "beside the program"):
+                self._result = self._function()
         except BaseException as error:
             self._error = error
         self._done.set()

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from popdist_py import spans
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
@@ -35,6 +36,7 @@ from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.profile_folder import profile_folder
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
@@ -151,6 +153,7 @@ class Compiler:
     ) -> Compiled:
         self.options._Popart.check()
         say_idle_options(self.options)
+        _record_profile(self.options)
         batching = self.batching
         batching.check()
         for tensor in call.leaves:
@@ -478,3 +481,20 @@ def _share(state: DeviceState, communicator: Communicator) -> None:
     for array in flat.arrays:
         communicator.broadcast(array)
     torch._foreach_copy_(tensors, flat.views)
+
+
+def _record_profile(options: Options) -> None:
+    """Record the timeline of this process if the options ask for a profile.
+
+    Raises:
+        Error: its folder cannot be made.
+    """
+    folder = profile_folder(options)
+    if folder is None:
+        return
+    try:
+        path = spans.record(folder)
+    except OSError as error:
+        raise Error(f"the folder {folder} for the profile: {error.strerror}") from None
+    if path is not None:
+        logger.info("The profile is a timeline, written when the program ends: %s", path)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from popdist_py import spans
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
 from popdist_py.poptorch.data.epoch_start import Draws
@@ -111,9 +112,10 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: tuple[int, Any]) -> tuple[int, Any]:
         slot, indices = request
         several = getattr(self._dataset, "__getitems__", None)
-        if several:
-            return slot, several(indices)
-        return slot, [self._dataset[index] for index in indices]
+        with spans.row_span(spans.DATA_LOADER, "samples"):
+            if several:
+                return slot, several(indices)
+            return slot, [self._dataset[index] for index in indices]
 
 
 class _InPlaceCollate(custom_types.CarriesParsers):
@@ -128,7 +130,8 @@ class _InPlaceCollate(custom_types.CarriesParsers):
         slot, samples = request
         writer = SlotWriter(self._slots[slot])
         collate = self._collate_fn or writer.collate
-        return slot, writer.put(collate(samples))
+        with spans.row_span(spans.DATA_LOADER, "collate"):
+            return slot, writer.put(collate(samples))
 
 
 class _InPlaceBatches:
@@ -312,7 +315,8 @@ class _Loader:
                 self._answer()
             if self._newest > epoch:
                 return False
-            token = next(tokens, None)
+            with spans.row_span(spans.DATA_LOADER, "batch"):
+                token = next(tokens, None)
         return True
 
     def _answer(self) -> None:

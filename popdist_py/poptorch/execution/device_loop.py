@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from popdist_py import spans
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
@@ -91,7 +92,8 @@ class Program:
                     number, self.steps_done = self.steps_done, self.steps_done + 1
                     inputs = micro_batches[step]
                     self.counters.input(step)
-                    outputs = self.replicas.run(call, inputs, number, scale)
+                    with spans.row_span(spans.DEVICE, "micro-batch"):
+                        outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
                         # The outputs leave after the update: anchors return the new weights.
