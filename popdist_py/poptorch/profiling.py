@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from popdist_py import spans
+from popdist_py.timeline import spans
 
 __all__ = ["Channel", "into_timeline"]
 

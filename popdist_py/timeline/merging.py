@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from popdist_py.timeline.clocks import LOCAL, ClockLine
-from popdist_py.timeline.folder import clock_path, instance_prefix, instances_in, read_clock
-from popdist_py.timeline.recorder import SPANS_SUFFIX, TORCH_SUFFIX
+from popdist_py.timeline.folder import (
+    SPANS_SUFFIX,
+    TORCH_SUFFIX,
+    clock_path,
+    instance_prefix,
+    instances_in,
+    read_clock,
+)
 from popdist_py.timeline.span_file import Header, Recorded, Span, read_header, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
 from popdist_py.timeline.trace_events import (

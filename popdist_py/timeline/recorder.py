@@ -20,13 +20,11 @@ from threading import current_thread, get_ident, main_thread
 from typing import Final
 
 from popdist_py import heartbeat
+from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-__all__ = ["SPANS_SUFFIX", "TORCH_SUFFIX", "Recorder"]
+__all__ = ["Recorder"]
 
-# The files of an instance are called PREFIX.0.spans, PREFIX.1.spans, ... and PREFIX.torch-N.json.
-SPANS_SUFFIX: Final = ".spans"
-TORCH_SUFFIX: Final = ".json"
 # The program's file has three quarters of the bytes, the others share the rest.
 _NUM_OTHERS: Final = 8
 
@@ -44,6 +42,8 @@ class Recorder:
         self._size = size
         self._moment = time.time_ns(), time.monotonic_ns()
         self._forget()
+        if not Path(f"{prefix}.0{SPANS_SUFFIX}").exists():
+            self._open()  # at once: the program's file is none of the processes that it starts
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:

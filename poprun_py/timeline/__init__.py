@@ -2,6 +2,5 @@
 
 Here live the folder of the instances' files, the questions for other hosts' clocks, and the file
 that is made at the end. Nothing here knows how spans are stored: the library's own
-``popdist_py.timeline`` does. May call: instance, command_name, errors, private_folder, and the
-library's timeline.
+``popdist_py.timeline`` does. May call: instance, and the library's timeline.
 """

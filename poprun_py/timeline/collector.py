@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 import time
-import zlib
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from popdist_py.timeline.clocks import ClockSample
-from popdist_py.timeline.folder import clock_path, instance_prefix, save_clock
 from poprun_py.instance import protocol
+
+if TYPE_CHECKING:
+    from popdist_py.timeline.clocks import ClockSample
 
 __all__ = ["Collector", "Recording"]
 
@@ -62,7 +62,7 @@ class Collector:
         self._recording = recording
         self._send = send
         self._clocks: dict[int, list[ClockSample]] = defaultdict(list)
-        self._questions: dict[int, int] = {}
+        self._questions: dict[int, int] = defaultdict(int)
         self._received: dict[int, int] = defaultdict(int)
 
     def start_of(self, instance: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Collector:
             return {}
         told: dict[str, Any] = {"bytes": recording.instance_bytes}
         if instance not in recording.others:
-            told["prefix"] = str(instance_prefix(recording.folder, instance))
+            told["prefix"] = str(_prefix(recording, instance))
         return {"timeline": told}
 
     def ask_time(self, instance: int) -> None:
@@ -83,30 +83,45 @@ class Collector:
 
     def take_time(self, instance: int, sent: int, answer: int) -> None:
         """Take the answer to a question, and ask the next one."""
-        self._clocks[instance].append(ClockSample(sent, answer, time.monotonic_ns()))
-        self._questions[instance] = self._questions.get(instance, 0) - 1
+        received, recording = time.monotonic_ns(), self._recording
+        if recording is None or instance not in recording.others:
+            return
+        from popdist_py.timeline.clocks import ClockSample
+        from popdist_py.timeline.folder import clock_path, save_clock
+
+        samples = self._clocks[instance]
+        samples.append(ClockSample(sent, answer, received))
+        self._questions[instance] -= 1
         if self._questions[instance] > 0:
             self._ask(instance)
-        elif self._recording is not None:
+        else:
             # Kept at once: the job may be lost later.
             with suppress(OSError):
-                path = clock_path(instance_prefix(self._recording.folder, instance))
-                save_clock(path, self._clocks[instance])
+                save_clock(clock_path(_prefix(recording, instance)), samples)
 
     def take_file(self, instance: int, payload: bytes) -> None:
         """Add a part of a file to what came of it; what is none of the instance's is dropped."""
+        import zlib
+
         recording = self._recording
-        name, _, packed = payload.partition(b"\0")
-        text = name.decode(errors="replace")
-        if recording is None or instance not in recording.others or not _FILE_NAME.fullmatch(text):
+        encoded, _, packed = payload.partition(b"\0")
+        name = encoded.decode(errors="replace")
+        if recording is None or instance not in recording.others or not _FILE_NAME.fullmatch(name):
             return
         with suppress(zlib.error, OSError):
             part = zlib.decompressobj().decompress(packed, _MAX_PART_BYTES)
             self._received[instance] += len(part)
             if self._received[instance] <= _MOST_SENT * recording.instance_bytes:
-                path = instance_prefix(recording.folder, instance)
-                with path.with_name(f"{path.name}.{text}").open("ab") as file:
+                prefix = _prefix(recording, instance)
+                with prefix.with_name(f"{prefix.name}.{name}").open("ab") as file:
                     file.write(part)
 
     def _ask(self, instance: int) -> None:
         self._send(instance, protocol.ASK_CLOCK, time.monotonic_ns())
+
+
+def _prefix(recording: Recording, instance: int) -> Path:
+    # Imported by jobs with a timeline alone: the launcher's start is to be short.
+    from popdist_py.timeline.folder import instance_prefix
+
+    return instance_prefix(recording.folder, instance)

@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from popdist_py import spans
 from popdist_py.collectives import Communicator
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
@@ -45,6 +44,7 @@ from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.poptorch.weights.norm_statistics import norm_statistics
+from popdist_py.timeline import spans
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from popdist_py import spans
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.calls.nested_values import map_tensors, tensors_of
 from popdist_py.poptorch.data.epoch_start import Draws
@@ -42,6 +41,7 @@ from popdist_py.poptorch.data.loader_messages import (
 from popdist_py.poptorch.data.sample_source import LoaderArguments
 from popdist_py.poptorch.data.samplers import set_sampler_epochs
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
+from popdist_py.timeline import spans
 
 __all__ = ["Job", "run"]
 

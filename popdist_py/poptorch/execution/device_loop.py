@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from popdist_py import spans
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
@@ -20,6 +19,7 @@ from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.training import NoUpdate, Training
+from popdist_py.timeline import spans
 
 __all__ = ["Program"]
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import torch
 
-from popdist_py import spans
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import Call, flatten
 from popdist_py.poptorch.execution.batch_folding import folded_batches
@@ -23,6 +22,7 @@ from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
+from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 

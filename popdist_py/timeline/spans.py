@@ -1,8 +1,7 @@
 """Spans of a program for the job's timeline: ``popdist_py.span``, and the library's own activities.
 
 Recording begins with the launcher's ``--timeline``, with ``PVTI_OPTIONS``, or with ``record()``,
-and costs next to nothing before. Standard library only. Nothing here knows the files: that is
-``popdist_py/timeline``'s matter.
+and costs next to nothing before. Nothing here knows what is in a file.
 """
 
 from __future__ import annotations
