@@ -237,6 +237,15 @@ class LaunchConfig:
         "Print what every instance of the running job of process PID is doing, and stop.",
         saved=False,
     )  # fmt: skip
+    status: str | None = option(
+        None, TEXT, "Inspection",
+        "Print how every instance of a running job is doing, and stop: --status alone for the one"
+        " that runs, or the newest of several, =PID for one of its processes, =RUN for its run.",
+        implied="newest", saved=False,
+    )  # fmt: skip
+    status_format: str = option(
+        "text", choice("text", "json"), "Inspection", "How --status prints it.", saved=False
+    )
     dry_run: bool = option(
         False, FLAG, "Inspection", "Print the topology and the full mpirun command; start nothing.",
         saved=False,
@@ -266,6 +275,11 @@ class LaunchConfig:
     output_dir: str | None = option(
         None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
         " names the newest: attempt-N/ with the instances' whole output, and report.json.",
+    )  # fmt: skip
+    live: bool = option(
+        False, FLAG, "Output", "Keep a view of all instances below the output: what each one does,"
+        " how fast, where its time goes, which is slow; without a terminal a line now and then.",
+        saved=False,
     )  # fmt: skip
     stdin_instance: int = option(
         0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"
