@@ -372,7 +372,7 @@ def _short_name(program: tuple[str, ...]) -> str:
     scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
     if "-m" in program[:2]:
         return " ".join(program[program.index("-m") :][:2])
-    return os.path.basename(next(scripts, program[0]))
+    return next(scripts, program[0]).rpartition("/")[2]
 
 
 def _listen_address(others: list[Host], network: str) -> str:

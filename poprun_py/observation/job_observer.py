@@ -11,7 +11,7 @@ from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState, Look
 from poprun_py.observation.job_view import JobView
-from poprun_py.observation.stragglers import Straggler, stragglers
+from poprun_py.observation.stragglers import Straggler, slowest, stragglers
 
 __all__ = ["LIVE_SECONDS", "SECONDS", "JobObserver"]
 
@@ -28,25 +28,37 @@ _ENDED = "ended"
 
 @dataclass(slots=True)
 class _Watched:
-    """One instance: the last look, the one that it is compared with, and what they told."""
+    """One instance: the last looks, and what they told.
+
+    ``state`` is for the views. ``training`` is about a time in which steps were made: only that
+    says whether the instance is slow, in so many such times in a row, ``slow_looks``.
+    """
 
     index: int
     host: str
     pid: int
     is_running: bool = True
-    before: Look | None = None
     last: Look | None = None
+    last_with_steps: Look | None = None
     state: InstanceState | None = None
+    training: InstanceState | None = None
+    has_new_steps: bool = False
     slow_looks: int = 0
 
     def take(self, look: Look | None) -> None:
-        """Compare with the look before; the first is about all of the time."""
-        if look is None:
+        """Compare with the looks before; the first is about all of the time."""
+        if look is None or not look.memory_bytes:  # the program has just ended
             return
-        if self.last is not None and look.at - self.last.at >= _APART_SECONDS:
-            self.before = self.last
+        last, with_steps = self.last, self.last_with_steps
+        self.has_new_steps = look.timed > (with_steps.timed if with_steps else 0)
+        if last is not None and look.at - last.at < _APART_SECONDS:
+            self.has_new_steps = False
+            return
         self.last = look
-        self.state = self._between(self.before, look)
+        self.state = self._between(last, look)
+        if self.has_new_steps:
+            self.last_with_steps = look
+            self.training = self._between(with_steps, look)
 
     def end(self, look: Look | None) -> None:
         """Take the last look, at a program that has ended: it is about all of its time."""
@@ -136,7 +148,7 @@ class JobObserver:
             program=program,
             seconds=now - self._began,
             instances=tuple(self._state(each) for _, each in sorted(self._watched.items())),
-            slow=self._slow,
+            worst=self._worst(),
         )
 
     def on_time(self, now: float) -> None:
@@ -152,6 +164,13 @@ class JobObserver:
         """Return when there is something to do; inf for never."""
         is_running = any(each.is_running for each in self._watched.values())
         return min(self._next_look if is_running else float("inf"), self._deadline)
+
+    def _worst(self) -> Straggler | None:
+        """Return the slowest instance now; of a job that has ended, one that was named."""
+        watched = self._watched.values()
+        if self._slow is not None and not any(each.is_running for each in watched):
+            return self._slow
+        return slowest([each.training for each in watched if each.training is not None])
 
     def _state(self, watched: _Watched) -> InstanceState:
         if watched.state is not None:
@@ -187,15 +206,24 @@ class JobObserver:
             reply(view)
 
     def _name_stragglers(self) -> None:
-        running = [each for each in self._watched.values() if each.is_running and each.state]
-        slow = {each.instance: each for each in stragglers([e.state for e in running if e.state])}
+        """Name who is slow, if it was in the look before as well."""
+        running = [each for each in self._watched.values() if each.is_running]
+        states = [each.training for each in running if each.training is not None]
+        slow = {each.instance: each for each in stragglers(states)}
         for watched in running:
+            if not watched.has_new_steps:
+                continue
             straggler = slow.get(watched.index)
             watched.slow_looks = watched.slow_looks + 1 if straggler is not None else 0
             if straggler is None or watched.slow_looks < _CONFIRMED:
                 continue
-            if self._slow is None or straggler.own_seconds >= self._slow.own_seconds:
+            is_known = any(index == watched.index for index, _ in self._told)
+            if straggler.cause or not is_known:
                 self._slow = straggler
-            if (watched.index, straggler.cause) not in self._told:
-                self._told.add((watched.index, straggler.cause))
-                self._tell(straggler)
+                self._tell_once(straggler)
+
+    def _tell_once(self, straggler: Straggler) -> None:
+        what = (straggler.instance, straggler.cause)
+        if what not in self._told:
+            self._told.add(what)
+            self._tell(straggler)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState
-from poprun_py.observation.stragglers import Straggler, slowest, stragglers
+from poprun_py.observation.stragglers import Straggler
 
 __all__ = ["JobView", "headline", "summary_lines", "table_lines"]
 
@@ -24,24 +24,19 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobView:
-    """A job at one time: ``run_id`` and launcher's ``pid``, for how long, and its instances."""
+    """A job at one time: its run, launcher and age, its instances, and the slowest of them."""
 
     run_id: str
     pid: int
     program: str
     seconds: float
     instances: tuple[InstanceState, ...]
-    slow: Straggler | None = None
+    worst: Straggler | None = None
 
     @property
     def samples_per_second(self) -> float:
         """Of all instances together."""
         return sum(state.samples_per_second for state in self.instances)
-
-    @property
-    def worst(self) -> Straggler | None:
-        """The instance that was named as slow, or else the slowest one now."""
-        return self.slow or slowest(self.instances)
 
     def to_json(self) -> dict[str, Any]:
         """Return the view for programs."""
@@ -60,7 +55,7 @@ class JobView:
                 "host": worst.host,
                 "step_seconds_without_waiting": round(worst.own_seconds, 9),
                 "median_of_all": round(worst.median_seconds, 9),
-                "is_straggler": self.slow is not None or bool(stragglers(self.instances)),
+                "is_straggler": worst.is_slow,
                 "cause": worst.cause,
                 "detail": worst.detail,
             },
@@ -77,8 +72,8 @@ class JobView:
             program=data["program"],
             seconds=data["seconds"],
             instances=tuple(InstanceState.from_json(each) for each in data["instances"]),
-            slow=None
-            if worst is None or not worst["is_straggler"]
+            worst=None
+            if worst is None
             else Straggler(
                 instance=worst["instance"],
                 host=worst["host"],
@@ -125,7 +120,7 @@ def table_lines(
     for name in _COLUMNS:
         is_text = name in ("host", "phase")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
-    worst = view.slow.instance if view.slow is not None else None
+    worst = view.worst.instance if view.worst is not None and view.worst.is_slow else None
     for state in states:
         table.add_row(*_row(state), style="bold yellow" if state.index == worst else None)
     text = StringIO()

@@ -53,6 +53,12 @@ class Straggler:
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
 
     @property
+    def is_slow(self) -> bool:
+        """Whether it takes longer than the median by so much that others wait for it."""
+        usual = self.median_seconds
+        return self.own_seconds > max(_FACTOR * usual, usual + _NOTICED_SECONDS)
+
+    @property
     def sentence(self) -> str:
         """The line of the log that names it."""
         where = f" on {self.host}" if self.host else ""
@@ -70,10 +76,9 @@ def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """
     training = _comparable(states)
     usual = median([state.own_seconds for state in training])
-    limit = max(_FACTOR * usual, usual + _NOTICED_SECONDS)
-    slow = [state for state in training if state.own_seconds > limit]
-    slow.sort(key=lambda state: -state.own_seconds)
-    return [_straggler(state, training, usual) for state in slow]
+    found = [_straggler(state, training, usual) for state in training]
+    slow = [each for each in found if each.is_slow]
+    return sorted(slow, key=lambda each: -each.own_seconds)
 
 
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
