@@ -286,6 +286,7 @@ def _plan(config: LaunchConfig) -> LaunchPlan:
     only_looking = config.dry_run or (not config.program and config.from_plan is None)
     if config.from_plan is not None:
         planned = _load_plan(config)
+        planned = replace(planned, config=replace(planned.config, live=config.live))
     else:
         from poprun_py import launcher
 

@@ -70,6 +70,9 @@ _SYNC_TYPES = (
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
+_JOB = replace(
+    PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one"
+)
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
 
 
@@ -238,9 +241,9 @@ class LaunchConfig:
         saved=False,
     )  # fmt: skip
     status: str | None = option(
-        None, TEXT, "Inspection",
+        None, _JOB, "Inspection",
         "Print how every instance of a running job is doing, and stop: --status alone for the one"
-        " that runs, or the newest of several, =PID for one of its processes, =RUN for its run.",
+        " that runs, or the newest of several, =PID for one of its processes, =NAME for the name of its run.",
         implied="newest", saved=False,
     )  # fmt: skip
     status_format: str = option(

@@ -2,5 +2,5 @@
 
 Here live what one look at an instance tells, the stragglers, and the views for people.
 Nothing here reads a file or talks to an instance: the supervisor does, and hands over what came.
-May call: errors, command_name.
+May call: nothing.
 """
