@@ -398,8 +398,19 @@ def _job(
         ),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
         ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
+        run_id=run_id,
+        program=_short_name(config.program),
+        live=config.live,
         partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
     )
+
+
+def _short_name(program: tuple[str, ...]) -> str:
+    """Return what people call a program: its script, behind an interpreter too, or its module."""
+    scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
+    if "-m" in program[:2]:
+        return " ".join(program[program.index("-m") :][:2])
+    return next(scripts, program[0]).rpartition("/")[2]
 
 
 def _listen_address(others: list[Host], network: str) -> str:

@@ -72,6 +72,9 @@ _SYNC_TYPES = (
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
+_JOB = replace(
+    PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one"
+)
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json")
 
 
@@ -239,6 +242,15 @@ class LaunchConfig:
         "Print what every instance of the running job of process PID is doing, and stop.",
         saved=False,
     )  # fmt: skip
+    status: str | None = option(
+        None, _JOB, "Inspection",
+        "Print how every instance of a running job is doing, and stop: --status alone for the one"
+        " that runs, or the newest of several, =PID for one of its processes, =NAME for the name of its run.",
+        implied="newest", saved=False,
+    )  # fmt: skip
+    status_format: str = option(
+        "text", choice("text", "json"), "Inspection", "How --status prints it.", saved=False
+    )
     dry_run: bool = option(
         False, FLAG, "Inspection", "Print the topology and the full mpirun command; start nothing.",
         saved=False,
@@ -277,6 +289,11 @@ class LaunchConfig:
     timeline_size: int = option(
         TIMELINE_MIB, whole(1, "MIB", maximum=1 << 20), "Output", "What all instances together may"
         " record at most; of a long run the first and the last spans are kept, and some between.",
+    )  # fmt: skip
+    live: bool = option(
+        False, FLAG, "Output", "Keep a view of all instances below the output: what each one does,"
+        " how fast, where its time goes, which is slow; without a terminal a line now and then.",
+        saved=False,
     )  # fmt: skip
     stdin_instance: int = option(
         0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"

@@ -20,6 +20,7 @@ STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
 BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
+OBSERVED = b"N"  # JSON: where time goes and what the program uses, the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
 TAKEN = b"k"  # the program has read the KEYS: there may be more
@@ -44,6 +45,7 @@ PROPOSE = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how ma
 AGREE = b"R"  # JSON: the proposal that holds for all instances
 ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
 DUMP = b"U"  # send the stacks
+OBSERVE = b"N"  # tell where time goes
 STOP = b"T"  # JSON: grace seconds; SIGTERM, then SIGKILL
 BYE = b"B"  # the wrapper may end
 # whoever inspects a running job -> launcher, on the socket in its private folder

@@ -198,6 +198,8 @@ class Wrapper:
             self._vitals.agree(loads(payload))
         elif kind == protocol.DUMP:
             self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind == protocol.OBSERVE:
+            self._observe()
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == protocol.ASK_CLOCK:
@@ -335,6 +337,8 @@ class Wrapper:
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
             "polls": self._vitals.polls(),
+            "ledger": self._vitals.ledger(),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "stopped": self._steps.asked_at is not None,
             "exec_error": self._exec_error,
         }
@@ -357,6 +361,14 @@ class Wrapper:
         if progress != self._told_progress:
             self._told_progress = progress
             self._send(protocol.BEAT, progress)
+
+    def _observe(self) -> None:
+        """Tell the launcher where the program's time goes and what it uses."""
+        from poprun_py.instance.observation import observe  # once the program runs
+
+        if self._outcome is None:
+            found = {**observe(self._pid), "progress": self._vitals.progress()}
+            self._send(protocol.OBSERVED, {**found, "ledger": self._vitals.ledger()})
 
     # --- the loop -------------------------------------------------------------------------
 
