@@ -196,14 +196,10 @@ class Wrapper:
             self._send(protocol.POLLED, {"proposal": proposal, "polls": polls})
         elif kind == protocol.AGREE:
             self._vitals.agree(loads(payload))
-        elif kind == protocol.DUMP:
-            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
-        elif kind == protocol.OBSERVE:
-            self._observe()
+        elif kind in (protocol.DUMP, protocol.OBSERVE, protocol.ASK_CLOCK):
+            self._answer(kind, payload)
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
-        elif kind == protocol.ASK_CLOCK:
-            self._send(protocol.CLOCK, [loads(payload), time.monotonic_ns()])
         elif kind == protocol.STOP:
             self._stop(loads(payload))
         elif kind == protocol.BYE:
@@ -211,6 +207,15 @@ class Wrapper:
         elif self._keyboard is not None:
             self._keyboard.handle(kind, payload)
             self._output.add_terminal(self._keyboard.terminal)
+
+    def _answer(self, kind: bytes, payload: bytes) -> None:
+        """Answer a question of the launcher."""
+        if kind == protocol.DUMP:
+            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind == protocol.OBSERVE:
+            self._observe()
+        else:
+            self._send(protocol.CLOCK, [loads(payload), time.monotonic_ns()])
 
     def _record_timeline(self, told: "dict[str, Any]") -> None:
         # Only jobs with a timeline pay for it.
