@@ -14,10 +14,12 @@ __all__ = ["Panel"]
 
 # Between two drawings while output comes.
 _PAUSE_SECONDS = 0.1
-_ERASE_BELOW = b"\x1b[J"
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 # Down a row in the same column, which scrolls at the bottom; to the begin of the next row.
 _DOWN, _NEXT_ROW = b"\x1bD", b"\x1b[1E"
+_ERASE_FROM_HERE = b"\x1b[J"
+# What is right of the cursor in its own row may be of a line that is written anew.
+_ERASE_BELOW = _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
 
 class Panel:
@@ -31,6 +33,7 @@ class Panel:
         self._write = write
         self._lines: list[bytes] = []
         self._is_drawn = False
+        self._is_entered = False
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
@@ -51,8 +54,12 @@ class Panel:
     def erase(self) -> None:
         """Take the panel off the terminal, for who writes to it by another way."""
         if self._is_drawn:
-            self._write(_ERASE_BELOW)
-            self._is_drawn = False
+            self._write(_ERASE_FROM_HERE if self._is_entered else _ERASE_BELOW)
+            self._is_drawn = self._is_entered = False
+
+    def enter_typed(self) -> None:
+        """The terminal has moved the cursor to the next row itself, which is the panel's."""
+        self._is_entered = True
 
     def on_time(self, now: float) -> None:
         """Draw the panel again after output, not too often."""
@@ -73,3 +80,4 @@ class Panel:
         body = b"".join(_NEXT_ROW + line + b"\x1b[0m" for line in self._lines)
         self._write(room + _SAVE + body + _RESTORE)
         self._is_drawn, self._drawn_at = True, now
+        self._is_entered = False

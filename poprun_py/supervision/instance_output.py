@@ -208,6 +208,8 @@ class InstanceOutput:
 
     def enter_typed(self) -> None:
         """The terminal has moved the cursor to the next line itself."""
+        if self._panel is not None:
+            self._panel.enter_typed()
         for screen in self._screens:
             screen.end_by_terminal()
 
