@@ -10,7 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["Panel"]
+__all__ = ["Panel", "Size"]
+
+Size = tuple[int, int] | None
 
 # Between two drawings while output comes.
 _PAUSE_SECONDS = 0.1
@@ -27,10 +29,13 @@ class Panel:
 
     Args:
         write: writes to the terminal.
+        size: returns the terminal's columns and rows now.
     """
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], None], size: Callable[[], Size]) -> None:
         self._write = write
+        self._size = size
+        self._made_for: Size = None
         self._lines: list[bytes] = []
         self._is_drawn = False
         self._is_entered = False
@@ -43,11 +48,12 @@ class Panel:
         self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show these lines from now on, which must be narrower than the terminal; none: no panel.
+        """Show these lines until the terminal gets another size; none: no panel.
 
-        There must be fewer of them than the terminal has rows.
+        They must be narrower than the terminal, and fewer than its rows.
         """
         self.erase()
+        self._made_for = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]
         self._draw(time.monotonic())
 
@@ -73,6 +79,8 @@ class Panel:
         return self._drawn_at + _PAUSE_SECONDS
 
     def _draw(self, now: float) -> None:
+        if self._size() != self._made_for:
+            self._lines = []  # they would not fit: who makes them looks at the size again
         if not self._lines:
             return
         count = len(self._lines)

@@ -61,7 +61,7 @@ class InstanceOutput:
         self._panel: Panel | None = None
         self._panel_sink = terminal if job.live else None
         if self._panel_sink is not None:
-            self._panel = Panel(self._panel_sink.write)
+            self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
         screens = {id(s): Screen(self._writer(s), is_terminal=s.is_terminal) for s in self._sinks}
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
         self._typed_into: int | None = None

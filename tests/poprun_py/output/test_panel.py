@@ -19,7 +19,8 @@ class Written:
 
     def __init__(self):
         self.stream = self.plain = b""
-        self.panel = Panel(self._take)
+        self.size = (COLUMNS, ROWS)
+        self.panel = Panel(self._take, lambda: self.size)
         self.now = 100.0
 
     def _take(self, data):
@@ -95,6 +96,16 @@ def test_much_output_does_not_draw_it_each_time(written):
     assert written.panel.next_deadline() == pytest.approx(100.1)
     written.wait()
     assert written.stream.count(b"one") == 1
+
+
+def test_lines_made_for_another_size_are_not_drawn_again(written):
+    written.panel.show(LINES)
+    written.size = (COLUMNS - 5, ROWS)
+    written.output("line\r\n")
+    written.wait()
+    assert written.screen == ["line"]
+    written.panel.show(LINES)
+    assert written.screen == ["line", "", *LINES]
 
 
 def test_no_lines_take_it_away(written):
