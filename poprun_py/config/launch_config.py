@@ -244,8 +244,8 @@ class LaunchConfig:
     )  # fmt: skip
     status: str | None = option(
         None, _JOB, "Inspection",
-        "Print how every instance of a running job is doing, and stop: --status alone for the one"
-        " that runs, or the newest of several, =PID for one of its processes, =NAME for the name of its run.",
+        "Print how every instance of a running job is doing, and stop: alone for the only or newest"
+        " job, =PID for that of a process, =NAME for that of a run.",
         implied="newest", saved=False,
     )  # fmt: skip
     status_format: str = option(

@@ -20,6 +20,10 @@ _COLUMNS = (
     "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
     "compute", "load", "reduce", "wait", "other", "CPU", "memory",
 )  # fmt: skip
+# Of a narrow terminal; who waits and who does not is seen longest.
+_MISSED_FIRST = (
+    "p95", "other", "CPU", "host", "memory", "samples/s", "reduce", "load", "compute", "step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,13 +120,16 @@ def table_lines(
     if most_rows is not None and len(states) > most_rows:
         by_need = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 0)]
         states = sorted(by_need, key=lambda state: state.index)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
-    for name in _COLUMNS:
+    rows = [dict(zip(_COLUMNS, _row(state), strict=True)) for state in states]
+    columns = _columns_within(width, rows)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for name in columns:
         is_text = name in ("host", "phase")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     worst = view.worst.instance if view.worst is not None and view.worst.is_slow else None
-    for state in states:
-        table.add_row(*_row(state), style="bold yellow" if state.index == worst else None)
+    for state, row in zip(states, rows, strict=True):
+        style = "bold yellow" if state.index == worst else None
+        table.add_row(*(row[name] for name in columns), style=style)
     text = StringIO()
     console = Console(
         file=text,
@@ -143,15 +150,25 @@ def table_lines(
     return text.getvalue().rstrip("\n").split("\n")
 
 
+def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the columns that fit, without those that can be missed first."""
+    wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) + 2 for name in _COLUMNS}
+    left = list(_COLUMNS)
+    for name in _MISSED_FIRST:
+        if sum(wide[each] for each in left) - 2 <= width:
+            break
+        left.remove(name)
+    return left
+
+
 def summary_lines(view: JobView) -> list[str]:
     """Return the five lines for the end of a job; none if it made no steps that have a time."""
     timed = [state for state in view.instances if state.num_steps]
     if not timed:
         return []
     longest = max(timed, key=lambda state: state.step_seconds)
-    shares = ", ".join(
-        f"{name} {sum(s.share(*names) for s in timed) / len(timed):.0%}" for name, names in _PARTS
-    )
+    parts = {name: sum(s.share(*names) for s in timed) / len(timed) for name, names in _PARTS}
+    shares = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= 0.005)
     rate = view.samples_per_second
     steps = sum(1 / s.step_seconds for s in timed if s.step_seconds) / len(timed)
     speed = f"{_rate(rate)} samples/s in total" if rate else f"{_rate(steps)} steps/s"

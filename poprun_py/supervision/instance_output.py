@@ -61,7 +61,7 @@ class InstanceOutput:
         self._panel: Panel | None = None
         self._panel_sink = terminal if job.live else None
         if self._panel_sink is not None:
-            self._panel = Panel(self._panel_sink.write)
+            self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
         screens = {id(s): Screen(self._writer(s), is_terminal=s.is_terminal) for s in self._sinks}
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
         self._typed_into: int | None = None
@@ -208,6 +208,8 @@ class InstanceOutput:
 
     def enter_typed(self) -> None:
         """The terminal has moved the cursor to the next line itself."""
+        if self._panel is not None:
+            self._panel.enter_typed()
         for screen in self._screens:
             screen.end_by_terminal()
 
