@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from poprun_py.config.option_kinds import AUTO
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.private_folder import make_private_folder
@@ -43,7 +44,7 @@ class JobTimeline:
         self._path: Path | None = None
         self._folders: list[Path] = []
         if config.timeline is not None:
-            is_auto = config.timeline == "auto"
+            is_auto = config.timeline == AUTO
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
             folder = self._path.parent

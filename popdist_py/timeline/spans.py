@@ -24,6 +24,7 @@ from popdist_py.timeline.recorder import Recorder
 __all__ = [
     "DATA_LOADER",
     "DEVICE",
+    "add",
     "is_recording",
     "record",
     "row_span",
@@ -146,6 +147,19 @@ def record(folder: str | Path) -> Path | None:
     path = prefix.with_name(f"{prefix.name}.timeline.json.gz")
     atexit.register(_write_own, prefix, path, os.getpid())
     return path
+
+
+def add(row: str, name: str, begin: int, end: int) -> None:
+    """Add a span that nobody had to time here, such as one of an emulated IPU's schedule.
+
+    Args:
+        row: in which it is shown, such as ``IPU 0``.
+        name: what went on.
+        begin: nanoseconds of ``time.monotonic_ns()``.
+        end: the same.
+    """
+    if _recorder is not None:
+        _recorder.record(name, row, begin, end)
 
 
 def is_recording() -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from poprun_py.errors import UsageError, nearest
 
 __all__ = [
+    "AUTO",
     "COUNT_OR_AUTO",
     "CPU_WORDS",
     "FILE_OR_AUTO",
@@ -41,6 +42,8 @@ __all__ = [
 
 # Far above any job; a typing slip is refused instead of planned for hours.
 MAX_INSTANCES = 65_536
+# What the launcher chooses by itself.
+AUTO = "auto"
 # torchrun's words for as many processes as there are CPUs.
 CPU_WORDS = ("auto", "cpu")
 # Python refuses to write out numbers of thousands of digits.

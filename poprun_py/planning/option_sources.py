@@ -16,7 +16,7 @@ from poprun_py.config.environment_options import variables_layer
 from poprun_py.config.files import parse_config, parse_project_file
 from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.config.layers import merged, places, typed_layer
-from poprun_py.config.option_kinds import PATH, option_name
+from poprun_py.config.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
 __all__ = ["GatheredOptions", "gather_options"]
@@ -137,7 +137,9 @@ def _beside_file(layer: Mapping[str, Any], place: Path) -> dict[str, Any]:
     found = {
         name: str(place / value)
         for name, value in layer.items()
-        if name in declared and declared[name].kind is PATH and (name != "mpi" or "/" in value)
+        if name in declared
+        and (declared[name].kind is PATH or (declared[name].kind is FILE_OR_AUTO and value != AUTO))
+        and (name != "mpi" or "/" in value)
     }
     return {**layer, **found}
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, wait_until
 from support.trace_tables import query
 from system.timeline_program import STEPS
 
@@ -129,6 +132,27 @@ def test_restarts_are_in_one_timeline(poprun, tmp_path):
     assert [name for (name,) in named] == [
         f"instance {i} (attempt {n})" for n in (1, 2) for i in (0, 1)
     ]
+
+
+def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
+    path = script(
+        "import pathlib, time, popdist_py\n"
+        "with popdist_py.span('before the end'): pass\n"
+        "pathlib.Path('there').touch()\n"
+        "time.sleep(60)\n"
+    )
+    job = poprun("--output-dir=out", "--timeline", sys.executable, path, start=True)
+    wait_until((tmp_path / "there").exists, 60, "the program does not start")
+    job.kill()
+    job.wait()
+    wait_until(lambda: not poprun.survivors(), 30, "the program goes on")
+    done = subprocess.run(
+        [sys.executable, "-m", "popdist_py.timeline", "out/latest/attempt-1/spans", "-o", "t.json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "t.json: 1 spans\n"
+    assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("before the end",)]
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_starts(poprun):

@@ -65,6 +65,15 @@ assert f.__name__ == "f"
     assert Counter(s.track for s in recorded.spans) == {"program": 4, "program (other)": 1}
 
 
+def test_spans_that_others_timed(prefix):
+    _, (recorded,) = run(
+        prefix,
+        "from popdist_py.timeline import spans\nspans.add('IPU 0', 'forward 3', 10, 20)\n",
+    )
+    (one,) = recorded.spans
+    assert (one.track, one.name, one.begin, one.end) == ("IPU 0", "forward 3", 10, 20)
+
+
 def test_what_a_killed_program_recorded_is_there(prefix):
     done, (recorded,) = run(
         prefix,
