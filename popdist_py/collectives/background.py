@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from popdist_py import activities
+from popdist_py.timeline import spans
 
 __all__ = ["Background", "Handle"]
 
@@ -21,6 +22,7 @@ class Handle:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
+        self._name = spans.call_name("beside the program")
         self._done = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
@@ -29,7 +31,7 @@ class Handle:
         """Make the call and store its result or error for ``wait``."""
         try:
             # Of another thread: the program's own time goes elsewhere meanwhile.
-            with activities.doing(activities.REDUCING, "beside the program"):
+            with activities.doing(activities.REDUCING, self._name):
                 self._result = self._function()
         except BaseException as error:
             self._error = error

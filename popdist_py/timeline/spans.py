@@ -7,14 +7,16 @@ and costs next to nothing before. Nothing here knows what is in a file.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import get_ident, main_thread
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -25,6 +27,8 @@ __all__ = [
     "DATA_LOADER",
     "DEVICE",
     "add",
+    "among",
+    "call_name",
     "is_recording",
     "record",
     "row_span",
@@ -56,6 +60,8 @@ _LIBRARY: Final = {
 }
 
 _recorder: Recorder | None = None
+# Which instances make the calls of this thread now, where not all do.
+_group = ""
 
 
 class span:
@@ -149,6 +155,26 @@ def record(folder: str | Path) -> Path | None:
     return path
 
 
+@contextlib.contextmanager
+def among(instances: str) -> Iterator[None]:
+    """Mark calls that only some instances make: they are counted apart.
+
+    Args:
+        instances: which ones; empty for all.
+    """
+    global _group
+    before, _group = _group, instances
+    try:
+        yield
+    finally:
+        _group = before
+
+
+def call_name(name: str) -> str:
+    """Return what a call is called by those that make it."""
+    return f"{name} of {_group}" if _group else name
+
+
 def add(row: str, name: str, begin: int, end: int) -> None:
     """Add a span that nobody had to time here, such as one of an emulated IPU's schedule.
 
@@ -196,8 +222,10 @@ def _hear(activity: int, name: str, begin: int, end: int) -> None:
     if not name:
         _recorder.record(shown, track, begin, end)
     elif activity == activities.REDUCING:
-        # Every instance makes the named calls, in the same order.
-        _recorder.call(f"{shown} {name}", track, begin, end)
+        # Every instance makes the named calls, in the same order. What runs beside the program got
+        # its name when it was submitted.
+        whole = call_name(name) if get_ident() == main_thread().ident else name
+        _recorder.call(f"{shown} {whole}", track, begin, end)
     else:
         _recorder.record(f"{shown} {name}", track, begin, end)
 

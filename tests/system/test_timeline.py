@@ -108,6 +108,30 @@ def test_loaders_and_their_workers_have_rows(rows):
     assert any(name.startswith("data loader of ") for name in found)
 
 
+def test_calls_of_some_instances_are_counted_apart(poprun, script, tmp_path):
+    """Else the first call of all would be the third of instance 0."""
+    path = script(
+        "import numpy as np, popdist_py\n"
+        "popdist_py.init()\n"
+        "def call(): popdist_py.all_reduce(np.ones(2))\n"
+        "for _ in range(2): popdist_py.execute_on_instances({0, 2}, call)\n"
+        "call()\n"
+        "popdist_py.all_reduce(np.ones(2), async_op=True).wait()\n"
+    )
+    done = poprun("-n", 3, "--oversubscribe", "--timeline=t.json", path)
+    assert done.returncode == 0, done.stderr
+    arrows = query(
+        tmp_path / "t.json",
+        f"SELECT a.name, a.process, b.process FROM flow JOIN {_SPANS} a ON slice_out = a.id"
+        f" JOIN {_SPANS} b ON slice_in = b.id WHERE a.name = b.name",
+    )
+    calls = [(name, *sorted([one, other])) for name, one, other in arrows]
+    assert calls.count(("reduce all_reduce of 0,2", "instance 0", "instance 2")) == 2
+    names = [name for name, _, _ in calls]
+    assert names.count("reduce all_reduce") == 2
+    assert names.count("reduce beside the program") == 2
+
+
 def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
     done = poprun(*TWO, "--timeline=killed.json", sys.executable, PROGRAM, "kill")
     assert done.returncode == 137
