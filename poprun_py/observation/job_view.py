@@ -106,7 +106,7 @@ def table_lines(
 
     Args:
         view: what to show.
-        width: of the lines, in columns: longer ones are cut.
+        width: of the lines, in columns; columns of the table that do not fit are left out.
         most_rows: with more instances than this, those with the longest steps are shown.
         colour: whether phases and the slowest instance have colours.
     """
@@ -128,7 +128,7 @@ def table_lines(
         table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     worst = view.worst.instance if view.worst is not None and view.worst.is_slow else None
     for state, row in zip(states, rows, strict=True):
-        style = "bold yellow" if state.index == worst else None
+        style = "yellow" if state.index == worst else None
         table.add_row(*(row[name] for name in columns), style=style)
     text = StringIO()
     console = Console(
@@ -142,12 +142,12 @@ def table_lines(
         legacy_windows=False,
     )
     for line in headline(view):
-        console.print(line, no_wrap=True, overflow="ellipsis")
+        console.print(line)
     console.print(table)
     left = len(view.instances) - len(states)
     if left:
         console.print(f"and {_count(left, 'instance')} whose steps are shorter")
-    return text.getvalue().rstrip("\n").split("\n")
+    return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
 
 
 def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
