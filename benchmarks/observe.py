@@ -2,7 +2,9 @@
 
 Steps of a small wrapped model with its loader, in turns with and without the ledger of activities:
 their difference is the cost of a step, whatever the model. One step of 10 ms is what it is compared
-with. A look is what the wrapper does every one or two seconds while somebody may want to know.
+with. The same with and without a timeline that is recorded (--timeline); a span is one of the
+program's own, recorded or not. A look is what the wrapper does every one or two seconds while
+somebody may want to know.
 
 Usage: python benchmarks/observe.py [--json] [--turns 40]
 """
@@ -13,8 +15,11 @@ import argparse
 import contextlib
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Iterator
+import timeit
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -22,8 +27,12 @@ import torch
 from show_rows import show_rows
 from torch import nn
 
+import popdist_py
 from popdist_py import activities, poptorch
 from popdist_py.activities import ledger
+from popdist_py.environment import TIMELINE_MIB
+from popdist_py.timeline import spans
+from popdist_py.timeline.recorder import Recorder
 from poprun_py.instance.observation import observe
 from poprun_py.instance.vitals import Vitals
 
@@ -49,10 +58,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=40)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    show_rows([_steps(arguments.turns), _look()], as_json=arguments.json)
+    rows = [
+        _steps("step", _switched_off, arguments.turns),
+        *_timeline(arguments.turns),
+        _look(),
+    ]
+    show_rows(rows, as_json=arguments.json)
 
 
-def _steps(turns: int) -> dict[str, Any]:
+def _steps(
+    what: str, switched_off: Callable[[], AbstractContextManager[None]], turns: int
+) -> dict[str, Any]:
     """Return the cost of one step: the median difference between turns with and without."""
     options = poptorch.Options().showCompilationProgressBar(False)
     net = _Model()
@@ -60,17 +76,17 @@ def _steps(turns: int) -> dict[str, Any]:
     x = torch.randn(_STEPS * 4, 16)
     loader = poptorch.DataLoader(options, torch.utils.data.TensorDataset(x, x), batch_size=4)
     _turn(model, loader)
-    with_ledger, without = [], []
+    with_it, without = [], []
     for _ in range(turns):
-        with_ledger.append(_turn(model, loader))
-        with _switched_off():
+        with_it.append(_turn(model, loader))
+        with switched_off():
             without.append(_turn(model, loader))
-    pairs = zip(with_ledger, without, strict=True)
+    pairs = zip(with_it, without, strict=True)
     cost = statistics.median(one - other for one, other in pairs)
     return {
-        "what": "step",
+        "what": what,
         "microseconds": round(cost * 1e6, 2),
-        "with": round(statistics.median(with_ledger) * 1e6, 1),
+        "with": round(statistics.median(with_it) * 1e6, 1),
         "without": round(statistics.median(without) * 1e6, 1),
         f"percent of {_COMPARED_MS:g} ms": round(cost * 1e5 / _COMPARED_MS, 4),
     }
@@ -98,6 +114,33 @@ def _switched_off() -> Iterator[None]:
         mock.patch.object(activities, "step_done", _nothing),
     ):
         yield
+
+
+def _timeline(turns: int) -> Iterator[dict[str, Any]]:
+    """Yield the cost of a step whose timeline is recorded, and of one span."""
+    yield {"what": "span, not recorded", "microseconds": _span()}
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(f"{folder}/instance-0", TIMELINE_MIB << 20)
+        with mock.patch.object(spans, "_recorder", recorder):
+            activities.listen(spans._hear)
+            yield {"what": "span, recorded", "microseconds": _span()}
+            yield _steps("step with a timeline", _unrecorded, turns)
+            activities.listen(None)
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    """Have no timeline recorded."""
+    activities.listen(None)
+    with mock.patch.object(spans, "_recorder", None):
+        yield
+    activities.listen(spans._hear)
+
+
+def _span() -> float:
+    """Return the microseconds of a span: the best of several turns."""
+    turn = timeit.Timer("with span('work'): pass", globals={"span": popdist_py.span})
+    return round(min(turn.repeat(10, 10_000)) * 100, 2)
 
 
 def _look() -> dict[str, Any]:
