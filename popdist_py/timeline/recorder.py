@@ -40,7 +40,6 @@ class Recorder:
     def __init__(self, prefix: str, size: int) -> None:
         self._prefix = prefix
         self._size = size
-        self._moment = time.time_ns(), time.monotonic_ns()
         self._forget()
         if not Path(f"{prefix}.0{SPANS_SUFFIX}").exists():
             self._open()  # at once: the program's file is none of the processes that it starts
@@ -48,6 +47,7 @@ class Recorder:
 
     def _forget(self) -> None:
         """Begin anew, as a process that has just been forked."""
+        self._moment = time.time_ns(), time.monotonic_ns()
         self._writer: SpanWriter | None = None
         self._is_broken = False
         self._tracks: dict[tuple[str, int], int] = {}
@@ -118,7 +118,7 @@ class Recorder:
         return self._writer
 
     def _claim(self) -> SpanWriter | None:
-        """Take the first file that is free, else that of a process that has ended.
+        """Take the first file that is free, else the oldest of a process that has ended.
 
         Raises:
             OSError: it cannot be made.
@@ -127,7 +127,8 @@ class Recorder:
         if not paths[0].exists():
             return SpanWriter(paths[0], self._size * 3 // 4, "", self._moment)
         free = next((path for path in paths[1:] if not path.exists()), None)
-        path = free or next((path for path in paths[1:] if not _is_written(path)), None)
+        ended = [] if free else [path for path in paths[1:] if not _is_written(path)]
+        path = free or min(ended, key=_begin_of, default=None)
         if path is None:
             return None
         return SpanWriter(path, self._size // 4 // _NUM_OTHERS, _process_name(), self._moment)
@@ -149,6 +150,11 @@ def _is_written(path: Path) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _begin_of(path: Path) -> int:
+    header = read_header(path)
+    return 0 if header is None else header.monotonic_ns
 
 
 @contextlib.contextmanager
