@@ -48,8 +48,8 @@ __all__ = ["main", "run"]
 
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
 _READ_BACK = ("tree", "cores")
-# A job of fewer steps is no training whose speed would matter.
-_TOLD_STEPS = 10
+# A shorter job is no training whose speed would matter.
+_TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
 def main() -> NoReturn:
@@ -234,8 +234,9 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
 def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
     """Say in five lines where the time of a training went, where somebody looks at it."""
     view = result.view
-    is_wanted = config.live or config.verbosity >= 1 or sys.stderr.isatty()
-    if view is None or not is_wanted:
+    is_asked = config.live or config.verbosity >= 1
+    is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()
+    if view is None or not (is_asked or is_long):
         return
     if config.live or any(each.num_steps >= _TOLD_STEPS for each in view.instances):
         from poprun_py.observation.job_view import summary_lines

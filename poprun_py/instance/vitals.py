@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 # The words of the memory shared with popdist_py/heartbeat.py, each of 8 bytes.
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
+_NUM_WORDS = 10
 # Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
 # what goes on, the samples, the steps timed; the nanoseconds of each activity; of the last steps
 # how long they took, and how long without waiting for others.
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 _RING, _STEP_NANOSECONDS, _OWN_NANOSECONDS = 256, 32, 288
-_NUM_WORDS = 544
+_ALL_WORDS = 544
 _READS = 100
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
@@ -48,8 +49,8 @@ class Vitals:
 
     def __init__(self) -> None:
         self._heartbeat = os.memfd_create("poprun-heartbeat")
-        os.ftruncate(self._heartbeat, 8 * _NUM_WORDS)
-        self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _NUM_WORDS)).cast("q")
+        os.ftruncate(self._heartbeat, 8 * _ALL_WORDS)
+        self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _ALL_WORDS)).cast("q")
         self._counts = False  # whether the program was ever seen to count
         self._stacks = os.memfd_create("poprun-stacks")
 

@@ -13,10 +13,11 @@ from poprun_py.observation.instance_state import InstanceState, Look
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.stragglers import Straggler, slowest, stragglers
 
-__all__ = ["LIVE_SECONDS", "SECONDS", "JobObserver"]
+__all__ = ["FIRST_SECONDS", "LIVE_SECONDS", "SECONDS", "JobObserver"]
 
-# How often all instances are asked: for the view of --live, and else to find stragglers.
-LIVE_SECONDS, SECONDS = 1.0, 2.0
+# How often all instances are asked: for the view of --live, and else to find stragglers, for which
+# a job has to last some time: of a short one nobody asks what could be quicker.
+LIVE_SECONDS, SECONDS, FIRST_SECONDS = 1.0, 2.0, 10.0
 # An instance whose host is busy answers late.
 _ANSWER_SECONDS = 2.0
 # An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
@@ -85,6 +86,7 @@ class JobObserver:
         program: as the user calls it.
         began: when the job began.
         seconds: how often to look at all instances by itself; None: only when somebody asks.
+        first_seconds: how long after the start to look for the first time.
         ask: asks an instance to tell; ``observed`` takes the answer.
         tell: takes a straggler, once for each instance and reason.
         show: takes the view each time that all instances have told.
@@ -98,6 +100,7 @@ class JobObserver:
         program: str,
         began: float,
         seconds: float | None,
+        first_seconds: float,
         ask: Callable[[int], None],
         tell: Callable[[Straggler], None],
         show: Callable[[JobView], None],
@@ -105,6 +108,7 @@ class JobObserver:
         self._facts = (run_id, pid, program)
         self._began = began
         self._seconds = seconds
+        self._first_seconds = first_seconds
         self._ask = ask
         self._tell = tell
         self._show = show
@@ -120,7 +124,7 @@ class JobObserver:
         """Watch an instance whose program runs."""
         self._watched[index] = _Watched(index, host, pid)
         if self._seconds is not None:
-            self._next_look = min(self._next_look, now + self._seconds)
+            self._next_look = min(self._next_look, now + self._first_seconds)
 
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
         """Take what an instance told."""

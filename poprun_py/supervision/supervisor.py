@@ -447,16 +447,18 @@ class _Supervisor:
 
     def _make_observer(self, began: float) -> JobObserver:
         """Return what looks at the instances: by itself where somebody may be waited for."""
-        from poprun_py.observation.job_observer import LIVE_SECONDS, SECONDS, JobObserver
+        from poprun_py.observation import job_observer
 
         job = self._job
-        seconds = SECONDS if len(job.variables) > 1 else None
-        return JobObserver(
+        seconds = job_observer.SECONDS if len(job.variables) > 1 else None
+        live = job_observer.LIVE_SECONDS
+        return job_observer.JobObserver(
             run_id=job.run_id,
             pid=os.getpid(),
             program=job.program,
             began=began,
-            seconds=LIVE_SECONDS if job.live else seconds,
+            seconds=live if job.live else seconds,
+            first_seconds=live if job.live else job_observer.FIRST_SECONDS,
             ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
             tell=lambda straggler: self._output.say(straggler.sentence),
             show=self._show_view,

@@ -102,8 +102,10 @@ def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text
 def test_both_sides_name_the_same_words():
     for name in ("_SINCE", "_ACTIVITY", "_SAMPLES", "_TIMED_STEPS", "_NANOSECONDS", "_RING"):
         assert getattr(vitals, name) == getattr(ledger, name), name
-    for name in ("_STEP_NANOSECONDS", "_OWN_NANOSECONDS", "_NUM_WORDS"):
+    for name in ("_STEP_NANOSECONDS", "_OWN_NANOSECONDS"):
         assert getattr(vitals, name) == getattr(ledger, name), name
+    assert vitals._ALL_WORDS == ledger._NUM_WORDS
+    assert vitals._NUM_WORDS <= ledger._BEGAN  # after those of the heartbeat
     assert vitals._LEDGER_BEGAN == ledger._BEGAN
     assert len(ledger.NAMES) == vitals._NUM_ACTIVITIES
 

@@ -20,6 +20,7 @@ def job():
         program="train.py",
         began=0.0,
         seconds=2.0,
+        first_seconds=2.0,
         ask=said.asked.append,
         tell=said.told.append,
         show=said.shown.append,
