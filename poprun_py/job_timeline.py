@@ -6,6 +6,7 @@ killed; else temporary ones. Nothing here runs a job.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -47,11 +48,12 @@ class JobTimeline:
             is_auto = config.timeline == AUTO
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
+            # Said now: when the job has ended is too late.
             folder = self._path.parent
-            if not folder.is_dir():
+            if not folder.is_dir() or self._path.is_dir() or not os.access(folder, os.W_OK):
                 raise UsageError(
-                    f"{config.shown('timeline')}: {folder} is no folder: make it, or name a file "
-                    "in another one"
+                    f"{config.shown('timeline')}: expected the path of a file in a folder that is "
+                    "there and can be written to"
                 )
 
     def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> Recording | None:

@@ -33,8 +33,9 @@ def query(path: Path, sql: str) -> list[tuple[str, ...]]:
     """Return the rows that a query of a trace gives, each value as text."""
     shell = os.environ.get("TRACE_PROCESSOR")
     if shell:
+        # From its standard input.
         done = subprocess.run(
-            [shell, "query", path, sql], capture_output=True, text=True, check=True
+            [shell, "-q", "/dev/stdin", path], input=sql, capture_output=True, text=True, check=True
         )
         return [tuple(row) for row in csv.reader(io.StringIO(done.stdout))][1:]
     rows = tables(events(path)).execute(sql).fetchall()

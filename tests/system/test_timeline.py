@@ -179,13 +179,15 @@ def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
     assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("before the end",)]
 
 
-def test_a_folder_that_is_not_there_is_refused_before_anything_starts(poprun):
-    done = poprun("--timeline=nowhere/file.json", "touch", "ran")
+@pytest.mark.parametrize("path", ["nowhere/file.json", "."])
+def test_what_cannot_be_written_is_refused_before_anything_starts(poprun, tmp_path, path):
+    done = poprun(f"--timeline={path}", "touch", "ran")
     assert done.returncode == 2
     assert done.stderr == (
-        "poprun-py: error: --timeline nowhere/file.json: nowhere is no folder: make it, or name a "
-        "file in another one\n"
+        f"poprun-py: error: --timeline {path}: expected the path of a file in a folder that is "
+        "there and can be written to\n"
     )
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_program_that_records_nothing_has_an_empty_timeline(poprun, tmp_path):
