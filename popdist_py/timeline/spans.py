@@ -68,7 +68,8 @@ class span:
     """The time of a block, or of each call of a function, in the job's timeline.
 
     ``with popdist_py.span("augment", images=64):`` or ``@popdist_py.span("augment")``. Costs a few
-    microseconds while a timeline is recorded; a third of one else. A coroutine's awaits count.
+    microseconds while a timeline is recorded; a fraction of one else. In a coroutine take ``with``:
+    its time counts while it waits, too.
 
     Args:
         name: what goes on; few different ones, with what varies in ``arguments``.
@@ -98,14 +99,16 @@ class span:
             end = time.monotonic_ns()
             # Recording may have begun inside the block.
             begin = getattr(self, "_begin", end)
-            arguments = _to_json(self._arguments) if self._arguments else ""
-            _recorder.record(self._name, self._track, begin, end, arguments)
+            arguments = _shown(self._arguments) if self._arguments else ""
+            _recorder.record(str(self._name), self._track, begin, end, arguments)
 
     def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         """Return ``function``, each call of which is a span."""
 
         @functools.wraps(function)
         def timed(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+            if _recorder is None:
+                return function(*args, **kwargs)
             # A span of its own: calls may be nested, or run in several threads.
             with copy.copy(self):
                 return function(*args, **kwargs)
@@ -126,6 +129,14 @@ class row_span(span):
     def __init__(self, row: str, name: str) -> None:
         super().__init__(name)
         self._track = row
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    """Return arguments as JSON; no program ends because of what cannot be shown."""
+    try:
+        return _to_json(arguments)
+    except (TypeError, ValueError, RecursionError):
+        return ""
 
 
 def record(folder: str | Path) -> Path | None:

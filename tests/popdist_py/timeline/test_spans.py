@@ -65,6 +65,29 @@ assert f.__name__ == "f"
     assert Counter(s.track for s in recorded.spans) == {"program": 4, "program (other)": 1}
 
 
+def test_what_cannot_be_shown_ends_no_program(prefix):
+    done, (recorded,) = run(
+        prefix,
+        """
+import popdist_py
+circle = []
+circle.append(circle)
+with popdist_py.span(7, circle=circle):
+    pass
+""",
+    )
+    assert done.stderr == ""
+    assert [(span.name, span.arguments) for span in recorded.spans] == [("7", "")]
+
+
+def test_an_error_goes_through_and_its_span_is_there(prefix):
+    done, (recorded,) = run(
+        prefix, "import popdist_py\nwith popdist_py.span('fails'): raise SystemExit(7)\n"
+    )
+    assert done.returncode == 7
+    assert names(recorded) == {"fails": 1}
+
+
 def test_spans_that_others_timed(prefix):
     _, (recorded,) = run(
         prefix,
