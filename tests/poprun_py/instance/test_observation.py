@@ -128,8 +128,9 @@ def test_the_wrapper_reads_what_the_program_counts(program):
     assert json.loads(json.dumps(read)) == read
     assert (read["samples"], read["timed"]) == (8 * 301, 300)
     # The place that is written next is left out.
-    assert len(read["steps"]) == len(read["own"]) == 255
-    assert all(0 < own <= step for own, step in zip(read["own"], read["steps"], strict=True))
+    assert len(read["steps"]) == 255
+    last = read["steps"][-10:]
+    assert all(0 < own <= step for own, step in zip(read["own"], last, strict=True))
     assert ledger.NAMES[read["activity"]] == "saving"
     # What goes on counts until now.
     assert sum(read["nanoseconds"]) == read["now"] - read["began"]
