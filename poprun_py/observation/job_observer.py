@@ -215,8 +215,7 @@ class JobObserver:
         states = [each.training for each in running if each.training is not None]
         slow = {each.instance: each for each in stragglers(states)}
         for watched in running:
-            if watched.has_new_steps:
-                watched.slow_looks = watched.slow_looks + 1 if watched.index in slow else 0
+            watched.slow_looks = watched.slow_looks + 1 if watched.index in slow else 0
         confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
         for straggler in confirmed.values():  # the slowest first
             self._tell_once(straggler)
