@@ -29,7 +29,7 @@ _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 _RING, _STEP_NANOSECONDS, _OWN_NANOSECONDS = 256, 32, 288
 _ALL_WORDS = 544
-_OWN_STEPS, _READS = 10, 100
+_OWN_STEPS = 10
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
@@ -92,15 +92,11 @@ class Vitals:
         began = words[_LEDGER_BEGAN]
         if not began:
             return None
-        for _ in range(_READS):
-            since, activity = words[_SINCE], words[_ACTIVITY]
-            spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
-            # Else the program was writing them just now.
-            if sum(spent) + began == since == words[_SINCE] and words[_ACTIVITY] == activity:
-                break
+        since, activity = words[_SINCE], words[_ACTIVITY]
+        spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
         now = time.monotonic_ns()
-        if 0 <= activity < _NUM_ACTIVITIES:
-            spent[activity] += now - since
+        # Whatever the program wrote meanwhile, all of its time is some activity's.
+        spent[activity] += now - began - sum(spent)
         timed = words[_TIMED_STEPS]
         last = [step % _RING for step in range(max(0, timed - _RING + 1), timed)]
         return {

@@ -26,7 +26,8 @@ def program():
     def start(code, **environ):
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdout=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, **environ},
+            stdout=subprocess.PIPE, text=True, env={**os.environ, **environ},
+            start_new_session=True,
         )  # fmt: skip
         started.append(process)
         assert process.stdout.readline() == "ready\n"
