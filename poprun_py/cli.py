@@ -250,10 +250,13 @@ def _print_status(config: LaunchConfig) -> int:
     import json
 
     from poprun_py.observation.job_view import JobView, table_lines
-    from poprun_py.supervision.inspection import ask_status
+    from poprun_py.supervision.inspection import NEWEST, ask_status
 
-    assert config.status is not None
-    status, others = ask_status(config.status)
+    job = config.status
+    assert job is not None
+    if job == NEWEST and len(config.program) == 1:
+        job = config.program[0]  # without the equals sign
+    status, others = ask_status(job)
     if config.status_format == "json":
         print_out(json.dumps(status, indent=2))
         return 0

@@ -53,7 +53,7 @@ NAMES: Final = (
 
 # The words, after those of the heartbeat; vitals.py of the launcher's wrapper reads the same.
 # _BEGAN and _SINCE are time.monotonic_ns(): when counting began, and up to when the nanoseconds of
-# the activities tell of all time. So what they add up to says whether a reader saw them whole.
+# the activities tell of all time.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
 _NANOSECONDS: Final = 16  # one word for each activity
 _RING: Final = 256

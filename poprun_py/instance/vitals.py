@@ -29,7 +29,7 @@ _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 _RING, _STEP_NANOSECONDS, _OWN_NANOSECONDS = 256, 32, 288
 _ALL_WORDS = 544
-_READS = 100
+_OWN_STEPS = 10
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
@@ -85,21 +85,18 @@ class Vitals:
             ``now``, on the clock of ``time.monotonic_ns``, and ``began``; the ``activity`` that
             goes on, and ``since`` when; the ``nanoseconds`` of each one until now; the
             ``samples``; the number of steps ``timed``, and how long the last of them took, and
-            without waiting for others, in nanoseconds, the oldest first: ``steps``, ``own``.
+            the last ten without waiting for others, in nanoseconds, the oldest first: ``steps``,
+            ``own``.
         """
         words = self._words
         began = words[_LEDGER_BEGAN]
         if not began:
             return None
-        for _ in range(_READS):
-            since, activity = words[_SINCE], words[_ACTIVITY]
-            spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
-            # Else the program was writing them just now.
-            if sum(spent) + began == since == words[_SINCE] and words[_ACTIVITY] == activity:
-                break
+        since, activity = words[_SINCE], words[_ACTIVITY]
+        spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
         now = time.monotonic_ns()
-        if 0 <= activity < _NUM_ACTIVITIES:
-            spent[activity] += now - since
+        # Whatever the program wrote meanwhile, all of its time is some activity's.
+        spent[activity] += now - began - sum(spent)
         timed = words[_TIMED_STEPS]
         last = [step % _RING for step in range(max(0, timed - _RING + 1), timed)]
         return {
@@ -111,7 +108,7 @@ class Vitals:
             "samples": words[_SAMPLES],
             "timed": timed,
             "steps": [words[_STEP_NANOSECONDS + place] for place in last],
-            "own": [words[_OWN_NANOSECONDS + place] for place in last],
+            "own": [words[_OWN_NANOSECONDS + place] for place in last[-_OWN_STEPS:]],
         }
 
     def polls(self) -> int:

@@ -26,9 +26,9 @@ class Look:
     """What the wrapper of one instance said at one time; times are in seconds.
 
     ``at`` and ``began`` (of counting) are on the clock of the instance's host; ``spent`` is the
-    time of each activity until ``at``. ``activity`` goes on for ``lasting``. ``steps`` and ``own``
-    are how long the last steps took, and how long without waiting for others, the oldest first;
-    ``timed`` counts all such steps. ``calls`` were made since the last step.
+    time of each activity until ``at``. ``activity`` goes on for ``lasting``. ``steps`` are
+    how long the last steps took, ``own`` how long the last ten without waiting for others, the
+    oldest first; ``timed`` counts all such steps. ``calls`` were made since the last step.
     """
 
     at: float = 0.0
@@ -138,7 +138,7 @@ class InstanceState:
             samples_per_second=now.samples / (now.timed + 1) / mean if mean else 0.0,
             step_seconds=median(now.steps),
             p95_seconds=percentile(now.steps, _P95),
-            own_seconds=median(now.own[-10:]),
+            own_seconds=median(now.own),
             shares=tuple(each / (sum(spent) or 1.0) for each in spent),
             cpu=max(0.0, now.cpu_seconds - before.cpu_seconds) / seconds,
             num_cpus=now.num_cpus,

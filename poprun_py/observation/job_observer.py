@@ -215,19 +215,20 @@ class JobObserver:
         states = [each.training for each in running if each.training is not None]
         slow = {each.instance: each for each in stragglers(states)}
         for watched in running:
-            if not watched.has_new_steps:
-                continue
-            straggler = slow.get(watched.index)
-            watched.slow_looks = watched.slow_looks + 1 if straggler is not None else 0
-            if straggler is None or watched.slow_looks < _CONFIRMED:
-                continue
-            is_known = any(index == watched.index for index, _ in self._told)
-            if straggler.cause or not is_known:
-                self._slow = straggler
-                self._tell_once(straggler)
+            watched.slow_looks = watched.slow_looks + 1 if watched.index in slow else 0
+        confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
+        for straggler in confirmed.values():  # the slowest first
+            self._tell_once(straggler)
+        self._slow = next(iter(confirmed.values()), self._slow)
+
+    def _is_confirmed(self, index: int) -> bool:
+        watched = self._watched[index]
+        return watched.has_new_steps and watched.slow_looks >= _CONFIRMED
 
     def _tell_once(self, straggler: Straggler) -> None:
+        """Tell of an instance and a cause once; without a cause only if it was never told of."""
         what = (straggler.instance, straggler.cause)
-        if what not in self._told:
+        is_known = any(index == straggler.instance for index, _ in self._told)
+        if what not in self._told and (straggler.cause or not is_known):
             self._told.add(what)
             self._tell(straggler)

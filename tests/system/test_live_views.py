@@ -15,6 +15,11 @@ from support.typist import LAUNCHER, Typist
 pytestmark = pytest.mark.mpi
 
 COMPUTES, LOADS, SHARES = 1, 3, 5
+CAUSES = {
+    COMPUTES: "it computes longer",
+    LOADS: "it loads data longer",
+    SHARES: "it shares its CPUs",
+}
 # Each step is a meeting. What is slow sleeps, so that it does not slow the others as well; but one
 # needs the CPU that something else has taken.
 PROGRAM = f"""
@@ -34,7 +39,7 @@ while not ends[0]:
         time.sleep(0.06 if index == {LOADS} else 0.002)
     with activities.doing(activities.COMPUTING):
         time.sleep(0.06 if index == {COMPUTES} else 0.002)
-        until = time.process_time() + 0.025
+        until = time.process_time() + 0.05
         while index == {SHARES} and time.process_time() < until:
             pass
     ends[0] = index == 0 and Path("stop").exists()
@@ -45,7 +50,7 @@ while not ends[0]:
 
 @contextlib.contextmanager
 def taken_cpu():
-    """Keep the first CPU busy, four times."""
+    """Keep the first CPU busy, twice over: who needs it gets a third."""
     cpu = min(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"
     busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
@@ -69,30 +74,27 @@ def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
             "--live", "-n", 7, "--oversubscribe",
             "--output-dir", "out", script(PROGRAM), start=True,
         )  # fmt: skip
-        said = ""
-        while said.count("is slow") < 3:
+        said, named = "", dict.fromkeys(CAUSES, False)
+        while not all(named.values()):
             line = job.stderr.readline()
             assert line, said
             said += line
+            for instance, cause in CAUSES.items():
+                named[instance] |= f"instance {instance} on" in line and f": {cause}" in line
         done = status(poprun, f"--status={job.pid}")
         by_run = status(poprun, "--status=" + json.loads(done.stdout)["run_id"])
         by_folder = poprun(f"--status={tmp_path / 'out' / 'latest'}")
         (tmp_path / "stop").touch()
         rest = job.communicate(timeout=60)[1]
-    causes = {COMPUTES: "it computes longer", LOADS: "it loads data longer", SHARES: "it shares"}
-    for instance, cause in causes.items():
-        lines = [line for line in said.splitlines() if f"instance {instance} on" in line]
-        assert any("is slow" in line and cause in line for line in lines), (instance, said)
-
     view = json.loads(done.stdout)
     assert view["slowest"]["is_straggler"]
-    assert view["slowest"]["instance"] in causes
+    assert view["slowest"]["instance"] in CAUSES
     assert [each["index"] for each in view["instances"]] == list(range(7))
     for each in view["instances"]:
         assert each["phase"] == "training"
         assert each["step"] > 10
         assert each["memory_bytes"] > 1 << 20
-        assert each["shares"]["waiting"] > (0.3 if each["index"] not in causes else 0)
+        assert each["shares"]["waiting"] >= (0.3 if each["index"] not in CAUSES else 0)
         assert sum(each["shares"].values()) == pytest.approx(1, abs=0.01)
     step = view["instances"][0]["step_seconds"]["median"]
     assert view["samples_per_second"] == pytest.approx(7 * 4 / step, rel=0.5)
@@ -105,7 +107,7 @@ def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
     assert "samples/s in total, 7 instances" in summary[0][1]
     report = json.loads((tmp_path / "out/latest/report.json").read_text())
     observed = report["attempts"][-1]["observation"]
-    assert observed["slowest"]["instance"] in causes
+    assert observed["slowest"]["instance"] in CAUSES
     assert {each["phase"] for each in observed["instances"]} == {"ended"}
 
 
@@ -113,7 +115,7 @@ def test_no_job_and_a_job_that_nobody_knows_are_said(poprun):
     gone = poprun(f"--status={os.getpid()}")
     assert (gone.returncode, gone.stderr.count("\n")) == (3, 1)
     assert f"--status={os.getpid()}: no job of yours" in gone.stderr
-    unknown = poprun("--status=nobodys-run")
+    unknown = poprun("--status", "nobodys-run")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
     assert "--status=nobodys-run: no such job of yours runs on this host" in unknown.stderr
 

@@ -142,6 +142,7 @@ def test_another_thread_takes_none_of_the_programs_time(clock):
     with doing(COMPUTING):
         thread.start()
         thread.join()
+        assert ledger._words[ledger._ACTIVITY] == COMPUTING
     assert spent() == {"computing": 50}
 
 

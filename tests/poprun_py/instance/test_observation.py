@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ def program():
         process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE, text=True, env={**os.environ, **environ},
+            start_new_session=True,
         )  # fmt: skip
         started.append(process)
         assert process.stdout.readline() == "ready\n"
@@ -33,9 +35,7 @@ def program():
 
     yield start
     for process in started:
-        for pid in processes.descendants(process.pid):
-            processes.signal_process(pid, 9)
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -128,8 +128,9 @@ def test_the_wrapper_reads_what_the_program_counts(program):
     assert json.loads(json.dumps(read)) == read
     assert (read["samples"], read["timed"]) == (8 * 301, 300)
     # The place that is written next is left out.
-    assert len(read["steps"]) == len(read["own"]) == 255
-    assert all(0 < own <= step for own, step in zip(read["own"], read["steps"], strict=True))
+    assert len(read["steps"]) == 255
+    last = read["steps"][-10:]
+    assert all(0 < own <= step for own, step in zip(read["own"], last, strict=True))
     assert ledger.NAMES[read["activity"]] == "saving"
     # What goes on counts until now.
     assert sum(read["nanoseconds"]) == read["now"] - read["began"]
@@ -140,11 +141,11 @@ def test_a_program_that_writes_all_the_time_is_read_whole(program):
     seen = Vitals()
     code = (
         "from popdist_py import activities\n" + READY + "while True:\n"
-        "    with activities.doing(activities.LOADING): pass\n"
+        "    with activities.doing(activities.LOADING): sum(range(500))\n"
     )
     program(code, **seen.variables([sys.executable], os.environ))
     wait_until(lambda: seen.ledger() is not None)
-    for _ in range(200):
+    first = seen.ledger()["began"]
+    while time.monotonic_ns() < first + 500_000_000:
         read = seen.ledger()
-        total = sum(read["nanoseconds"])
-        assert total == pytest.approx(read["now"] - read["began"], abs=10**8)
+        assert sum(read["nanoseconds"]) == read["now"] - read["began"]

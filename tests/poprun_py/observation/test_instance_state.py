@@ -66,11 +66,11 @@ def test_from_two_looks_shares_are_of_the_time_between():
 
 
 def test_speed_is_that_of_the_last_steps():
-    look = Look.of(message(steps=[10] * 18 + [30, 50], own=[1] * 10 + [7] * 10, samples=21 * 8))
+    look = Look.of(message(steps=[10] * 18 + [30, 50], own=[1] * 4 + [7] * 6, samples=21 * 8))
     state = InstanceState.between(None, look, index=0)
     assert state.step_seconds == pytest.approx(0.010)
     assert state.p95_seconds == pytest.approx(0.030)
-    assert state.own_seconds == pytest.approx(0.007)  # of the last ten
+    assert state.own_seconds == pytest.approx(0.007)
     assert state.samples_per_second == pytest.approx(8 / 0.013)
 
 

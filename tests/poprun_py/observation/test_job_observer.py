@@ -145,3 +145,15 @@ def test_of_an_ended_job_the_straggler_that_was_told_is_the_slowest(job):
     for index in range(3):
         job.observer.ended(index, {"ledger": message(6.0, 300)["ledger"]}, 6.0)
     assert job.observer.view(6.0).worst is job.told[0]
+
+
+def test_among_unequal_instances_only_who_is_slower_than_the_median_one_is_told(job):
+    for at in (2.0, 4.0):
+        job.observer.on_time(at)
+        for index, own in enumerate((10, 14, 18)):
+            job.observer.observed(index, message(at, int(at * 50), own=own), at)
+    # The median of three is that of instance 1: only instance 2 is slower by so much.
+    assert [each.instance for each in job.told] == [2]
+    for index in range(3):
+        job.observer.ended(index, {"ledger": None}, 6.0)
+    assert job.observer.view(6.0).worst is job.told[0]
