@@ -41,6 +41,8 @@ __all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
 
 # Smaller files take many times as long to write.
 _COMPRESSION: Final = 4
+# As json.dumps, which makes another encoder for each call.
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +255,7 @@ def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> 
             text.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             for number, event in enumerate(events):
                 text.write(",\n" if number else "")
-                text.write(json.dumps(event, separators=(",", ":")))
+                text.write(_to_json(event))
             text.write(f'\n],"otherData":{json.dumps(about)}}}\n')
         partial.replace(path)
     except OSError:
