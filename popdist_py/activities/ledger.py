@@ -46,6 +46,7 @@ __all__ = [
     OTHER, COMPILING, COMPUTING, LOADING, TRANSFERRING,
     REDUCING, WAITING, UPDATING, SAVING, VALIDATING,
 ) = range(10)  # fmt: skip
+_ALL: Final = frozenset(range(10))
 NAMES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
@@ -88,11 +89,19 @@ class doing:
     Args:
         activity: one of this module's.
         name: says more, to a listener only.
+
+    Raises:
+        ValueError: there is no such activity.
     """
 
     __slots__ = ("_activity", "_began", "_name", "_outer")
 
     def __init__(self, activity: int, name: str = "") -> None:
+        if activity not in _ALL:
+            raise ValueError(
+                f"doing({activity!r}): expected an activity of popdist_py.activities, such as "
+                "activities.LOADING"
+            )
         self._activity = activity
         self._name = name
 

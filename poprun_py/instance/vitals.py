@@ -96,7 +96,7 @@ class Vitals:
         spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
         now = time.monotonic_ns()
         # Whatever the program wrote meanwhile, all of its time is some activity's.
-        spent[activity] += now - began - sum(spent)
+        spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
         timed = words[_TIMED_STEPS]
         last = [step % _RING for step in range(max(0, timed - _RING + 1), timed)]
         return {

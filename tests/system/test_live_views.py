@@ -128,10 +128,9 @@ from popdist_py import heartbeat
 
 popdist_py.init()
 number = 0
-while not Path("stop").exists():
+while not popdist_py.broadcast(Path("stop").exists()):
     number += 1
     print("line", number, flush=True)
-    popdist_py.barrier()
     time.sleep(0.1)
     heartbeat.step(8)
 name = input("name? ") if popdist_py.getInstanceIndex() == 0 else ""

@@ -223,3 +223,9 @@ def test_memory_of_an_older_wrapper_is_too_small_and_left_alone(monkeypatch, tmp
         pass
     assert memory.read_bytes() == bytes(80)
     assert "loading" in spent()
+
+
+@pytest.mark.parametrize("activity", [-1, 10, "loading", None])
+def test_what_is_no_activity_is_refused(activity):
+    with pytest.raises(ValueError, match="expected an activity"):
+        doing(activity)
