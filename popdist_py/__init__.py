@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         registerBackend,
         registerDefaultBackend,
     )
+    from popdist_py.timeline.spans import span
 
 __version__ = "0.2.0"
 
@@ -98,6 +99,7 @@ __all__ = [
     "reduce_scatter",
     "registerBackend",
     "registerDefaultBackend",
+    "span",
     "stopRequested",
     "synchronize",
 ]
@@ -154,6 +156,7 @@ _NAMES_OF_MODULE = {
         "registerBackend",
         "registerDefaultBackend",
     ),
+    "timeline.spans": ("span",),
 }
 # Public name -> its module.
 _MODULE_OF_NAME = {name: module for module, names in _NAMES_OF_MODULE.items() for name in names}

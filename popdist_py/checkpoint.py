@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from popdist_py import activities
 from popdist_py.atomic_file import PARTIAL_SUFFIX, replaced_at_end
 
 __all__ = ["Checkpoint", "Checkpoints"]
@@ -69,6 +70,10 @@ class Checkpoints:
         step = _whole_number("step", step)
         if step < 0:
             raise ValueError(f"step={step}: the number of steps done is expected")
+        with activities.doing(activities.SAVING, "save"):
+            return self._write(step, data)
+
+    def _write(self, step: int, data: bytes) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_partial()
         path = self.folder / f"step-{step:012}.checkpoint"
@@ -94,7 +99,8 @@ class Checkpoints:
         Raises:
             PermissionError: there is one that this user must not read.
         """
-        return next(self._whole(), None)
+        with activities.doing(activities.SAVING, "load"):
+            return next(self._whole(), None)
 
     def _whole(self) -> Iterator[Checkpoint]:
         for step, path in self._files():

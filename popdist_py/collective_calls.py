@@ -12,7 +12,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
-from popdist_py import context
+from popdist_py import activities, context
 from popdist_py.collectives import Communicator, ReduceOp
 from popdist_py.collectives.signature import Signature
 from popdist_py.value_tree import is_container, leaves, rebuilt
@@ -65,10 +65,12 @@ def all_reduce(
         # The way of most calls comes first: what runs here, the other instances wait for.
         array = _leaf_arrays().own_memory(x, op)
         if array is not None:
-            context.communicator().all_reduce(array, op, name or "")
+            communicator = context.communicator()
+            with activities.doing(activities.REDUCING, "all_reduce"):
+                communicator.all_reduce(array, op, name or "")
             return x
     _check_op("all_reduce", op)
-    return _run(partial(_all_reduce, x, op, name or ""), async_op)
+    return _run("all_reduce", partial(_all_reduce, x, op, name or ""), async_op)
 
 
 def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
@@ -87,7 +89,7 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
         InstanceLostError: another instance ended, or did not arrive in time.
     """
     _check_root("broadcast", root)
-    return _run(partial(_broadcast, x, root, name or ""), async_op)
+    return _run("broadcast", partial(_broadcast, x, root, name or ""), async_op)
 
 
 def broadcast_object(
@@ -109,7 +111,9 @@ def broadcast_object(
         TypeError: the object of ``root`` cannot be pickled; on every instance.
     """
     _check_root("broadcast_object", root)
-    return _run(lambda comm: comm.broadcast_object(obj, root, name or ""), async_op)
+    return _run(
+        "broadcast_object", lambda comm: comm.broadcast_object(obj, root, name or ""), async_op
+    )
 
 
 def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> Any:
@@ -125,7 +129,7 @@ def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> An
         CollectiveMismatchError: the instances differ in shape, dtype or name.
         InstanceLostError: another instance ended, or did not arrive in time.
     """
-    return _run(partial(_gather, x, None, name or ""), async_op)
+    return _run("all_gather", partial(_gather, x, None, name or ""), async_op)
 
 
 def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = False) -> Any:
@@ -140,7 +144,7 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
     Raises:
         TypeError: the object of an instance cannot be pickled; on every instance.
     """
-    return _run(lambda comm: comm.all_gather_object(obj, name or ""), async_op)
+    return _run("all_gather_object", lambda comm: comm.all_gather_object(obj, name or ""), async_op)
 
 
 def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
@@ -157,7 +161,7 @@ def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = F
         CollectiveMismatchError: the instances differ in shape, dtype, root or name.
     """
     _check_root("gather", root)
-    return _run(partial(_gather, x, root, name or ""), async_op)
+    return _run("gather", partial(_gather, x, root, name or ""), async_op)
 
 
 def gather_object(
@@ -176,7 +180,7 @@ def gather_object(
         TypeError: the object of an instance cannot be pickled; there and at ``root``.
     """
     _check_root("gather_object", root)
-    return _run(lambda comm: comm.gather_object(obj, root, name or ""), async_op)
+    return _run("gather_object", lambda comm: comm.gather_object(obj, root, name or ""), async_op)
 
 
 def reduce_scatter(
@@ -206,12 +210,14 @@ def reduce_scatter(
         )
     if async_op:  # the caller may go on to write to it
         x = _copy_of(x)
-    return _run(partial(_reduce_scatter, x, op, name or ""), async_op)
+    return _run("reduce_scatter", partial(_reduce_scatter, x, op, name or ""), async_op)
 
 
 def barrier() -> None:
     """Return once every instance has called this."""
-    context.communicator().barrier()
+    communicator = context.communicator()
+    with activities.doing(activities.REDUCING, "barrier"):
+        communicator.barrier()
 
 
 def synchronize() -> None:
@@ -227,11 +233,12 @@ def _leaf_arrays() -> ModuleType:
     return leaf_arrays
 
 
-def _run(call: Callable[[Communicator], Any], async_op: bool) -> Any:
+def _run(name: str, call: Callable[[Communicator], Any], async_op: bool) -> Any:
     communicator = context.communicator()
     if async_op:
         return communicator.background.submit(partial(call, communicator))
-    return call(communicator)
+    with activities.doing(activities.REDUCING, name):
+        return call(communicator)
 
 
 def _check_op(call: str, op: ReduceOp) -> None:

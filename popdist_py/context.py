@@ -23,6 +23,7 @@ from popdist_py.environment import (
     is_popdist_environment,
 )
 from popdist_py.errors import NotInitialisedError
+from popdist_py.timeline import spans
 
 __all__ = [
     "communicator",
@@ -195,11 +196,17 @@ def execute_on_instances(
     if _communicator is None:
         return func(*args, **kwargs)
     participants = indices & set(_communicator.instances)
-    _active_groups.append(_group(tuple(sorted(participants))))
+    group = _group(tuple(sorted(participants)))
+    _active_groups.append(group)
     try:
-        return func(*args, **kwargs)
+        with spans.among("" if group is _communicator else _numbers(participants)):
+            return func(*args, **kwargs)
     finally:
         _active_groups.pop()
+
+
+def _numbers(instances: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(instances)))
 
 
 def _counted(num_instances: int) -> str:

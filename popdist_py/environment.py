@@ -40,6 +40,12 @@ NUM_LOCAL_INSTANCES = "POPDIST_NUM_LOCAL_INSTANCES"
 # Beyond PopRun: the name of the run, the same in every instance and after a restart.
 RUN_ID = "POPRUN_RUN_ID"
 
+# Beyond PopRun: where an instance records its timeline, and the bytes of its files together
+# ("BYTES:PREFIX").
+TIMELINE = "POPDIST_TIMELINE"
+# The bytes of all files of a job's timeline, in MiB, where the user does not say.
+TIMELINE_MIB = 64
+
 # Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
 # and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
 # of restarts of the job.
@@ -81,6 +87,7 @@ INSTANCE_VARIABLES = frozenset(
         NETWORK,
         DEBUGGER,
         SDK_NAMES,
+        TIMELINE,
     }
 )
 

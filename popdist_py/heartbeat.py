@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
 import operator
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO
 
-from popdist_py import environment
+from popdist_py import activities, environment
+from popdist_py.activities.shared_words import map_words
 from popdist_py.environment import BETWEEN_CALLS, RESUME_EXIT_CODE
 
 __all__ = [
@@ -45,19 +45,25 @@ def begin() -> None:
     """Tell the launcher that steps will be counted from now on; ``init()`` calls this."""
     words = _words or _open()
     words[_BEGUN] = 1
+    activities.begin()
     _answer_with_stacks()
 
 
-def step() -> None:
-    """Tell the launcher that one more training step is done; takes a fraction of a microsecond.
+def step(samples: int = 0) -> None:
+    """Tell the launcher that one more training step is done; takes about a microsecond.
 
     ``popdist_py.poptorch`` calls this itself, once for each call of a training model.
+
+    Args:
+        samples: that this instance trained on in the step, for the samples per second that the
+            launcher shows.
     """
     words = _words or _open()
     # In this order: whoever reads in between sees the calls of no step but the last.
     words[_CALLS] = 0
     words[_STEP] += 1
     words[_DOING] = BETWEEN_CALLS
+    activities.step_done(samples)
 
 
 def call() -> None:
@@ -153,13 +159,7 @@ def _answer_with_stacks() -> None:
 
 
 def _open() -> memoryview:
-    """Map the memory that the launcher's wrapper made, or private memory without one."""
+    """Count in the memory that the launcher's wrapper made, or in private memory without one."""
     global _words
-    memory = mmap.mmap(-1, 8 * _NUM_WORDS)
-    path = os.environ.get(environment.HEARTBEAT)
-    if path:
-        # With a wrapper of another version or host, the instance runs without being watched.
-        with contextlib.suppress(OSError, ValueError), Path(path).open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), 8 * _NUM_WORDS)
-    _words = memoryview(memory).cast("q")
+    _words = map_words(_NUM_WORDS)
     return _words

@@ -48,6 +48,8 @@ __all__ = ["main", "run"]
 
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
 _READ_BACK = ("tree", "cores")
+# A shorter job is no training whose speed would matter.
+_TOLD_STEPS, _TOLD_SECONDS = 10, 60.0
 
 
 def main() -> NoReturn:
@@ -178,6 +180,8 @@ def _launch(config: LaunchConfig) -> int:
         if stacks := ask(config.stacks):
             print_out(stacks.removesuffix("\n"))
         return 0
+    if config.status is not None:
+        return _print_status(config)
     if config.check:
         return _check_hosts(config)
     if config.print_hardware is not None:
@@ -217,6 +221,7 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     except TimeLimitError as error:
         result = cast("LaunchResult", error.result)
     console.log(f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
+    _print_summary(config, result)
     if result.exit_code != 0:
         from poprun_py.views.report import report_text
 
@@ -224,6 +229,44 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
         if report := report_text(result, planned.instance_label):
             print_error(report.removesuffix("\n"))
     return result.exit_code
+
+
+def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
+    """Say in five lines where the time of a training went, where somebody looks at it."""
+    view = result.view
+    is_asked = config.live or config.verbosity >= 1
+    is_long = result.seconds >= _TOLD_SECONDS and sys.stderr.isatty()
+    if view is None or not (is_asked or is_long):
+        return
+    if config.live or any(each.num_steps >= _TOLD_STEPS for each in view.instances):
+        from poprun_py.observation.job_view import summary_lines
+
+        for line in summary_lines(view):
+            print_error(f"{command_name()}: {line}")
+
+
+def _print_status(config: LaunchConfig) -> int:
+    """Print how the instances of a running job are doing."""
+    import json
+
+    from poprun_py.observation.job_view import JobView, table_lines
+    from poprun_py.supervision.inspection import NEWEST, ask_status
+
+    job = config.status
+    assert job is not None
+    if job == NEWEST and len(config.program) == 1:
+        job = config.program[0]  # without the equals sign
+    status, others = ask_status(job)
+    if config.status_format == "json":
+        print_out(json.dumps(status, indent=2))
+        return 0
+    # A pipe gets whole lines, a terminal what fits.
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
+    print_out("\n".join(table_lines(JobView.from_json(status), width=width, colour=wants_colour())))
+    if others:
+        pids = ", ".join(map(str, others))
+        print_error(f"{command_name()}: other jobs run too: --status={pids}")
+    return 0
 
 
 def _check_hosts(config: LaunchConfig) -> int:
@@ -248,6 +291,7 @@ def _plan(config: LaunchConfig) -> LaunchPlan:
     only_looking = config.dry_run or config.prints_file or has_no_program
     if config.from_plan is not None:
         planned = _load_plan(config)
+        planned = replace(planned, config=replace(planned.config, live=config.live))
     else:
         from poprun_py import launcher
 

@@ -15,8 +15,15 @@ from typing import Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
+from poprun_py.errors import (
+    LaunchError,
+    StartError,
+    TimeLimitError,
+    UsageError,
+    explain_os_error,
+)
 from poprun_py.hosts.host_list import Host
+from poprun_py.job_timeline import JobTimeline
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -29,6 +36,7 @@ from poprun_py.planning.variables import attempt_variables
 from poprun_py.run_record import RunRecord
 from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
+from poprun_py.timeline.collector import Recording
 
 __all__ = ["Console", "launch", "plan", "run"]
 
@@ -47,6 +55,9 @@ class Console(Protocol):
     def binding(self, line: str, /) -> None:
         """Take what the kernel says of an instance's binding."""
 
+    def tell(self, sentence: str, /) -> None:
+        """Take what became of something that the user asked for, at any verbosity."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Callbacks:
@@ -55,6 +66,7 @@ class _Callbacks:
     log: Log
     warn: Log
     binding: Log
+    tell: Log
 
 
 def _silent(_: str) -> None:
@@ -167,7 +179,7 @@ def launch(
         job = plan(job, environ=environ, contact_hosts=True)
     elif environ is not None:
         job = replace(job, environ=dict(environ))
-    return run(job, _Callbacks(log, warn, tell_binding or log), descriptors=descriptors)
+    return run(job, _Callbacks(log, warn, tell_binding or log, tell=log), descriptors=descriptors)
 
 
 def run(
@@ -233,17 +245,31 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
         console.log(f"the hosts talk to one another over {planned.network}")
     record = RunRecord(planned)
     try:
+        timeline = JobTimeline(planned, record.folder.path if record.folder else None)
         console.log(f"the run is {record.run_id}")
-        attempts = _Attempts(planned, record, console, descriptors)
-        result = run_with_restarts(
-            attempts.run, config.max_restarts, attempts.failed, attempts.pause
-        )
+        attempts = _Attempts(planned, record, timeline, console, descriptors)
+        try:
+            result = run_with_restarts(
+                attempts.run, config.max_restarts, attempts.failed, attempts.pause
+            )
+            _finish_timeline(timeline, console)
+        finally:
+            timeline.close()
         record.finish(result)
     finally:
         record.close()
         if record.trouble:
             console.warn(record.trouble)
     return replace(result, run_id=record.run_id)
+
+
+def _finish_timeline(timeline: JobTimeline, console: Console) -> None:
+    """Make the trace of a job that has ended; its result does not depend on it."""
+    try:
+        if told := timeline.finish():
+            console.tell(told)
+    except OSError as error:
+        console.warn(explain_os_error(error, "the timeline cannot be written"))
 
 
 def _require_main_thread() -> None:
@@ -258,6 +284,7 @@ class _Attempts:
     Args:
         planned: the plan of the first run.
         record: what is kept of them.
+        timeline: where they record what they do when.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
     """
@@ -266,11 +293,13 @@ class _Attempts:
         self,
         planned: LaunchPlan,
         record: RunRecord,
+        timeline: JobTimeline,
         console: Console,
         descriptors: tuple[int, int],
     ) -> None:
         self.plan = planned
         self._record = record
+        self._timeline = timeline
         self._console = console
         self._descriptors = descriptors
         self._began = time.monotonic()  # later by what does not count towards a limit
@@ -282,7 +311,14 @@ class _Attempts:
         spent = time.monotonic() - self._began if count else 0.0
         try:
             result = supervise(
-                _job(planned, count, spent, run_id=record.run_id, folder=folder),
+                _job(
+                    planned,
+                    count,
+                    spent,
+                    run_id=record.run_id,
+                    folder=folder,
+                    recording=self._timeline.begin(planned, folder),
+                ),
                 log=self._console.log,
                 on_started=self._check_binding,
                 descriptors=self._descriptors,
@@ -323,6 +359,7 @@ def _job(
     *,
     run_id: str,
     folder: str | None = None,
+    recording: Recording | None = None,
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan."""
     config, hosts = planned.config, planned.topology.hosts
@@ -350,6 +387,7 @@ def _job(
         ),
         output=config.output,
         output_dir=folder,
+        recording=recording,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,
         hang_timeout=config.hang_timeout,
@@ -360,8 +398,19 @@ def _job(
         ),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
         ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
+        run_id=run_id,
+        program=_short_name(config.program),
+        live=config.live,
         partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
     )
+
+
+def _short_name(program: tuple[str, ...]) -> str:
+    """Return what people call a program: its script, behind an interpreter too, or its module."""
+    scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
+    if "-m" in program[:2]:
+        return " ".join(program[program.index("-m") :][:2])
+    return next(scripts, program[0]).rpartition("/")[2]
 
 
 def _listen_address(others: list[Host], network: str) -> str:

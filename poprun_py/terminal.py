@@ -122,6 +122,10 @@ class Terminal:
         else:
             self.log(line)
 
+    def tell(self, sentence: str) -> None:
+        """Write what became of something that the user asked for."""
+        print_error(f"{command_name()}: {sentence}")
+
 
 def print_warning(sentence: str) -> None:
     """Print a warning as one line."""

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from popdist_py import activities
+from popdist_py.timeline import spans
+
 __all__ = ["Background", "Handle"]
 
 
@@ -19,6 +22,7 @@ class Handle:
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
+        self._name = spans.call_name("beside the program")
         self._done = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
@@ -26,7 +30,9 @@ class Handle:
     def run(self) -> None:
         """Make the call and store its result or error for ``wait``."""
         try:
-            self._result = self._function()
+            # Of another thread: the program's own time goes elsewhere meanwhile.
+            with activities.doing(activities.REDUCING, self._name):
+                self._result = self._function()
         except BaseException as error:
             self._error = error
         self._done.set()
@@ -41,7 +47,9 @@ class Handle:
         Raises:
             PopdistError: the error that the collective raised.
         """
-        self._done.wait()
+        if not self._done.is_set():
+            with activities.awaiting_background():
+                self._done.wait()
         if self._error is not None:
             raise self._error
         return self._result
@@ -72,7 +80,9 @@ class Background:
         last = self.last
         if last is None or threading.current_thread() is self._thread:
             return
-        last._done.wait()
+        if not last._done.is_set():
+            with activities.awaiting_background():
+                last._done.wait()
         self.last = None
 
     def _run_queue(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, get_args
 
-from popdist_py import context
+from popdist_py import activities, context
 from popdist_py.errors import CollectiveMismatchError
 from popdist_py.metrics.accumulated import Accumulated, Reduction, merged, one_number
 from popdist_py.metrics.sink import MetricsSink
@@ -204,7 +204,8 @@ class Metrics:
         self._add_up()
         communicator = context.communicator()
         own = {name: tuple(accumulated) for name, accumulated in self._so_far.items()}
-        gathered = communicator.all_gather_object(own, call)
+        with activities.doing(activities.REDUCING, "metrics"):
+            gathered = communicator.all_gather_object(own, call)
         parts: dict[str, dict[int, Accumulated]] = {}
         for instance, numbers in zip(communicator.instances, gathered, strict=True):
             for name, number in numbers.items():

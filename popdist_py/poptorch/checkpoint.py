@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from popdist_py import context, heartbeat
+from popdist_py import activities, context, heartbeat
 from popdist_py.checkpoint import Checkpoints
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
@@ -90,6 +90,10 @@ class TrainingCheckpoints:
             Error: the model has not run yet, or ``extra`` holds something else.
         """
         _check_extra(extra or {})
+        with activities.doing(activities.SAVING, "save"):
+            self._save(step, extra or {})
+
+    def _save(self, step: int, extra: Mapping[str, Any]) -> None:
         own = {
             "random": _host_random(),
             "data": self._data.state(),
@@ -105,7 +109,7 @@ class TrainingCheckpoints:
             "instances": list(instances),
             "epoch": self._epoch,
             "done": self._done,
-            "extra": dict(extra or {}),
+            "extra": dict(extra),
         }
         self._files.save(step, _to_bytes(state))
 
@@ -121,6 +125,10 @@ class TrainingCheckpoints:
         Raises:
             Error: the checkpoint is of another version, or no training's.
         """
+        with activities.doing(activities.SAVING, "load"):
+            return self._resume()
+
+    def _resume(self) -> tuple[int, dict[str, Any]]:
         communicator = context.communicator()
         newest = self._files.latest() if communicator.instance_index == 0 else None
         newest = communicator.broadcast_object(newest)

@@ -29,8 +29,9 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
+_NAMED_WHERE_WANTED = ("from_plan", "stacks", "status")
 # One plan and one running job are named where they are wanted.
-_TYPED_ONLY = {variable_name(field): option_name(field) for field in ("from_plan", "stacks")}
+_TYPED_ONLY = {variable_name(field): option_name(field) for field in _NAMED_WHERE_WANTED}
 # Options by variable.
 OPTION_VARIABLES = {
     name: field for field in options() if (name := variable_name(field)) not in _TYPED_ONLY

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any
 
+from popdist_py.environment import TIMELINE_MIB
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
+    FILE_OR_AUTO,
     FLAG,
     INDICES,
     MAX_INSTANCES,
@@ -70,6 +72,9 @@ _SYNC_TYPES = (
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
+_JOB = replace(
+    PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one"
+)
 TOPOLOGY_FORMS = ("yes", "no", "tree", "cores", "json", "svg", "html")
 # These are whole files on standard output: nothing else may be written there.
 _TOPOLOGY_FILES = ("svg", "html")
@@ -245,6 +250,15 @@ class LaunchConfig:
         "Print what every instance of the running job of process PID is doing, and stop.",
         saved=False,
     )  # fmt: skip
+    status: str | None = option(
+        None, _JOB, "Inspection",
+        "Print how every instance of a running job is doing, and stop: alone for the only or newest"
+        " job, =PID for that of a process, =NAME for that of a run.",
+        implied="newest", saved=False,
+    )  # fmt: skip
+    status_format: str = option(
+        "text", choice("text", "json"), "Inspection", "How --status prints it.", saved=False
+    )
     dry_run: bool = option(
         False, FLAG, "Inspection", "Print the topology and the full mpirun command; start nothing.",
         saved=False,
@@ -274,6 +288,20 @@ class LaunchConfig:
     output_dir: str | None = option(
         None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
         " names the newest: attempt-N/ with the instances' whole output, and report.json.",
+    )  # fmt: skip
+    timeline: str | None = option(
+        None, FILE_OR_AUTO, "Output", "Record what every instance does when into this file, for"
+        " ui.perfetto.dev; auto: timeline.json.gz in the run's folder (--output-dir), else here.",
+        implied="auto",
+    )  # fmt: skip
+    timeline_size: int = option(
+        TIMELINE_MIB, whole(1, "MIB", maximum=1 << 20), "Output", "What all instances together may"
+        " record at most; of a long run the first and the last spans are kept, and some between.",
+    )  # fmt: skip
+    live: bool = option(
+        False, FLAG, "Output", "Keep a view of all instances below the output: what each one does,"
+        " how fast, where its time goes, which is slow; without a terminal a line now and then.",
+        saved=False,
     )  # fmt: skip
     stdin_instance: int = option(
         0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"

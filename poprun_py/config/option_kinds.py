@@ -16,8 +16,10 @@ from typing import Any, TypeGuard
 from poprun_py.errors import UsageError, nearest
 
 __all__ = [
+    "AUTO",
     "COUNT_OR_AUTO",
     "CPU_WORDS",
+    "FILE_OR_AUTO",
     "FLAG",
     "INDICES",
     "MAX_INSTANCES",
@@ -40,6 +42,8 @@ __all__ = [
 
 # Far above any job; a typing slip is refused instead of planned for hours.
 MAX_INSTANCES = 65_536
+# What the launcher chooses by itself.
+AUTO = "auto"
 # torchrun's words for as many processes as there are CPUs.
 CPU_WORDS = ("auto", "cpu")
 # Python refuses to write out numbers of thousands of digits.
@@ -99,7 +103,7 @@ class Option:
         return self._check_one(name, value)
 
     def _check_one(self, name: str, value: Any) -> Any:
-        if self.kind is PATH and isinstance(value, PathLike):
+        if self.kind in (PATH, FILE_OR_AUTO) and isinstance(value, PathLike):
             value = fspath(value)
         if not self.kind.accepts(value):
             raise UsageError(self.refusal(name, value))
@@ -275,6 +279,12 @@ PATH = Kind(
     expected="a path",
     read=str,
     accepts=lambda v: is_word(v) and v != "",
+)
+FILE_OR_AUTO = Kind(
+    metavar="FILE|auto",
+    expected="the path of a file, or auto",
+    read=str,
+    accepts=PATH.accepts,
 )
 YES_NO = Kind(
     metavar="yes|no",

@@ -20,6 +20,7 @@ STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
 BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
+OBSERVED = b"N"  # JSON: where time goes and what the program uses, the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
 TAKEN = b"k"  # the program has read the KEYS: there may be more
@@ -28,6 +29,8 @@ MODES = (
 )
 DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
 PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
+CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
+FILE = b"F"  # a name, NUL, a part of that file of the timeline (zlib), when the program has ended
 DIED = b"D"  # JSON: how the program ended, at once; its output may still be on the way
 EXIT = b"X"  # JSON: the same and more, once nothing is left of the program and its output is sent
 # launcher -> wrapper
@@ -40,7 +43,9 @@ PAUSE = b"Z"  # JSON: true stops all processes of the program, false lets them g
 SIGNAL = b"K"  # JSON: a signal number for the program
 PROPOSE = b"Q"  # JSON: stop at this call of stopRequested(); 0 only asks how many there were
 AGREE = b"R"  # JSON: the proposal that holds for all instances
+ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
 DUMP = b"U"  # send the stacks
+OBSERVE = b"N"  # tell where time goes
 STOP = b"T"  # JSON: grace seconds; SIGTERM, then SIGKILL
 BYE = b"B"  # the wrapper may end
 # whoever inspects a running job -> launcher, on the socket in its private folder

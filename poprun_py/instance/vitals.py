@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
+# Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
+# what goes on, the samples, the steps timed; the nanoseconds of each activity; of the last steps
+# how long they took, and how long without waiting for others.
+_LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
+_NANOSECONDS, _NUM_ACTIVITIES = 16, 10
+_RING, _STEP_NANOSECONDS, _OWN_NANOSECONDS = 256, 32, 288
+_ALL_WORDS = 544
+_OWN_STEPS = 10
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
@@ -41,8 +49,8 @@ class Vitals:
 
     def __init__(self) -> None:
         self._heartbeat = os.memfd_create("poprun-heartbeat")
-        os.ftruncate(self._heartbeat, 8 * _NUM_WORDS)
-        self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _NUM_WORDS)).cast("q")
+        os.ftruncate(self._heartbeat, 8 * _ALL_WORDS)
+        self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _ALL_WORDS)).cast("q")
         self._counts = False  # whether the program was ever seen to count
         self._stacks = os.memfd_create("poprun-stacks")
 
@@ -69,6 +77,39 @@ class Vitals:
         progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
         self._counts = self._counts or bool(words[_BEGUN]) or any(progress)
         return progress if self._counts else None
+
+    def ledger(self) -> "dict[str, Any] | None":
+        """Return where the program's time went, or None before it began to count.
+
+        Returns:
+            ``now``, on the clock of ``time.monotonic_ns``, and ``began``; the ``activity`` that
+            goes on, and ``since`` when; the ``nanoseconds`` of each one until now; the
+            ``samples``; the number of steps ``timed``, and how long the last of them took, and
+            the last ten without waiting for others, in nanoseconds, the oldest first: ``steps``,
+            ``own``.
+        """
+        words = self._words
+        began = words[_LEDGER_BEGAN]
+        if not began:
+            return None
+        since, activity = words[_SINCE], words[_ACTIVITY]
+        spent = words[_NANOSECONDS : _NANOSECONDS + _NUM_ACTIVITIES].tolist()
+        now = time.monotonic_ns()
+        # Whatever the program wrote meanwhile, all of its time is some activity's.
+        spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
+        timed = words[_TIMED_STEPS]
+        last = [step % _RING for step in range(max(0, timed - _RING + 1), timed)]
+        return {
+            "now": now,
+            "began": began,
+            "activity": activity,
+            "since": since,
+            "nanoseconds": spent,
+            "samples": words[_SAMPLES],
+            "timed": timed,
+            "steps": [words[_STEP_NANOSECONDS + place] for place in last],
+            "own": [words[_OWN_NANOSECONDS + place] for place in last[-_OWN_STEPS:]],
+        }
 
     def polls(self) -> int:
         """Return how often the program asked whether to stop."""

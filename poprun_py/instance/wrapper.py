@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from poprun_py.instance.keyboard import Keyboard
+    from poprun_py.instance.timeline_files import TimelineFiles
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
@@ -107,6 +108,7 @@ class Wrapper:
         self._told_progress: list[int] | None = None
         self._memory: dict[str, int] = {}
         self._keyboard: Keyboard | None = None
+        self._timeline: TimelineFiles | None = None
         self._paused: list[int] = []  # processes of the program that we stopped
 
     def run(self) -> int:
@@ -128,6 +130,8 @@ class Wrapper:
             processes.set_open_files(tuple(start["open_files"]))
         os.environ.update(sdk_names.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
+        if "timeline" in start:
+            self._record_timeline(start["timeline"])
         if self._keyboard is not None:
             os.environ.update(self._keyboard.variables())
         self._memory = memory_state()
@@ -192,8 +196,8 @@ class Wrapper:
             self._send(protocol.POLLED, {"proposal": proposal, "polls": polls})
         elif kind == protocol.AGREE:
             self._vitals.agree(loads(payload))
-        elif kind == protocol.DUMP:
-            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind in (protocol.DUMP, protocol.OBSERVE, protocol.ASK_CLOCK):
+            self._answer(kind, payload)
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == protocol.STOP:
@@ -203,6 +207,22 @@ class Wrapper:
         elif self._keyboard is not None:
             self._keyboard.handle(kind, payload)
             self._output.add_terminal(self._keyboard.terminal)
+
+    def _answer(self, kind: bytes, payload: bytes) -> None:
+        """Answer a question of the launcher."""
+        if kind == protocol.DUMP:
+            self._send(protocol.STACKS, {"processes": self._vitals.stacks(self._pid)})
+        elif kind == protocol.OBSERVE:
+            self._observe()
+        else:
+            self._send(protocol.CLOCK, [loads(payload), time.monotonic_ns()])
+
+    def _record_timeline(self, told: "dict[str, Any]") -> None:
+        # Only jobs with a timeline pay for it.
+        from poprun_py.instance.timeline_files import TimelineFiles
+
+        self._timeline = TimelineFiles(told)
+        os.environ.update(self._timeline.variables())
 
     # --- the program ----------------------------------------------------------------------
 
@@ -322,6 +342,8 @@ class Wrapper:
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
             "polls": self._vitals.polls(),
+            "ledger": self._vitals.ledger(),
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "stopped": self._steps.asked_at is not None,
             "exec_error": self._exec_error,
         }
@@ -345,6 +367,14 @@ class Wrapper:
             self._told_progress = progress
             self._send(protocol.BEAT, progress)
 
+    def _observe(self) -> None:
+        """Tell the launcher where the program's time goes and what it uses."""
+        from poprun_py.instance.observation import observe  # once the program runs
+
+        if self._outcome is None:
+            found = {**observe(self._pid), "progress": self._vitals.progress()}
+            self._send(protocol.OBSERVED, {**found, "ledger": self._vitals.ledger()})
+
     # --- the loop -------------------------------------------------------------------------
 
     def _loop(self, wake: int) -> int:
@@ -363,7 +393,7 @@ class Wrapper:
                 self._keyboard.on_time(time.monotonic())
             self._sample()
             if self._tree_is_empty() and not reported:
-                self._send(protocol.EXIT, self._outcome)
+                self._report_end()
                 reported = True
             if reported and not self._unsent and self._released and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
@@ -401,6 +431,12 @@ class Wrapper:
             and not processes.has_children(os.getpid())
         )
 
+    def _report_end(self) -> None:
+        """Send what is left, and how the program ended."""
+        if self._timeline is not None:
+            self._timeline.send(lambda part: self._queue(protocol.FILE, part))
+        self._send(protocol.EXIT, self._outcome)
+
     def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""
         if self._outcome is not None and not reported:
@@ -436,5 +472,7 @@ class Wrapper:
         self._connected = False
         self._released = True
         self._unsent.clear()
+        if self._timeline is not None:
+            self._timeline.remove()
         launcher_link.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
         self._stop(ORPHAN_GRACE_SECONDS)

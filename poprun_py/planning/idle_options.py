@@ -145,6 +145,12 @@ _RULES = (
         of_one_job=True,
     ),
     _Rule(
+        names=("timeline_size",),
+        reason="there is no --timeline",
+        applies=lambda planned: planned.config.timeline is None,
+        of_one_job=True,
+    ),
+    _Rule(
         names=("overwrite_config",),
         reason="there is no --export-config",
         applies=lambda planned: planned.config.export_config is None,

@@ -16,13 +16,17 @@ from poprun_py.config.environment_options import variables_layer
 from poprun_py.config.files import parse_config, parse_project_file
 from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.config.layers import merged, places, typed_layer
-from poprun_py.config.option_kinds import PATH, option_name
+from poprun_py.config.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
 __all__ = ["GatheredOptions", "gather_options"]
 
 _PROJECT_FILE = "pyproject.toml"
-_BESIDE_STACKS = ("stacks", "verbosity")
+# What asks a job that runs, and the options that count beside it.
+_BESIDE = {
+    "stacks": ("stacks", "verbosity"),
+    "status": ("status", "status_format", "verbosity"),
+}
 # The value of --import-config that leaves out every file.
 _NO_FILE = "none"
 
@@ -51,11 +55,13 @@ def gather_options(
             read.
     """
     typed = typed_layer(values)
-    if values.get("stacks") is not None:
+    asking = next((name for name in _BESIDE if values.get(name) is not None), None)
+    if asking is not None:
         # It asks a job that runs: nothing else matters, and nothing may be in the way.
-        idle = [option_name(name) for name in typed["origins"] if name not in _BESIDE_STACKS]
+        idle = [option_name(name) for name in typed["origins"] if name not in _BESIDE[asking]]
         verb = "have" if len(idle) > 1 else "has"
-        why = f"{', '.join(idle)} {verb} no effect: --stacks asks a job that runs already"
+        asks = f"{option_name(asking)} asks a job that runs already"
+        why = f"{', '.join(idle)} {verb} no effect: {asks}"
         return GatheredOptions(config=merged(typed), warnings=(why,) if idle else ())
     variables, warnings = variables_layer(environ)
     if values.get("from_plan") is not None:
@@ -131,7 +137,9 @@ def _beside_file(layer: Mapping[str, Any], place: Path) -> dict[str, Any]:
     found = {
         name: str(place / value)
         for name, value in layer.items()
-        if name in declared and declared[name].kind is PATH and (name != "mpi" or "/" in value)
+        if name in declared
+        and (declared[name].kind is PATH or (declared[name].kind is FILE_OR_AUTO and value != AUTO))
+        and (name != "mpi" or "/" in value)
     }
     return {**layer, **found}
 

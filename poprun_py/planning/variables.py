@@ -24,6 +24,7 @@ from popdist_py.environment import (
     RUN_ID,
     SDK_NAMES,
     STACKS,
+    TIMELINE,
     InstanceEnvironment,
 )
 from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
@@ -70,7 +71,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # instance, and this job does not always set them anew.
 _OF_OUTER_JOB = {
     *("POPRUN_CPUS", "POPRUN_MEMORY_NODES", RUN_ID),
-    *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS),
+    *(DEBUGGER, HEARTBEAT, NETWORK, NODE_DEVICE_ID, RESTART_COUNT, STACKS, TIMELINE),
     *("GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),

@@ -1,4 +1,4 @@
-"""Asking the launchers of running jobs: for stacks (``--stacks PID``), or what the jobs hold.
+"""Asking the launchers of running jobs: for stacks, how the instances do, or what the jobs hold.
 
 Only the jobs of this user are found, and for root all: a launcher's socket is in a private folder.
 """
@@ -16,11 +16,14 @@ from poprun_py.errors import StartError
 from poprun_py.instance import protocol
 from poprun_py.supervision.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
-__all__ = ["ask", "running_jobs"]
+__all__ = ["NEWEST", "ask", "ask_status", "running_jobs"]
 
 _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
+_STATUS_SECONDS = 5.0
+# In place of a job: the one that was started last.
+NEWEST = "newest"
 
 
 def ask(pid: int) -> str:
@@ -29,7 +32,7 @@ def ask(pid: int) -> str:
     Raises:
         StartError: there is no such job, or its launcher does not answer.
     """
-    path = _socket_of(pid)
+    path = _socket_of(pid, f"--stacks {pid}")
     try:
         answer = _answer(path, "stacks", _ANSWER_SECONDS)
     except (OSError, ValueError) as error:
@@ -37,6 +40,62 @@ def ask(pid: int) -> str:
     if answer is None:
         raise StartError(f"--stacks {pid}: the job has just ended")
     return answer
+
+
+def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
+    """Return how the instances of a running job do, and the launchers of others where one is meant.
+
+    Args:
+        job: the process id of its launcher or of one of its instances; the name of its run, or the
+            run's folder; or ``NEWEST``.
+
+    Raises:
+        StartError: there is no such job, or its launcher does not answer.
+    """
+    option = "--status" if job == NEWEST else f"--status={job}"
+    if job == NEWEST:
+        found = sorted(_sockets(), key=lambda each: _age(each[1]))
+        for number, (_, path) in enumerate(found):
+            status = _status(path, option)
+            if status is not None:
+                return status, sorted(pid for pid, _ in found[number + 1 :])
+    elif job.isdigit() and int(job) > 0:
+        if status := _status(_socket_of(int(job), option), option):
+            return status, []
+        raise StartError(f"{option}: the job has just ended")
+    else:
+        names = {job, Path(job).resolve().name}  # of a run's folder, or a link to it
+        for _, path in _sockets():
+            status = _status(path, option)
+            if status is not None and status["run_id"] in names:
+                return status, []
+    raise StartError(
+        f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
+        "the process id of a running poprun-py or of one of its instances, or the name of a run"
+    )
+
+
+def _status(path: Path, option: str) -> dict[str, Any] | None:
+    """Return what a launcher says of its instances; None if the job has just ended.
+
+    Raises:
+        StartError: it does not answer.
+    """
+    try:
+        answer = _answer(path, "status", _STATUS_SECONDS)
+        return json.loads(answer) if answer else None
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None
+    except (OSError, ValueError) as error:
+        raise StartError(f"{option}: the launcher does not answer ({error})") from None
+
+
+def _age(path: Path) -> float:
+    """Return how long ago a job began, as a number to sort by."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def running_jobs() -> dict[int, dict[str, Any] | None]:
@@ -87,7 +146,7 @@ def _sockets() -> Iterator[tuple[int, Path]]:
     yield from sorted(found)
 
 
-def _socket_of(pid: int) -> Path:
+def _socket_of(pid: int, option: str) -> Path:
     """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
     current = pid
     while current > 1:
@@ -100,7 +159,7 @@ def _socket_of(pid: int) -> Path:
             break
         current = int(fields[1])
     raise StartError(
-        f"--stacks {pid}: no job of yours; expected the process id of a running poprun-py on this "
+        f"{option}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"
     )
 

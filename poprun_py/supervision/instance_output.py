@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from poprun_py.command_name import command_name
 from poprun_py.instance.binding import format_list
 from poprun_py.output.instance_files import InstanceFiles
+from poprun_py.output.panel import Panel
 from poprun_py.output.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.supervision.control_channel import Peer
@@ -53,10 +54,16 @@ class InstanceOutput:
         self._job = job
         self._write_log = write_log
         self._sinks = tuple(Sink(descriptor) for descriptor in descriptors)
-        self._screens = tuple(Screen(s.write, is_terminal=s.is_terminal) for s in self._sinks)
         if _is_same_terminal(*descriptors):
             # One cursor: a line that one stream has left open is in the way of the other.
-            self._sinks, self._screens = self._sinks[:1] * 2, self._screens[:1] * 2
+            self._sinks = self._sinks[:1] * 2
+        terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
+        self._panel: Panel | None = None
+        self._panel_sink = terminal if job.live else None
+        if self._panel_sink is not None:
+            self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
+        screens = {id(s): Screen(self._writer(s), is_terminal=s.is_terminal) for s in self._sinks}
+        self._screens = tuple(screens[id(sink)] for sink in self._sinks)
         self._typed_into: int | None = None
         self._files = InstanceFiles(job.output_dir, len(job.variables))
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
@@ -65,6 +72,12 @@ class InstanceOutput:
             self._show_stderr, self._begin_traceback, self._tell_repeated
         )
         self._written_at = time.monotonic()
+
+    def _writer(self, sink: Sink) -> Callable[[bytes], None]:
+        """Return what writes output to a sink: above the panel, where it has one."""
+        if self._panel is not None and sink is self._panel_sink:
+            return self._panel.write
+        return sink.write
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
         """Return stdout and stderr of a new instance."""
@@ -145,8 +158,31 @@ class InstanceOutput:
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""
         self._screens[_STDERR].interrupt()
+        self.erase_panel()
         self._sinks[_STDERR].flush(0.1)
         self._write_log(line)
+
+    @property
+    def panel_size(self) -> tuple[int, int] | None:
+        """Columns and rows of the terminal that has a panel; None without one."""
+        if self._panel_sink is None:
+            return None
+        try:
+            size = os.get_terminal_size(self._panel_sink.descriptor)
+        except OSError:
+            return None
+        return size.columns, size.lines
+
+    def show_panel(self, lines: Sequence[str]) -> None:
+        """Keep these lines below all output on the terminal; none: take the panel away."""
+        if self._panel is not None and not self.is_full:
+            self._panel.show(lines)
+
+    def erase_panel(self) -> None:
+        """Take the panel off the terminal until there is output again, or it is shown anew."""
+        if self._panel is not None and self._panel_sink is not None:
+            self._panel.erase()
+            self._panel_sink.flush(0.1)
 
     @property
     def is_terminal(self) -> tuple[bool, bool]:
@@ -172,6 +208,8 @@ class InstanceOutput:
 
     def enter_typed(self) -> None:
         """The terminal has moved the cursor to the next line itself."""
+        if self._panel is not None:
+            self._panel.enter_typed()
         for screen in self._screens:
             screen.end_by_terminal()
 
@@ -200,6 +238,8 @@ class InstanceOutput:
             patience: seconds to wait for the reader.
         """
         self._tell_trouble()
+        if self._panel is not None:
+            self._panel.on_time(now)
         self._repeats.on_time(now)
         self._written_at = now
         for screen in self._screens:
@@ -216,8 +256,10 @@ class InstanceOutput:
             return self._written_at + _READER_PAUSE_SECONDS
         if any(screen.is_waiting for screen in self._screens):
             return self._written_at + self._idle_seconds
+        next_panel_at = self._panel.next_deadline() if self._panel is not None else float("inf")
         next_bar_at = min(screen.next_bar_at() for screen in self._screens)
-        return min(self._repeats.next_deadline(), next_bar_at + self._idle_seconds)
+        next_bar_at += self._idle_seconds
+        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at)
 
     def close(self) -> None:
         """Close the files."""

@@ -6,6 +6,7 @@ import enum
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from popdist_py.environment import (
     BETWEEN_CALLS,
@@ -14,6 +15,10 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
+from poprun_py.timeline.collector import Recording
+
+if TYPE_CHECKING:
+    from poprun_py.observation.job_view import JobView
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -44,8 +49,10 @@ class Job:
     standard input.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
     finds one; it is None if there is no other host to ask. ``output_dir`` is the folder, which is
-    there, for what the instances write. ``ipus`` are the emulated IPUs that each instance holds, in
-    the partition of this name: for who inspects the job.
+    there, for what the instances write; ``recording`` is where they record a timeline, None without
+    one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
+    who inspects the job, as are ``run_id`` and ``program``.
+    ``live`` asks for a view of the instances that is kept up to date on the terminal.
     """
 
     command: tuple[str, ...]
@@ -63,8 +70,12 @@ class Job:
     listen: str | None = None
     hosts: tuple[str, ...] = ()
     explain_failed_start: Callable[[], None] | None = None
+    recording: Recording | None = None
     ipus: tuple[range, ...] = ()
     partition: str | None = None
+    run_id: str = ""
+    program: str = ""
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +226,7 @@ class LaunchResult:
     ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
     ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
     it counts towards no limit.
+    ``view`` tells where the time of the instances went.
     """
 
     exit_code: int
@@ -231,6 +243,7 @@ class LaunchResult:
     may_restart: bool = False
     cause: Cause | None = None
     run_id: str = ""
+    view: JobView | None = None
 
     @property
     def explanation(self) -> str:

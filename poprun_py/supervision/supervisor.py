@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import shutil
 import signal
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError, explain_os_error
 from poprun_py.instance import processes, protocol
@@ -46,6 +47,11 @@ from poprun_py.supervision.private_folder import is_full, make_private_folder, m
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits
+from poprun_py.timeline.collector import Collector
+
+if TYPE_CHECKING:
+    from poprun_py.observation.job_observer import JobObserver
+    from poprun_py.observation.job_view import JobView
 
 __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 
@@ -53,6 +59,8 @@ __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 _SILENCE_SECONDS = 10.0
 # The longest wait for an event: while a job ends, and else.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
+# Between two lines of --live where there is no terminal; rows of its panel that are no instance.
+_LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
 
 Started = Callable[[dict[int, dict[str, Any]]], None]
 
@@ -132,7 +140,10 @@ class _Supervisor:
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
+        self._timeline = Collector(job.recording, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
+        self._observer: JobObserver | None = None
+        self._next_line = 0.0  # of a --live job whose output is no terminal
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
         self._suspension = Suspension(self._stop_here)
@@ -202,6 +213,7 @@ class _Supervisor:
                 self._mpirun_files,
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
             )
+        self._observer = self._make_observer(began)  # while mpirun starts
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())
@@ -213,6 +225,7 @@ class _Supervisor:
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
             self._output.finish(peer)
+        self._output.show_panel(())
         self._drain()
         return self._result(mpirun, time.monotonic() - began)
 
@@ -242,7 +255,9 @@ class _Supervisor:
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
             start.update(self._keyboard.start_of(index))
+            start.update(self._timeline.start_of(index))
             self._control.send(each, protocol.GO, start)
+            self._timeline.ask_time(index)
         self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
@@ -253,17 +268,21 @@ class _Supervisor:
         elif kind == protocol.STDERR:
             peer.tail = keep_end(peer.tail, payload)
             self._output.feed_stderr(peer, payload)
+        elif kind == protocol.FILE:
+            self._timeline.take_file(peer.index, payload)
+        elif kind == protocol.CLOCK:
+            self._timeline.take_time(peer.index, *json.loads(payload))
         else:
             self._on_message(peer, kind, json.loads(payload))
 
     def _on_message(self, peer: Peer, kind: bytes, value: Any) -> None:
         now = time.monotonic()
         if kind == protocol.STARTED:
-            peer.started = value
-            if self._on_started is not None and all(p.started for p in self._peers.values()):
-                self._on_started({p.index: p.started for p in self._peers.values()})
+            self._on_start(peer, value, now)
         elif kind == protocol.BEAT and self._watch is not None:
             self._watch.beat(peer.index, Progress(*value), now)
+        elif kind == protocol.OBSERVED and self._observer is not None:
+            self._observer.observed(peer.index, value, now)
         elif kind == protocol.POLLED:
             self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
         elif kind in (protocol.TAKEN, protocol.MODES, protocol.DEBUG):
@@ -276,6 +295,14 @@ class _Supervisor:
             self._on_death(peer, value)
         elif kind == protocol.EXIT:
             self._on_exit(peer, value)
+
+    def _on_start(self, peer: Peer, report: dict[str, Any], now: float) -> None:
+        """A program runs; once all do, tell how they are bound."""
+        peer.started = report
+        if self._observer is not None:
+            self._observer.started(peer.index, peer.host, report["pid"], now)
+        if self._on_started is not None and all(p.started for p in self._peers.values()):
+            self._on_started({p.index: p.started for p in self._peers.values()})
 
     def lost(self, peer: Peer) -> None:
         """The connection to a wrapper ended: normal after its report, else the wrapper died."""
@@ -306,6 +333,10 @@ class _Supervisor:
         """A process of this host asks what the instances do, or what they hold."""
         if want == "stacks":
             self._ask_for_stacks(answer)
+        elif want == "status" and self._observer is not None:
+            self._observer.request(
+                lambda view: answer(json.dumps(view.to_json())), time.monotonic()
+            )
         elif want == "holdings":
             answer(json.dumps(self._holdings()))
         else:
@@ -337,9 +368,13 @@ class _Supervisor:
         now, code = time.monotonic(), end["code"]
         if self._watch is not None:
             self._watch.ended(peer.index)
+        if self._observer is not None:
+            self._observer.ended(peer.index, end, now)
         self._stopping.on_death(peer.index)
         self._suspension.stopped(peer.index)
         self._keyboard.ended(peer.index)
+        if peer.is_open:
+            self._timeline.ask_time(peer.index)
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
@@ -392,6 +427,7 @@ class _Supervisor:
         """Stop this process until the shell lets the job go on."""
         self._limits.pause(time.monotonic())
         self._output.on_time(time.monotonic(), None, patience=0.1)
+        self._output.erase_panel()
         self._keyboard.let_go()
         take_signal(signal.SIGTSTP)
         self._go_on()
@@ -406,6 +442,47 @@ class _Supervisor:
             self._watch.excuse(now)
         if not self._keyboard.is_debugging:
             self._paused_seconds += self._limits.resume(now)
+
+    # --- the view of the instances ----------------------------------------------------------
+
+    def _make_observer(self, began: float) -> JobObserver:
+        """Return what looks at the instances: by itself where somebody may be waited for."""
+        from poprun_py.observation import job_observer
+
+        job = self._job
+        seconds = job_observer.SECONDS if len(job.variables) > 1 else None
+        live = job_observer.LIVE_SECONDS
+        return job_observer.JobObserver(
+            run_id=job.run_id,
+            pid=os.getpid(),
+            program=job.program,
+            began=began,
+            seconds=live if job.live else seconds,
+            first_seconds=live if job.live else job_observer.FIRST_SECONDS,
+            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
+            tell=lambda straggler: self._output.say(straggler.sentence),
+            show=self._show_view,
+        )
+
+    def _show_view(self, view: JobView) -> None:
+        """Show the view of --live: below the output of a terminal, elsewhere as a line at times."""
+        if not self._job.live:
+            return
+        from poprun_py.observation.job_view import headline, table_lines
+
+        now, size = time.monotonic(), self._output.panel_size
+        if size is not None:
+            columns, rows = size
+            has_colour = not self._job.environ.get("NO_COLOR")
+            most_rows = max(1, rows // 2 - _PANEL_EXTRA_ROWS)
+            lines = table_lines(view, width=columns - 1, most_rows=most_rows, colour=has_colour)
+            # A debugger has the terminal for itself.
+            hidden = self._keyboard.is_debugging or rows <= len(lines) + 1
+            self._output.show_panel(() if hidden else lines)
+        elif now >= self._next_line:
+            self._next_line = now + _LINE_SECONDS
+            for line in headline(view):
+                self._output.say(line)
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -464,6 +541,8 @@ class _Supervisor:
                 silence = max(self._watch.silence(index, now) for index in hung)
                 self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
                 self._ask_for_stacks()
+        if self._observer is not None:
+            self._observer.on_time(now)
         self._stopping.on_time(now)
         if self._stopping.asked_at is not None and not self._control.is_complete:
             # It may wait for a host that is gone. No program has started: there is nothing to save.
@@ -495,6 +574,8 @@ class _Supervisor:
         ]
         if self._watch is not None:
             timed.append(self._watch)
+        if self._observer is not None:
+            timed.append(self._observer)
         is_ending = self._stopping.asked_at is not None or mpirun.is_awaited
         longest = _ENDING_WAIT_SECONDS if is_ending else _WAIT_SECONDS
         left = min(each.next_deadline() for each in timed) - time.monotonic()
@@ -532,4 +613,5 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
-        return replace(result, paused_seconds=self._paused_seconds)
+        view = self._observer.view(time.monotonic()) if self._observer is not None else None
+        return replace(result, paused_seconds=self._paused_seconds, view=view)

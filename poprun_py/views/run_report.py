@@ -124,6 +124,7 @@ def ended_attempt(
             for g in result.stacks
         ],
         "instances": [_instance_json(r, label) for r in result.instances],
+        "observation": None if result.view is None else result.view.to_json(),
     }
 
 

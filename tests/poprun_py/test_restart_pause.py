@@ -19,8 +19,9 @@ def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waite
     monkeypatch.setattr(launcher.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(launcher, "pause", lambda seconds: seconds)
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
-    attempts = launcher._Attempts(plan, SimpleNamespace(begin=lambda *_: None,
-                                  end=lambda _: None, run_id="r"), None, (1, 2))  # fmt: skip
+    record = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
+    timeline = SimpleNamespace(begin=lambda *_: None)
+    attempts = launcher._Attempts(plan, record, timeline, None, (1, 2))
     monkeypatch.setattr(launcher, "_job", lambda *_, **__: None)
     # The user was in the debugger for a while, or had stopped the job.
     result = SimpleNamespace(paused_seconds=not_counted)

@@ -139,7 +139,7 @@ RUNS = (
     Run(
         "mnist-pipeline-profile", _PIPELINE, "programs/mnist_pipeline.py",
         "python3 mnist_pipeline.py --profile --profile-dir pipeline_profile",
-        about="No report of the Graph Analyser is written, which a warning says.",
+        about="In place of the Graph Analyser's report a timeline is written.",
         within=(Within(_ACCURACY, 50, 100),),
     ),
     Run(

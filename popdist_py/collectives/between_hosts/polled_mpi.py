@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from popdist_py import activities
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpAllReduce, TcpMesh
 from popdist_py.collectives.patience import Patience
@@ -177,7 +178,9 @@ class MpiGroup:
     def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
         """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
         extremes = np.array([code, -code, number], np.int64)
-        self.all_reduce(extremes, "max", call)
+        # So few numbers travel in no time: what takes long here is that others are not there yet.
+        with activities.doing(activities.WAITING):
+            self.all_reduce(extremes, "max", call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from popdist_py import activities
 from popdist_py.collectives.patience import Patience
 from popdist_py.errors import InstanceLostError
 
@@ -190,7 +191,8 @@ class HostBarrier:
             self._futex(_SYS_FUTEX, self._address + self._own_line * 8, _FUTEX_WAKE, 1 << 30, None)
         for line in self._other_lines:
             if words[line] < arrived:
-                self._wait_for(line, arrived, call, grace)
+                with activities.doing(activities.WAITING):
+                    self._wait_for(line, arrived, call, grace)
 
     def _wait_for(self, line: int, arrived: int, call: object, grace: float) -> None:
         words = self._words

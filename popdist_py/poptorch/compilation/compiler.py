@@ -41,6 +41,7 @@ from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.profile_folder import profile_folder
 from popdist_py.poptorch.options.without_effect import say_idle_options
 from popdist_py.poptorch.placement.block_places import Placement
 from popdist_py.poptorch.placement.pipeline_depth import check_pipeline_depth
@@ -49,6 +50,7 @@ from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.poptorch.weights.norm_statistics import norm_statistics
+from popdist_py.timeline import spans
 
 __all__ = ["Compiled", "Compiler", "Executable"]
 
@@ -159,6 +161,7 @@ class Compiler:
     ) -> Compiled:
         self.options._Popart.check()
         say_idle_options(self.options)
+        _record_profile(self.options)
         batching = self.batching
         batching.check()
         for tensor in call.leaves:
@@ -497,3 +500,20 @@ def _share(state: DeviceState, communicator: Communicator) -> None:
     for array in flat.arrays:
         communicator.broadcast(array)
     torch._foreach_copy_(tensors, flat.views)
+
+
+def _record_profile(options: Options) -> None:
+    """Record the timeline of this process if the options ask for a profile.
+
+    Raises:
+        Error: its folder cannot be made.
+    """
+    folder = profile_folder(options)
+    if folder is None:
+        return
+    try:
+        path = spans.record(folder)
+    except OSError as error:
+        raise Error(f"the folder {folder} for the profile: {error.strerror}") from None
+    if path is not None:
+        logger.info("The profile is a timeline, written when the program ends: %s", path)

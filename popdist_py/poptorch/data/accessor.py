@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from popdist_py import activities
 from popdist_py.poptorch.calls import custom_types
 from popdist_py.poptorch.data import loader_process
 from popdist_py.poptorch.data.loader_messages import (
@@ -280,7 +281,8 @@ class AsynchronousDataAccessor:
     def _receive(self) -> Any:
         """Wait for a message; the end of the process is one too."""
         try:
-            return self._channel.receive()
+            with activities.doing(activities.LOADING):
+                return self._channel.receive()
         except (EOFError, OSError):
             self._process.join(_SECONDS_TO_TERMINATE)
             return Failure(f"the loader process ended with exit code {self._process.exitcode}")

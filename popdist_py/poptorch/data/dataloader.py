@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from popdist_py import activities
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.batch_needs import too_few_batches, too_few_elements
 from popdist_py.poptorch.data.epoch_start import Draws, own_random
@@ -73,7 +74,8 @@ class _Epoch(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._batches)
+            with activities.doing(activities.LOADING):
+                batch = next(self._batches)
         except StopIteration:
             self._place.is_complete = True
             raise

@@ -41,6 +41,7 @@ from popdist_py.poptorch.data.loader_messages import (
 from popdist_py.poptorch.data.sample_source import LoaderArguments
 from popdist_py.poptorch.data.samplers import set_sampler_epochs
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
+from popdist_py.timeline import spans
 
 __all__ = ["Job", "run"]
 
@@ -111,9 +112,10 @@ class _InPlaceDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, request: tuple[int, Any]) -> tuple[int, Any]:
         slot, indices = request
         several = getattr(self._dataset, "__getitems__", None)
-        if several:
-            return slot, several(indices)
-        return slot, [self._dataset[index] for index in indices]
+        with spans.row_span(spans.DATA_LOADER, "samples"):
+            if several:
+                return slot, several(indices)
+            return slot, [self._dataset[index] for index in indices]
 
 
 class _InPlaceCollate(custom_types.CarriesParsers):
@@ -128,7 +130,8 @@ class _InPlaceCollate(custom_types.CarriesParsers):
         slot, samples = request
         writer = SlotWriter(self._slots[slot])
         collate = self._collate_fn or writer.collate
-        return slot, writer.put(collate(samples))
+        with spans.row_span(spans.DATA_LOADER, "collate"):
+            return slot, writer.put(collate(samples))
 
 
 class _InPlaceBatches:
@@ -312,7 +315,8 @@ class _Loader:
                 self._answer()
             if self._newest > epoch:
                 return False
-            token = next(tokens, None)
+            with spans.row_span(spans.DATA_LOADER, "batch"):
+                token = next(tokens, None)
         return True
 
     def _answer(self) -> None:

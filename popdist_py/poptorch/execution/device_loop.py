@@ -19,6 +19,7 @@ from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.update.training import NoUpdate, Training
+from popdist_py.timeline import spans
 
 __all__ = ["Program"]
 
@@ -91,7 +92,8 @@ class Program:
                     number, self.steps_done = self.steps_done, self.steps_done + 1
                     inputs = micro_batches[step]
                     self.counters.input(step)
-                    outputs = self.replicas.run(call, inputs, number, scale)
+                    with spans.row_span(spans.DEVICE, "micro-batch"):
+                        outputs = self.replicas.run(call, inputs, number, scale)
                     update.accumulate()
                     if micro == accumulation - 1:
                         # The outputs leave after the update: anchors return the new weights.

@@ -22,6 +22,7 @@ from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.trace import Trace
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
+from popdist_py.timeline import spans
 
 __all__ = ["DeviceModel", "Forward", "FusedReplicas", "LoopReplicas", "Outputs", "Replicas"]
 
@@ -73,6 +74,12 @@ class DeviceModel:
 
     def run(self, call: Call, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Any]:
         """Run the forward; return the output tensors and the loss (None for inference)."""
+        with spans.row_span(spans.DEVICE, "forward"):
+            return self._forward(call, tensors)
+
+    def _forward(
+        self, call: Call, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], Any]:
         self.state.restore_constants()
         leaves: list[torch.Tensor] = []
         if self.training and self.trace.loss_output is None:
@@ -86,10 +93,11 @@ class DeviceModel:
         """Add ``scale`` times the gradients of ``loss`` to those of the parameters."""
         if not loss.requires_grad:
             return
-        if scale == 1.0 and loss.dim() == 0:
-            loss.backward()
-        else:
-            loss.backward(torch.full_like(loss, scale))
+        with spans.row_span(spans.DEVICE, "backward"):
+            if scale == 1.0 and loss.dim() == 0:
+                loss.backward()
+            else:
+                loss.backward(torch.full_like(loss, scale))
 
     def leaving(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return outputs without graph, and without memory that a later step changes."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from popdist_py import heartbeat
+from popdist_py import activities, heartbeat
 from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.call_signature import CallSignature
@@ -69,6 +69,7 @@ class PoplarExecutor(DeviceReports):
         self._model = _shallow_copy(model)
         self._options = _own_options(options, training=training)
         self._training = training
+        self._activity = activities.COMPUTING if training else activities.VALIDATING
         self._transfer = _transfer(options)
         self._attached = False
         self._unwatch: Callable[[], None] | None = None
@@ -180,7 +181,8 @@ class PoplarExecutor(DeviceReports):
             self._acquire()
         tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
         pull_newer(tensors)
-        with progress_bar(shown=self._shows_progress) as advance:
+        compiling = activities.doing(activities.COMPILING)
+        with compiling, progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
             cache = ExecutableCache.of(
                 self._user_model, self._options, compiler.optimizer, self._last_call
@@ -268,7 +270,8 @@ class PoplarExecutor(DeviceReports):
         )
         if not self._attached:
             self.attachToDevice()
-        return self._run(self._last_call)
+        with activities.doing(self._activity):
+            return self._run(self._last_call)
 
     def _run(self, call: Call) -> Any:
         compiled, weights = self._require_compiled(), self._require_weights()
@@ -281,14 +284,16 @@ class PoplarExecutor(DeviceReports):
         else:
             self._link.load_pending_state()
         widen = compiled.executable.widen_integers
-        leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
+        with activities.doing(activities.TRANSFERRING, "inputs"):
+            leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
         trace = compiled.executable.trace
         results = compiled.program.run(call, leaves)
         if trace.changed_inputs:
             self._transfer.write_back(trace.changed_inputs, call.leaves, leaves)
-        results = self._transfer.to_host(results)
+        with activities.doing(activities.TRANSFERRING, "results"):
+            results = self._transfer.to_host(results)
         if self._training:
-            heartbeat.step()
+            heartbeat.step(_num_samples(call))
         else:
             heartbeat.call()
         if self._link is not None:
@@ -571,6 +576,14 @@ class PoplarExecutor(DeviceReports):
             AssertionError: an unknown name.
         """
         return self._require_compiled().program.anchors.get(short_name)
+
+
+def _num_samples(call: Call) -> int:
+    """Return how many samples a call takes: the first dimension of its first tensor that has one.
+
+    0 if there is none.
+    """
+    return next((leaf.shape[0] for leaf in call.leaves if leaf.dim()), 0)
 
 
 def _transfer(options: Options) -> Transfer:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from popdist_py.poptorch.logger import logger
-from popdist_py.poptorch.options import from_text
 from popdist_py.poptorch.options.options import Options
+from popdist_py.poptorch.options.profile_folder import is_report
 from popdist_py.poptorch.options.store import OptionStore
 
 __all__ = ["Idle", "idle_options", "say_idle_options"]
@@ -44,7 +44,6 @@ class _Rule:
 
 _NO_FILES: Final = "no such files are written"
 _BY_SETTER: Final = "the setters of Options decide"
-_REPORTS: Final = Idle("enableProfiling", "no reports are written")
 
 # By the name under which the value is stored.
 _RULES: Final[Mapping[str, _Rule]] = {
@@ -141,8 +140,6 @@ def _find(options: Options) -> Iterator[Idle]:
             yield from _engine(value)
         elif name not in _READ:
             yield from _session(name, value)
-    if _wants_reports(from_text.engine_environment()):
-        yield _REPORTS
 
 
 def _session(name: str, value: Any) -> Iterator[Idle]:
@@ -155,17 +152,9 @@ def _session(name: str, value: Any) -> Iterator[Idle]:
 
 
 def _engine(given: Mapping[str, str]) -> Iterator[Idle]:
-    if _wants_reports(given):
-        yield _REPORTS
-    yield from (Idle(f"engine option {name}") for name in given if not _is_report(name))
-
-
-def _wants_reports(given: Mapping[str, str]) -> bool:
-    return any(str(value).lower() == "true" for name, value in given.items() if _is_report(name))
-
-
-def _is_report(name: str) -> bool:
-    return name.startswith(("autoReport.", "debug.allowOutOfMemory"))
+    # Profiles are never too large for the memory here.
+    idle = (name for name in given if not is_report(name) and name != "debug.allowOutOfMemory")
+    yield from (Idle(f"engine option {name}") for name in idle)
 
 
 def say_idle_options(options: Options) -> None:

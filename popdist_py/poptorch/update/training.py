@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from popdist_py import activities
 from popdist_py.poptorch.update.compression import CompressedGradients
 from popdist_py.poptorch.update.device_optimizer import DeviceOptimizer
 from popdist_py.poptorch.update.gradients import Gradients
@@ -72,10 +73,14 @@ class Training:
         too_large = self.scaler is not None and self.scaler.overflows(self.gradients)
         parts = self.gradients.in_parts() if self.optimizer.updates_each_alone else None
         if parts is None:
-            self.gradients.all_reduce()
-            self.optimizer.step(loss_scale)
+            with activities.doing(activities.REDUCING, "gradients"):
+                self.gradients.all_reduce()
+            with activities.doing(activities.UPDATING):
+                self.optimizer.step(loss_scale)
         else:
-            self.optimizer.step_in_parts(loss_scale, parts)
+            # What it waits for the reduction of a part is not the update's.
+            with activities.doing(activities.UPDATING):
+                self.optimizer.step_in_parts(loss_scale, parts)
         if self.scaler is not None:
             self.scaler.adapt(too_large, loss_scale)
 

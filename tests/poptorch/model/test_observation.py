@@ -35,14 +35,6 @@ def test_names_are_those_of_the_optimizers_settings():
     assert not any("scaledLearningRate" in name for name in names)
 
 
-def test_channels_return_what_they_are_given():
-    channel = poptorch.profiling.Channel("mine")
-    model = Mlp()
-    assert channel.instrument(model, "forward") is model
-    with channel.tracepoint("step"):
-        pass
-
-
 def test_exceptions_are_logged_and_torchvision_imports(tmp_path):
     """In a fresh interpreter, because both depend on what was imported before."""
     program = tmp_path / "program.py"

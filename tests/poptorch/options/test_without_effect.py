@@ -27,6 +27,7 @@ _EFFECTS = {
     "Options.deviceIterations": "execution/test_device_loop.py",
     "Options.disableModuleNamescope": "execution/test_anchors.py",
     "Options.enableExecutableCaching": "compilation/test_executable_cache.py",
+    "Options.enableProfiling": "test_profiling.py",
     "Options.enableSyntheticData": "execution/test_synthetic_data.py",
     "Options.inputReplicaGrouping": "calls/test_batching.py",
     "Options.logCycleCount": "execution/test_timings.py",
@@ -40,6 +41,7 @@ _EFFECTS = {
     "Options.updatableNamedBuffers": "weights/test_buffers.py",
     "Options.useIpuId": "model/test_lifetime.py",
     "Options.useOfflineIpuTarget": "model/test_lifetime.py",
+    "_Popart.setEngineOptions": "test_profiling.py",
     "Training.accumulationAndReplicationReductionType": "calls/test_batching.py",
     "Training.gradientAccumulation": "calls/test_batching.py",
     "Training.gradientCompression": "update/compression_program.py",
@@ -86,17 +88,9 @@ _DEPRECATED = {
 }
 # What is said aloud, and how.
 _SAID = {
-    "Options.enableProfiling": (
-        lambda o: o.enableProfiling("reports"),
-        "enableProfiling (no reports are written)",
-    ),
     "Options.logDir": (lambda o: o.logDir("logs"), "logDir (no logs are written to files)"),
     "Options.maxRepeatLogs": (lambda o: o.maxRepeatLogs(2), "maxRepeatLogs (repeated lines"),
     "Options.useIpuModel": (lambda o: o.useIpuModel(False), "useIpuModel(False) (there is no"),
-    "_Popart.setEngineOptions": (
-        lambda o: o._Popart.setEngineOptions({"autoReport.all": "true"}),
-        "enableProfiling (no reports are written)",
-    ),
     "a session option that promises a file": (
         lambda o: o._Popart.set("exportPoplarVertexGraph", "graph"),
         "_Popart exportPoplarVertexGraph (no such files are written)",
@@ -151,7 +145,6 @@ def setters():
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     monkeypatch.setattr(without_effect, "_said", set())
-    poptorch.profiling._say_nothing_is_recorded.cache_clear()
 
 
 @pytest.fixture
@@ -244,7 +237,7 @@ def test_all_of_them_make_one_line(log):
         choose(options)
     compiled(options)
     (line,) = texts(log, logging.WARNING)
-    assert line.count(" (") == len(_SAID) - 1  # two of them ask for reports
+    assert line.count(" (") == len(_SAID)
 
 
 def test_options_as_they_are_say_nothing(log):
@@ -274,24 +267,10 @@ def test_training_models_say_it_too(log):
     assert len(texts(log, logging.WARNING)) == 1
 
 
-def test_reports_that_the_environment_asks_for(log, monkeypatch):
-    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "true"}')
-    compiled(poptorch.Options())
-    assert "no reports are written" in log.text
+def test_engine_options_of_the_environment_are_an_object(monkeypatch):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", "autoReport.all=true")
     with pytest.raises(poptorch.Error, match="expected a JSON object"):
         compiled(poptorch.Options())
-
-
-def test_tracepoints_say_once_that_nothing_is_recorded(log):
-    channel = poptorch.profiling.Channel("mine")
-    model = Mlp()
-    assert channel.instrument(model, "forward") is model
-    with channel.tracepoint("step"):
-        pass
-    assert texts(log, logging.WARNING) == [
-        "profiling.Channel does nothing on emulated IPUs: no trace is recorded"
-    ]
 
 
 def test_a_correction_that_cannot_be_left_out_says_so(log):

@@ -1,0 +1,226 @@
+"""The ledger: what the program does now, and for how long it did what.
+
+Every nanosecond since counting began belongs to one activity: inside another one, the inner one's
+time is not the outer's, so the shares add up to the whole. The numbers lie in memory that is shared
+with the launcher's wrapper, which reads them from outside; without the launcher in private memory.
+Only the thread that began counts, and only in the program's own process: what runs beside it takes
+none of its time.
+
+Nothing here reads the numbers: that is the wrapper's vitals.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from threading import get_ident
+from types import TracebackType
+from typing import Final
+
+from popdist_py.activities.shared_words import map_words
+
+__all__ = [
+    "COMPILING",
+    "COMPUTING",
+    "LOADING",
+    "NAMES",
+    "OTHER",
+    "REDUCING",
+    "SAVING",
+    "TRANSFERRING",
+    "UPDATING",
+    "VALIDATING",
+    "WAITING",
+    "Listener",
+    "awaiting_background",
+    "begin",
+    "doing",
+    "listen",
+    "step_done",
+]
+
+# OTHER is the program's own code; WAITING is for other instances.
+(
+    OTHER, COMPILING, COMPUTING, LOADING, TRANSFERRING,
+    REDUCING, WAITING, UPDATING, SAVING, VALIDATING,
+) = range(10)  # fmt: skip
+_ALL: Final = frozenset(range(10))
+NAMES: Final = (
+    "other", "compiling", "computing", "loading", "transferring",
+    "reducing", "waiting", "updating", "saving", "validating",
+)  # fmt: skip
+
+# The words, after those of the heartbeat; vitals.py of the launcher's wrapper reads the same.
+# _BEGAN and _SINCE are time.monotonic_ns(): when counting began, and up to when the nanoseconds of
+# the activities tell of all time.
+_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
+_NANOSECONDS: Final = 16  # one word for each activity
+_RING: Final = 256
+_STEP_NANOSECONDS: Final = 32  # of the last steps: all of it, and without waiting for others
+_OWN_NANOSECONDS: Final = _STEP_NANOSECONDS + _RING
+_NUM_WORDS: Final = _OWN_NANOSECONDS + _RING
+
+_WAITING, _COMPILING = _NANOSECONDS + WAITING, _NANOSECONDS + COMPILING
+_SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
+
+Listener = Callable[[int, str, int, int], None]
+
+_words: memoryview | None = None
+_owner = 0  # the thread that counts
+_waited_beside = 0  # nanoseconds that other threads have waited for other instances
+_is_program = True  # and not a process that the program forked
+_listener: Listener | None = None
+# As of the last step: when it ended (0: there was none), and the time spent beside steps, and
+# waiting, until then.
+_last_step = (0, 0, 0)
+
+
+def begin() -> None:
+    """Count from now on; ``init()`` and the first activity or step call this."""
+    if _words is None:
+        _open()
+
+
+class doing:
+    """What the block does, for the launcher's views; takes less than a microsecond.
+
+    Args:
+        activity: one of this module's.
+        name: says more, to a listener only.
+
+    Raises:
+        ValueError: there is no such activity.
+    """
+
+    __slots__ = ("_activity", "_began", "_name", "_outer")
+
+    def __init__(self, activity: int, name: str = "") -> None:
+        if activity not in _ALL:
+            raise ValueError(
+                f"doing({activity!r}): expected an activity of popdist_py.activities, such as "
+                "activities.LOADING"
+            )
+        self._activity = activity
+        self._name = name
+
+    def __enter__(self) -> None:
+        words = _words or _open()
+        self._began = now = time.monotonic_ns()
+        if get_ident() == _owner:
+            self._outer = outer = words[_ACTIVITY]
+            words[_NANOSECONDS + outer] += now - words[_SINCE]
+            words[_ACTIVITY] = self._activity
+            words[_SINCE] = now
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        global _waited_beside
+        words = _words or _open()
+        now = time.monotonic_ns()
+        if get_ident() == _owner:
+            words[_NANOSECONDS + self._activity] += now - words[_SINCE]
+            words[_ACTIVITY] = self._outer
+            words[_SINCE] = now
+        elif self._activity == WAITING:
+            _waited_beside += now - self._began
+        if _listener is not None:
+            _listener(self._activity, self._name, self._began, now)
+
+
+class awaiting_background(doing):
+    """The block waits for collectives beside the program: reduces, or waits as they wait."""
+
+    __slots__ = ("_waited_before",)
+
+    def __init__(self) -> None:
+        super().__init__(REDUCING)
+
+    def __enter__(self) -> None:
+        self._waited_before = _waited_beside
+        super().__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, value, trace)
+        words = _words or _open()
+        if get_ident() == _owner:
+            # Such a wait may have begun before the block.
+            waited = min(_waited_beside - self._waited_before, words[_SINCE] - self._began)
+            words[_NANOSECONDS + REDUCING] -= waited
+            words[_NANOSECONDS + WAITING] += waited
+
+
+def step_done(samples: int = 0) -> None:
+    """Note that a training step has ended, which took the time since the one before it.
+
+    Compiling, validating and saving in between are not of the step.
+
+    Args:
+        samples: that this instance trained on in it; 0 where nobody knows.
+    """
+    global _last_step
+    words = _words or _open()
+    now = time.monotonic_ns()
+    began, beside_before, waited_before = _last_step
+    beside = words[_COMPILING] + words[_SAVING] + words[_VALIDATING]
+    waited = words[_WAITING]
+    _last_step = (now, beside, waited)
+    words[_SAMPLES] += samples
+    if began:
+        number = words[_TIMED_STEPS]
+        taken = now - began - (beside - beside_before)
+        words[_STEP_NANOSECONDS + number % _RING] = taken
+        words[_OWN_NANOSECONDS + number % _RING] = max(0, taken - (waited - waited_before))
+        # After them: whoever reads in between sees whole steps only.
+        words[_TIMED_STEPS] = number + 1
+
+
+def listen(listener: Listener | None) -> None:
+    """Tell ``listener`` of every activity that ends, of any thread; None ends that.
+
+    It is called with the activity, its name, and when it began and ended
+    (``time.monotonic_ns()``), and takes its time from the program.
+    """
+    global _listener
+    _listener = listener
+
+
+def _open() -> memoryview:
+    """Begin to count, in the memory of the launcher if this is the program's own process."""
+    global _words, _owner
+    _words = words = map_words(_NUM_WORDS) if _is_own_process() else _private_words()
+    _owner = get_ident()
+    words[_ACTIVITY] = OTHER
+    if not words[_BEGAN]:
+        words[_SINCE] = now = time.monotonic_ns()
+        words[_BEGAN] = now
+    return words
+
+
+def _is_own_process() -> bool:
+    """Tell whether this is no process that the program made, such as one that loads data."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    return _is_program and (multiprocessing is None or multiprocessing.parent_process() is None)
+
+
+def _private_words() -> memoryview:
+    return memoryview(bytearray(8 * _NUM_WORDS)).cast("q")
+
+
+def _forget() -> None:
+    """In a process that the program forked: what it does is not the program's."""
+    global _words, _is_program, _listener
+    _words, _listener, _is_program = None, None, False
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,45 @@
+"""``python -m popdist_py.timeline FOLDER... [-o FILE]``: the trace of a job whose launcher is gone.
+
+Nothing here but the command line.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from popdist_py.timeline.merging import merge_files, recorded_instances
+
+
+@click.command()
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    metavar="FOLDER...",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("timeline.json.gz"),
+    show_default=True,
+    help="Where the trace goes; compressed if its name ends with .gz.",
+)
+def main(folders: tuple[Path, ...], output: Path) -> None:
+    """Make one trace of the spans that a job's attempts left in runs/NAME/attempt-N/spans."""
+    try:
+        merged = merge_files(recorded_instances(folders), output)
+    except OSError as error:
+        sys.exit(f"{output}: {error.strerror}")
+    for trouble in merged.troubles:
+        click.echo(trouble, err=True)
+    click.echo(f"{merged.path}: {merged.num_spans:,} spans")
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m popdist_py.timeline")

@@ -1,0 +1,264 @@
+"""Makes one trace of the files of all instances: the part that reads files and writes one.
+
+The files of one process at a time are in memory. Nothing here talks to a host: who calls knows the
+clocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from popdist_py.timeline.clocks import LOCAL, ClockLine
+from popdist_py.timeline.folder import (
+    SPANS_SUFFIX,
+    TORCH_SUFFIX,
+    clock_path,
+    instance_prefix,
+    instances_in,
+    read_clock,
+)
+from popdist_py.timeline.span_file import Header, Recorded, Span, read_header, read_spans
+from popdist_py.timeline.torch_traces import torch_spans
+from popdist_py.timeline.trace_events import (
+    Call,
+    Event,
+    Rows,
+    flow_events,
+    process_events,
+    span_events,
+)
+
+__all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
+
+# Smaller files take many times as long to write.
+_COMPRESSION: Final = 4
+# As json.dumps, which makes another encoder for each call.
+_to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """The files of one instance.
+
+    Attributes:
+        label: what the trace calls it.
+        prefix: what the paths of its files begin with.
+        clock: how its host's clock becomes that of the trace; None if that is not known.
+        attempt: the attempt at the job; the calls of one are not those of another.
+    """
+
+    label: str
+    prefix: Path
+    clock: ClockLine | None = LOCAL
+    attempt: int = 1
+
+    def files(self, suffix: str) -> list[Path]:
+        """Return its files that end so, the program's first."""
+        return sorted(self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*{suffix}"))
+
+    def remove_files(self) -> None:
+        """Remove what was merged."""
+        for path in self.prefix.parent.glob(f"{glob.escape(self.prefix.name)}.*"):
+            if path.suffix in (SPANS_SUFFIX, ".lock") or ".torch-" in path.name:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """What became of the files.
+
+    Attributes:
+        path: the trace.
+        num_spans: how many are in it.
+        num_dropped: how many were recorded, and not kept in files of bounded size.
+        clock_error: nanoseconds by which moments of different hosts may be wrong.
+        spans_hosts: whether there were several clocks.
+        troubles: what could not be read, in words.
+    """
+
+    path: Path
+    num_spans: int
+    num_dropped: int
+    clock_error: int
+    spans_hosts: bool = False
+    troubles: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is found on the way."""
+
+    spans: int = 0
+    dropped: int = 0
+    troubles: list[str] = field(default_factory=list)
+
+
+def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
+    """Write the trace of all instances, for its owner alone.
+
+    Args:
+        instances: in the order in which they are shown.
+        path: the trace, compressed if its name ends with ``.gz``; replaced in one step.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    counts = _Counts()
+    errors = [instance.clock.error for instance in instances if instance.clock is not None]
+    about = {"clock_error_ns": max(errors, default=0)}
+    _write_trace(path, _events(instances, counts), about)
+    counts.troubles += [
+        f"the clock of {instance.label} is not known"
+        for instance in instances
+        if not instance.clock
+    ]
+    return Merged(
+        path=path,
+        num_spans=counts.spans,
+        num_dropped=counts.dropped,
+        clock_error=max(errors, default=0),
+        spans_hosts=any(instance.clock != LOCAL for instance in instances),
+        troubles=tuple(counts.troubles),
+    )
+
+
+def recorded_instances(folders: Sequence[Path]) -> list[Instance]:
+    """Return the instances whose files are in the folders of a job's attempts, in that order."""
+    return [
+        Instance(
+            label=f"instance {index}" + (f" (attempt {attempt})" if len(folders) > 1 else ""),
+            prefix=instance_prefix(folder, index),
+            clock=read_clock(clock_path(instance_prefix(folder, index))),
+            attempt=attempt,
+        )
+        for attempt, folder in enumerate(folders, start=1)
+        for index in instances_in(folder)
+    ]
+
+
+def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
+    """Yield all events, process by process."""
+    origin = _origin(instances)
+    calls: list[Call] = []
+    for process, instance in enumerate(instances, start=1):
+        rows = Rows(process)
+        yield from process_events(process, instance.label)
+        yield from _instance_events(instance, process, rows, calls, counts, origin)
+        yield from rows.events()
+    yield from flow_events(calls)
+
+
+def _instance_events(
+    instance: Instance,
+    process: int,
+    rows: Rows,
+    calls: list[Call],
+    counts: _Counts,
+    origin: int,
+) -> Iterator[Event]:
+    line = instance.clock or LOCAL
+    ahead = 0
+
+    def clock(moment: int) -> int:
+        return max(0, line.ours(moment) - origin)
+
+    for path in instance.files(SPANS_SUFFIX):
+        recorded = _read(path, counts)
+        if recorded is None:
+            continue
+        ahead = recorded.header.wall_ns - recorded.header.monotonic_ns
+        counts.spans += len(recorded.spans)
+        counts.dropped += recorded.dropped
+        yield from span_events(
+            recorded.spans,
+            process,
+            rows,
+            clock,
+            suffix=f" of {recorded.label}" if recorded.label else "",
+            calls=None if recorded.label else calls,
+            job=str(instance.attempt),
+        )
+    for path in instance.files(TORCH_SUFFIX):
+        spans = _read_torch(path, ahead, counts)
+        yield from span_events(spans, process, rows, clock)
+
+
+def _origin(instances: Iterable[Instance]) -> int:
+    """Return the moment from which the trace counts: small numbers keep their nanoseconds."""
+    return min(
+        (
+            (instance.clock or LOCAL).ours(header.monotonic_ns)
+            for instance in instances
+            for path in instance.files(SPANS_SUFFIX)
+            if (header := _read_header(path)) is not None
+        ),
+        default=0,
+    )
+
+
+def _read_header(path: Path) -> Header | None:
+    try:
+        return read_header(path)
+    except OSError:
+        return None  # reading it for its spans says so
+
+
+def _read(path: Path, counts: _Counts) -> Recorded | None:
+    try:
+        recorded = read_spans(path.read_bytes())
+    except OSError as error:
+        counts.troubles.append(f"{path}: {error.strerror}")
+        return None
+    if recorded is None:
+        counts.troubles.append(f"{path}: no file of spans")
+    return recorded
+
+
+def _read_torch(path: Path, ahead: int, counts: _Counts) -> list[Span]:
+    try:
+        spans, left_out = torch_spans(path.read_text(encoding="utf-8", errors="replace"), ahead)
+    except OSError as error:
+        counts.troubles.append(f"{path}: {error.strerror}")
+        return []
+    except ValueError as error:
+        counts.troubles.append(f"{path}: {error}")
+        return []
+    counts.spans += len(spans)
+    counts.dropped += left_out
+    return spans
+
+
+def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> None:
+    """Write a trace beside its place, then move it there.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with contextlib.ExitStack() as files:
+            binary: Any = files.enter_context(os.fdopen(descriptor, "wb"))
+            if path.suffix == ".gz":
+                binary = files.enter_context(gzip.GzipFile("", "wb", _COMPRESSION, binary, mtime=0))
+            text = files.enter_context(io.TextIOWrapper(binary, encoding="utf-8"))
+            text.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for number, event in enumerate(events):
+                text.write(",\n" if number else "")
+                text.write(_to_json(event))
+            text.write(f'\n],"otherData":{json.dumps(about)}}}\n')
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise

@@ -1,0 +1,169 @@
+"""The recorder of this process: which file it writes, and what it adds to every span.
+
+The program of an instance writes the first file, which has most of the instance's bytes; processes
+that it starts, such as a loader's workers, write one of a few others each. Nothing here knows what
+a span is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import current_thread, get_ident, main_thread
+from typing import Final
+
+from popdist_py import heartbeat
+from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
+from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
+
+__all__ = ["Recorder"]
+
+# The program's file has three quarters of the bytes, the others share the rest.
+_NUM_OTHERS: Final = 8
+
+
+class Recorder:
+    """Records spans of this process and of those that it forks, each into a file of its own.
+
+    Args:
+        prefix: what the paths of the instance's files begin with.
+        size: the bytes of all files of the instance together.
+    """
+
+    def __init__(self, prefix: str, size: int) -> None:
+        self._prefix = prefix
+        self._size = size
+        self._forget()
+        if not Path(f"{prefix}.0{SPANS_SUFFIX}").exists():
+            self._open()  # at once: the program's file is none of the processes that it starts
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Begin anew, as a process that has just been forked."""
+        self._moment = time.time_ns(), time.monotonic_ns()
+        self._writer: SpanWriter | None = None
+        self._is_broken = False
+        self._tracks: dict[tuple[str, int], int] = {}
+        self._calls: dict[str, itertools.count[int]] = {}
+        self._torch_files = itertools.count()
+
+    def record(
+        self,
+        name: str,
+        track: str,
+        begin: int,
+        end: int,
+        arguments: str = "",
+        *,
+        number: int = NO_NUMBER,
+    ) -> None:
+        """Record one span of this thread.
+
+        Args:
+            name: what went on.
+            track: the row in which it is shown; each thread but the main one has rows of its own.
+            begin: nanoseconds of the monotonic clock.
+            end: the same.
+            arguments: a JSON object, or empty.
+            number: which of the calls of this name it is; NO_NUMBER without.
+        """
+        writer = self._writer or self._open()
+        if writer is None:
+            return
+        ident = get_ident()
+        row = self._tracks.get((track, ident)) or self._track(writer, track, ident)
+        level = level_of_step(heartbeat.steps())
+        writer.write(
+            writer.intern(name), row, begin, end, level=level, number=number, arguments=arguments
+        )
+
+    def call(self, name: str, track: str, begin: int, end: int) -> None:
+        """Record a call that every instance makes: the calls of a name are counted."""
+        counter = self._calls.get(name)
+        if counter is None:
+            counter = self._calls.setdefault(name, itertools.count())
+        self.record(name, track, begin, end, number=next(counter))
+
+    def torch_trace_path(self) -> Path:
+        """Return the path for one more trace that torch.profiler writes of this process."""
+        number = next(self._torch_files)
+        return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
+
+    def _track(self, writer: SpanWriter, track: str, ident: int) -> int:
+        """Return the number of this thread's row."""
+        thread = current_thread()
+        row = track if thread is main_thread() else f"{track} ({thread.name})"
+        found = self._tracks[track, ident] = writer.intern(row)
+        return found
+
+    def _open(self) -> SpanWriter | None:
+        """Make the file of this process; None if that is not possible, which is said once."""
+        if self._is_broken:
+            return None
+        try:
+            with _locked(f"{self._prefix}.lock"):
+                self._writer = self._claim()
+        except OSError as error:
+            logging.getLogger(__name__).warning(
+                "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
+            )
+        self._is_broken = self._writer is None
+        return self._writer
+
+    def _claim(self) -> SpanWriter | None:
+        """Take the first file that is free, else the oldest of a process that has ended.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        paths = [Path(f"{self._prefix}.{n}{SPANS_SUFFIX}") for n in range(1 + _NUM_OTHERS)]
+        if not paths[0].exists():
+            return SpanWriter(paths[0], self._size * 3 // 4, "", self._moment)
+        free = next((path for path in paths[1:] if not path.exists()), None)
+        ended = [] if free else [path for path in paths[1:] if not _is_written(path)]
+        path = free or min(ended, key=_begin_of, default=None)
+        if path is None:
+            return None
+        return SpanWriter(path, self._size // 4 // _NUM_OTHERS, _process_name(), self._moment)
+
+
+def _process_name() -> str:
+    """Return what this process calls itself."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    name = multiprocessing.current_process().name if multiprocessing is not None else ""
+    return name if name not in ("", "MainProcess") else f"process {os.getpid()}"
+
+
+def _is_written(path: Path) -> bool:
+    """Tell whether the process that writes a file is running."""
+    header = read_header(path)
+    try:
+        if header is not None:
+            os.kill(header.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _begin_of(path: Path) -> int:
+    header = read_header(path)
+    return 0 if header is None else header.monotonic_ns
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Keep the instance's other processes out meanwhile."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,121 @@
+"""What a wrapper can see of its program's use of the host: CPU, memory, and what holds it up.
+
+Reads files below /proc and /sys only. Standard library only and cheap to import. Nothing here
+knows the program's steps: that is vitals.py.
+"""
+
+import os
+
+from poprun_py.instance import processes
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["observe"]
+
+_MAX_PROCESSES = 64
+_MAX_THREADS = 64  # of a process, that are asked for its children
+_KIB = 1024
+_STATUS = (b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap")
+
+
+def observe(program: int) -> "dict[str, Any]":
+    """Return what the program and its descendants use by now, and how long they were held up.
+
+    Returns:
+        ``cpu_seconds`` of all of them; ``memory_bytes``, shared memory counted once;
+        ``swap_bytes``; ``cpus`` that the program may run on; ``queued_seconds`` in which the main
+        thread of the busiest one was ready to run but had no CPU; ``throttled_seconds`` in which
+        the control group was not allowed to run. What is not known is 0 or absent.
+    """
+    found: dict[str, Any] = {"throttled_seconds": _throttled_seconds()}
+    cpu_seconds, own, shared, swap = 0.0, 0, 0, 0
+    busiest, queued = -1.0, 0.0
+    for pid in _tree(program)[:_MAX_PROCESSES]:
+        used = _cpu_seconds(pid)
+        cpu_seconds += used
+        sizes = _sizes(pid)
+        own += sizes[0]
+        shared = max(shared, sizes[1] + sizes[2])
+        swap += sizes[3]
+        if used > busiest:
+            busiest, queued = used, _queued_seconds(pid)
+    found.update(
+        cpu_seconds=cpu_seconds, memory_bytes=own + shared, swap_bytes=swap, queued_seconds=queued
+    )
+    try:
+        found["cpus"] = sorted(os.sched_getaffinity(program))
+    except OSError:  # it has just ended
+        found["cpus"] = []
+    return found
+
+
+def _tree(program: int) -> list[int]:
+    """Return the program and its descendants, parents first.
+
+    Unlike a pass over all of /proc this costs the same on a host of thousands of processes.
+    """
+    if not os.path.exists(f"/proc/{program}/task/{program}/children"):
+        return [program, *processes.descendants(program)]
+    pids = [program]
+    for pid in pids:  # which grows
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")
+        except OSError:
+            continue
+        for thread in threads[:_MAX_THREADS]:
+            pids += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    return pids
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, with that of its children that have ended."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if len(fields) < 15:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _sizes(pid: int) -> list[int]:
+    """Return a process's bytes of memory of its own, of files, shared and in swap."""
+    sizes = dict.fromkeys(_STATUS, 0)
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        name, _, rest = line.partition(b":")
+        if name in sizes:
+            sizes[name] = int(rest.split()[0]) * _KIB
+    return list(sizes.values())
+
+
+def _queued_seconds(pid: int) -> float:
+    """Return how long a process's main thread was ready to run while others had the CPU."""
+    fields = _read(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def _throttled_seconds(root: str = "/") -> float:
+    """Return how long this control group, or one above it, had used up its share of CPU time."""
+    seconds = 0.0
+    for line in _read(os.path.join(root, "proc/self/cgroup")).decode().splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = os.path.join(root, "sys/fs/cgroup", "cpu" if controllers else "")
+        parts = [part for part in path.split("/") if part and part != ".."]
+        for depth in range(len(parts), -1, -1):
+            words = _read(os.path.join(base, *parts[:depth], "cpu.stat")).split()
+            values = dict(zip(words[::2], words[1::2]))  # noqa: B905 (names and numbers in turn)
+            if b"throttled_usec" in values:  # version 2
+                seconds = max(seconds, int(values[b"throttled_usec"]) / 1e6)
+            elif b"throttled_time" in values:  # version 1
+                seconds = max(seconds, int(values[b"throttled_time"]) / 1e9)
+    return seconds

@@ -1,0 +1,6 @@
+"""A running job seen live: where each instance's time goes, which one is slow, and why.
+
+Here live what one look at an instance tells, the stragglers, and the views for people.
+Nothing here reads a file or talks to an instance: the supervisor does, and hands over what came.
+May call: nothing.
+"""

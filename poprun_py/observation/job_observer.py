@@ -1,0 +1,234 @@
+"""Who is asked when, what came of it, and who wants to know: the looks at one running job.
+
+It asks through a function that it is given, and hands out views. Nothing here reads the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from poprun_py.observation.instance_state import InstanceState, Look
+from poprun_py.observation.job_view import JobView
+from poprun_py.observation.stragglers import Straggler, slowest, stragglers
+
+__all__ = ["FIRST_SECONDS", "LIVE_SECONDS", "SECONDS", "JobObserver"]
+
+# How often all instances are asked: for the view of --live, and else to find stragglers, for which
+# a job has to last some time: of a short one nobody asks what could be quicker.
+LIVE_SECONDS, SECONDS, FIRST_SECONDS = 1.0, 2.0, 10.0
+# An instance whose host is busy answers late.
+_ANSWER_SECONDS = 2.0
+# An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
+_CONFIRMED = 2
+# Two looks that are closer say little of what lies between them.
+_APART_SECONDS = 0.5
+_ENDED = "ended"
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One instance: the last looks, and what they told.
+
+    ``state`` is for the views. ``training`` is about a time in which steps were made: only that
+    says whether the instance is slow, in so many such times in a row, ``slow_looks``.
+    """
+
+    index: int
+    host: str
+    pid: int
+    is_running: bool = True
+    last: Look | None = None
+    last_with_steps: Look | None = None
+    state: InstanceState | None = None
+    training: InstanceState | None = None
+    has_new_steps: bool = False
+    slow_looks: int = 0
+
+    def take(self, look: Look | None) -> None:
+        """Compare with the looks before; the first is about all of the time."""
+        if look is None or not look.memory_bytes:  # the program has just ended
+            return
+        last, with_steps = self.last, self.last_with_steps
+        self.has_new_steps = look.timed > (with_steps.timed if with_steps else 0)
+        if last is not None and look.at - last.at < _APART_SECONDS:
+            self.has_new_steps = False
+            return
+        self.last = look
+        self.state = self._between(last, look)
+        if self.has_new_steps:
+            self.last_with_steps = look
+            self.training = self._between(with_steps, look)
+
+    def end(self, look: Look | None) -> None:
+        """Take the last look, at a program that has ended: it is about all of its time."""
+        self.is_running = False
+        if look is None:
+            return
+        last = self.last or look
+        # What only a running process tells is that of the last look before.
+        whole = replace(
+            look, memory_bytes=max(look.memory_bytes, last.memory_bytes), num_cpus=last.num_cpus
+        )
+        self.state = replace(self._between(None, whole), phase=_ENDED)
+
+    def _between(self, before: Look | None, now: Look) -> InstanceState:
+        return InstanceState.between(before, now, index=self.index, host=self.host, pid=self.pid)
+
+
+class JobObserver:
+    """Looks at the instances of one job, finds stragglers, and answers who asks for the view.
+
+    Args:
+        run_id: of the job.
+        pid: of the launcher.
+        program: as the user calls it.
+        began: when the job began.
+        seconds: how often to look at all instances by itself; None: only when somebody asks.
+        first_seconds: how long after the start to look for the first time.
+        ask: asks an instance to tell; ``observed`` takes the answer.
+        tell: takes a straggler, once for each instance and reason.
+        show: takes the view each time that all instances have told.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        pid: int,
+        program: str,
+        began: float,
+        seconds: float | None,
+        first_seconds: float,
+        ask: Callable[[int], None],
+        tell: Callable[[Straggler], None],
+        show: Callable[[JobView], None],
+    ) -> None:
+        self._facts = (run_id, pid, program)
+        self._began = began
+        self._seconds = seconds
+        self._first_seconds = first_seconds
+        self._ask = ask
+        self._tell = tell
+        self._show = show
+        self._watched: dict[int, _Watched] = {}
+        self._awaited: set[int] = set()
+        self._told: set[tuple[int, str]] = set()
+        self._slow: Straggler | None = None
+        self._next_look = float("inf")
+        self._deadline = float("inf")  # of the answers that are awaited
+        self._replies: list[Callable[[JobView], None]] = []
+
+    def started(self, index: int, host: str, pid: int, now: float) -> None:
+        """Watch an instance whose program runs."""
+        self._watched[index] = _Watched(index, host, pid)
+        if self._seconds is not None:
+            self._next_look = min(self._next_look, now + self._first_seconds)
+
+    def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
+        """Take what an instance told."""
+        self._watched[index].take(Look.of(message))
+        self._answered(index, now)
+
+    def ended(self, index: int, message: Mapping[str, Any], now: float) -> None:
+        """Take the last that an instance told: its program has ended."""
+        watched = self._watched.get(index)
+        if watched is not None and watched.is_running:
+            watched.end(Look.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
+        self._answered(index, now)
+
+    def request(self, reply: Callable[[JobView], None], now: float) -> None:
+        """Have ``reply`` called with the view, once all instances have told or are late."""
+        self._replies.append(reply)
+        self._look(now)
+
+    def view(self, now: float) -> JobView:
+        """Return the job as the last looks tell."""
+        run_id, pid, program = self._facts
+        return JobView(
+            run_id=run_id,
+            pid=pid,
+            program=program,
+            seconds=now - self._began,
+            instances=tuple(self._state(each) for _, each in sorted(self._watched.items())),
+            worst=self._worst(),
+        )
+
+    def on_time(self, now: float) -> None:
+        """Look when it is time, and stop waiting for those who are late."""
+        if now >= self._deadline:
+            self._complete(now)
+        if self._seconds is not None and now >= self._next_look:
+            self._next_look = now + self._seconds
+            if not self._awaited:
+                self._look(now)
+
+    def next_deadline(self) -> float:
+        """Return when there is something to do; inf for never."""
+        is_running = any(each.is_running for each in self._watched.values())
+        return min(self._next_look if is_running else float("inf"), self._deadline)
+
+    def _worst(self) -> Straggler | None:
+        """Return the slowest instance now; of a job that has ended, one that was named."""
+        watched = self._watched.values()
+        if self._slow is not None and not any(each.is_running for each in watched):
+            return self._slow
+        return slowest([each.training for each in watched if each.training is not None])
+
+    def _state(self, watched: _Watched) -> InstanceState:
+        if watched.state is not None:
+            return watched.state
+        phase = "running" if watched.is_running else _ENDED
+        return InstanceState(index=watched.index, host=watched.host, pid=watched.pid, phase=phase)
+
+    def _look(self, now: float) -> None:
+        running = [each.index for each in self._watched.values() if each.is_running]
+        for index in running:
+            if index not in self._awaited:
+                self._ask(index)
+        self._awaited.update(running)
+        self._deadline = now + _ANSWER_SECONDS
+        if not self._awaited:
+            self._complete(now)
+
+    def _answered(self, index: int, now: float) -> None:
+        was_awaited = index in self._awaited
+        self._awaited.discard(index)
+        if was_awaited and not self._awaited:
+            self._complete(now)
+
+    def _complete(self, now: float) -> None:
+        """All have told, or are late: name the stragglers, and answer."""
+        self._awaited.clear()
+        self._deadline = float("inf")
+        self._name_stragglers()
+        view = self.view(now)
+        self._show(view)
+        replies, self._replies = self._replies, []
+        for reply in replies:
+            reply(view)
+
+    def _name_stragglers(self) -> None:
+        """Name who is slow, if it was in the look before as well."""
+        running = [each for each in self._watched.values() if each.is_running]
+        states = [each.training for each in running if each.training is not None]
+        slow = {each.instance: each for each in stragglers(states)}
+        for watched in running:
+            watched.slow_looks = watched.slow_looks + 1 if watched.index in slow else 0
+        confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
+        for straggler in confirmed.values():  # the slowest first
+            self._tell_once(straggler)
+        self._slow = next(iter(confirmed.values()), self._slow)
+
+    def _is_confirmed(self, index: int) -> bool:
+        watched = self._watched[index]
+        return watched.has_new_steps and watched.slow_looks >= _CONFIRMED
+
+    def _tell_once(self, straggler: Straggler) -> None:
+        """Tell of an instance and a cause once; without a cause only if it was never told of."""
+        what = (straggler.instance, straggler.cause)
+        is_known = any(index == straggler.instance for index, _ in self._told)
+        if what not in self._told and (straggler.cause or not is_known):
+            self._told.add(what)
+            self._tell(straggler)

@@ -1,0 +1,231 @@
+"""Where time goes: all of it belongs to one activity, and steps know what they waited."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from popdist_py import activities, heartbeat
+from popdist_py.activities import (
+    COMPUTING,
+    LOADING,
+    OTHER,
+    REDUCING,
+    SAVING,
+    WAITING,
+    doing,
+    ledger,
+)
+
+
+class Clock:
+    """Stands for ``time``: moves when it is told to."""
+
+    def __init__(self):
+        self.now = 1_000
+
+    def monotonic_ns(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Give each test counters of its own, and the clock that they read."""
+    clock = Clock()
+    fresh(monkeypatch, clock)
+    return clock
+
+
+def fresh(monkeypatch, clock):
+    monkeypatch.setattr(ledger, "time", clock)
+    monkeypatch.setattr(ledger, "_words", None)
+    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0))
+    monkeypatch.setattr(ledger, "_listener", None)
+    activities.begin()
+
+
+def spent():
+    """Return the nanoseconds of each activity that has some, by name."""
+    words, first = ledger._words, ledger._NANOSECONDS
+    counts = dict(zip(activities.NAMES, words[first : first + len(activities.NAMES)], strict=True))
+    return {name: count for name, count in counts.items() if count}
+
+
+def ring(first):
+    words = ledger._words
+    return list(words[first : first + words[ledger._TIMED_STEPS]])
+
+
+def test_time_inside_another_activity_is_not_the_outers(clock):
+    clock.now += 1
+    with doing(COMPUTING):
+        clock.now += 10
+        with doing(REDUCING):
+            clock.now += 100
+            with doing(WAITING):
+                clock.now += 1000
+        clock.now += 20
+    assert spent() == {"other": 1, "computing": 30, "reducing": 100, "waiting": 1000}
+
+
+@given(
+    st.recursive(st.integers(0, 99), lambda inner: st.tuples(st.integers(0, 9), st.lists(inner)))
+)
+def test_shares_add_up_to_all_of_the_time(program):
+    clock = Clock()
+
+    def run(part):
+        if isinstance(part, int):
+            clock.now += part
+        else:
+            with doing(part[0]):
+                for each in part[1]:
+                    run(each)
+
+    with pytest.MonkeyPatch.context() as patch:
+        fresh(patch, clock)
+        with doing(OTHER):
+            run(program)
+        assert sum(spent().values()) == clock.now - ledger._words[ledger._BEGAN]
+
+
+def test_an_error_ends_the_activity_that_it_leaves(clock):
+    def fail():
+        with doing(LOADING):
+            clock.now += 5
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    clock.now += 7
+    with doing(COMPUTING):
+        pass
+    assert spent() == {"loading": 5, "other": 7}
+
+
+def test_steps_leave_out_what_is_no_step_and_know_what_they_waited(clock):
+    heartbeat.step(8)  # the first has no step before it: nobody knows how long it took
+    clock.now += 30
+    with doing(WAITING):
+        clock.now += 12
+    heartbeat.step(8)
+    with doing(SAVING):
+        clock.now += 1000
+    clock.now += 40
+    heartbeat.step(8)
+    assert ring(ledger._STEP_NANOSECONDS) == [42, 40]
+    assert ring(ledger._OWN_NANOSECONDS) == [30, 40]
+    assert ledger._words[ledger._SAMPLES] == 24
+
+
+def test_the_ring_keeps_the_last_steps(clock):
+    for step in range(ledger._RING + 11):
+        clock.now += step
+        heartbeat.step()
+    words, first = ledger._words, ledger._STEP_NANOSECONDS
+    kept = sorted(words[first : first + ledger._RING])
+    assert kept == list(range(11, ledger._RING + 11))
+
+
+def test_another_thread_takes_none_of_the_programs_time(clock):
+    def reduce():
+        with doing(REDUCING):
+            clock.now += 50
+
+    thread = threading.Thread(target=reduce)
+    with doing(COMPUTING):
+        thread.start()
+        thread.join()
+        assert ledger._words[ledger._ACTIVITY] == COMPUTING
+    assert spent() == {"computing": 50}
+
+
+def test_awaiting_the_background_is_waiting_as_far_as_the_background_waits(clock):
+    def reduce():
+        with doing(REDUCING):
+            clock.now += 50
+            with doing(WAITING):
+                clock.now += 300
+
+    thread = threading.Thread(target=reduce)
+    with activities.awaiting_background():
+        thread.start()
+        thread.join()
+    assert spent() == {"reducing": 50, "waiting": 300}
+
+
+def test_a_wait_that_began_before_counts_as_long_as_it_was_awaited(clock):
+    def wait():
+        with doing(WAITING):
+            begun.set()
+            go_on.wait()
+
+    begun, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    begun.wait()
+    with doing(COMPUTING):
+        clock.now += 1000
+    with activities.awaiting_background():
+        clock.now += 70
+        go_on.set()
+        thread.join()
+    assert spent() == {"computing": 1000, "waiting": 70}
+
+
+def test_a_listener_is_told_of_what_ends(clock):
+    told = []
+    activities.listen(lambda *activity: told.append(activity))
+    with doing(REDUCING, "gradients"):
+        clock.now += 5
+        with doing(WAITING):
+            clock.now += 6
+    activities.listen(None)
+    with doing(LOADING):
+        pass
+    assert told == [(WAITING, "", 1005, 1011), (REDUCING, "gradients", 1000, 1011)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_of_the_program_do_not_count_as_the_program(method, monkeypatch, tmp_path):
+    """A loader's process loads, while the program may compute."""
+    memory = tmp_path / "words"
+    memory.write_bytes(bytes(8 * ledger._NUM_WORDS))
+    monkeypatch.setenv("POPDIST_HEARTBEAT", str(memory))
+    fresh(monkeypatch, time)
+    before = bytes(ledger._words)
+    child = multiprocessing.get_context(method).Process(target=load_in_child)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert bytes(ledger._words) == before
+
+
+def load_in_child():
+    with doing(LOADING):
+        pass
+    activities.step_done(5)
+    os._exit(0 if ledger._words[ledger._SAMPLES] == 5 else 1)
+
+
+def test_memory_of_an_older_wrapper_is_too_small_and_left_alone(monkeypatch, tmp_path):
+    memory = tmp_path / "words"
+    memory.write_bytes(bytes(80))
+    monkeypatch.setenv("POPDIST_HEARTBEAT", str(memory))
+    fresh(monkeypatch, time)
+    with doing(LOADING):
+        pass
+    assert memory.read_bytes() == bytes(80)
+    assert "loading" in spent()
+
+
+@pytest.mark.parametrize("activity", [-1, 10, "loading", None])
+def test_what_is_no_activity_is_refused(activity):
+    with pytest.raises(ValueError, match="expected an activity"):
+        doing(activity)

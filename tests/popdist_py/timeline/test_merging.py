@@ -1,0 +1,149 @@
+"""One trace of several files: rows, clocks, arrows, torch's traces, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.trace_tables import events, query
+
+from popdist_py.timeline.clocks import ClockSample
+from popdist_py.timeline.folder import clock_path, instance_prefix, instances_in, save_clock
+from popdist_py.timeline.merging import merge_files, recorded_instances
+from popdist_py.timeline.span_file import SpanWriter
+
+# When the hosts' clocks start, in nanoseconds.
+START = 1_000_000_000
+
+
+def write(folder, instance, spans, *, number=0, label="", start=START):
+    """Write the spans (name, track, begin, end, number of the call) of one process."""
+    path = instance_prefix(folder, instance)
+    path = path.with_name(f"{path.name}.{number}.spans")
+    writer = SpanWriter(path, 1 << 16, label, (10 * START, start))
+    for name, track, begin, end, call in spans:
+        writer.write(
+            *(writer.intern(name), writer.intern(track), start + begin, start + end), number=call
+        )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "spans"
+    folder.mkdir()
+    return folder
+
+
+def test_instances_workers_and_calls(folder, tmp_path):
+    for instance in range(3):
+        reduce = ("reduce gradients", "collectives", 10 + instance, 20, 7)
+        write(folder, instance, [("step", "device", 0, 30, -1), reduce])
+    write(folder, 1, [("samples", "data loader", 5, 6, -1)], number=1, label="worker 0")
+    path = tmp_path / "timeline.json.gz"
+    merged = merge_files(recorded_instances([folder]), path)
+    assert (merged.num_spans, merged.num_dropped, merged.spans_hosts) == (7, 0, False)
+    assert merged.troubles == ()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [folder, path] or len(list(tmp_path.iterdir())) == 2
+    rows = query(
+        path,
+        "SELECT process.name, thread.name, slice.name, ts FROM slice"
+        " JOIN thread_track ON track_id = thread_track.id JOIN thread USING (utid)"
+        " JOIN process USING (upid) WHERE process.name = 'instance 1' ORDER BY ts",
+    )
+    assert rows == [
+        ("instance 1", "device", "step", "0"),
+        ("instance 1", "data loader of worker 0", "samples", "5"),
+        ("instance 1", "collectives", "reduce gradients", "11"),
+    ]
+    arrows = query(
+        path,
+        "SELECT a.ts, b.ts, a.name = b.name FROM flow JOIN slice a ON slice_out = a.id"
+        " JOIN slice b ON slice_in = b.id ORDER BY a.ts",
+    )
+    assert arrows == [("10", "11", "1"), ("11", "12", "1")]
+
+
+def test_another_host_is_put_on_the_clock_of_the_first(folder, tmp_path):
+    ahead = 5_000_000
+    write(folder, 0, [("reduce all", "collectives", 100, 200, 0)])
+    write(folder, 1, [("reduce all", "collectives", 150, 200, 0)], start=START + ahead)
+    asked = [ClockSample(START, START + ahead + 20, START + 40)]
+    save_clock(clock_path(instance_prefix(folder, 1)), asked)
+    path = tmp_path / "timeline.json"
+    merged = merge_files(recorded_instances([folder]), path)
+    assert (merged.clock_error, merged.spans_hosts, merged.troubles) == (20, True, ())
+    assert query(path, "SELECT ts, dur FROM slice ORDER BY ts") == [("100", "100"), ("150", "50")]
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_merged(folder, tmp_path):
+    write(folder, 0, [("a", "program", 0, 1, -1)])
+    (folder / "instance-0.1.spans").write_bytes(b"nothing")
+    (folder / "instance-1.0.spans").write_bytes(b"")
+    (folder / "instance-1.clock").write_text("[]")
+    (folder / "instance-0.torch-1-0.json").write_text("{}")
+    path = tmp_path / "timeline.json.gz"
+    merged = merge_files(recorded_instances([folder]), path)
+    assert merged.num_spans == 1
+    assert [trouble.replace(f"{folder}/", "") for trouble in merged.troubles] == [
+        "instance-0.1.spans: no file of spans",
+        "instance-0.torch-1-0.json: no trace of torch.profiler: KeyError('traceEvents')",
+        "instance-1.0.spans: no file of spans",
+        "the clock of instance 1 is not known",
+    ]
+    assert len([e for e in events(path) if e["ph"] == "X"]) == 1
+
+
+def test_calls_of_two_attempts_are_not_the_same(tmp_path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for start, folder in enumerate(folders):
+        folder.mkdir()
+        write(folder, 0, [("reduce x", "collectives", start * 100, start * 100 + 9, 0)])
+    path = tmp_path / "timeline.json"
+    merge_files(recorded_instances(folders), path)
+    assert query(path, "SELECT COUNT(*) FROM flow") == [("0",)]
+    assert query(path, "SELECT name FROM process ORDER BY pid") == [
+        ("instance 0 (attempt 1)",),
+        ("instance 0 (attempt 2)",),
+    ]
+
+
+@pytest.mark.parametrize("base", [10 * START, 0])
+def test_a_trace_of_torch_comes_onto_our_clock(folder, tmp_path, base):
+    """Its times are of the day, with and without a base."""
+    write(folder, 0, [("step", "device", 0, 10_000, -1)])
+    begin = (10 * START + 2_000 - base) / 1000
+    trace = {
+        "traceEvents": [
+            {"ph": "M", "name": "thread_name", "pid": 9, "tid": 9, "args": {"name": "python"}},
+            {
+                **{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 9, "tid": 9},
+                **{"ts": begin, "dur": 3.0},
+            },
+            {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "S", "tid": 0},
+        ],
+        **({"baseTimeNanoseconds": base} if base else {}),
+    }
+    (folder / "instance-0.torch-9-0.json").write_text(json.dumps(trace))
+    path = tmp_path / "timeline.json"
+    merge_files(recorded_instances([folder]), path)
+    rows = query(
+        path,
+        "SELECT thread.name, ts, dur FROM slice JOIN thread_track ON track_id = thread_track.id"
+        " JOIN thread USING (utid) WHERE slice.name = 'aten::mm'",
+    )
+    assert rows == [("torch python", "2000", "3000")]
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_old_one(folder, tmp_path):
+    write(folder, 0, [("a", "program", 0, 1, -1)])
+    path = tmp_path / "there" / "timeline.json"
+    with pytest.raises(FileNotFoundError):
+        merge_files(recorded_instances([folder]), path)
+
+
+def test_other_files_of_the_folder_are_no_instances(folder):
+    (folder / "instance-x.0.spans").touch()
+    (folder / "instance-12.0.spans").touch()
+    (folder / "instance-2.lock").touch()
+    assert instances_in(folder) == [2, 12]

@@ -1,0 +1,209 @@
+"""Spans of real programs: nested, of threads and other processes, and of one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from popdist_py.timeline.folder import SPANS_SUFFIX
+from popdist_py.timeline.merging import Instance
+from popdist_py.timeline.span_file import read_spans
+
+_ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return tmp_path / "instance-0"
+
+
+def run(prefix, code, size=1 << 20, **variables):
+    """Run a program that records; returns how it ended, and what each of its files holds."""
+    environ = {**_ENVIRONMENT, "POPDIST_TIMELINE": f"{size}:{prefix}", **variables}
+    program = prefix.with_name("program.py")
+    program.write_text(code)
+    done = subprocess.run(
+        [sys.executable, program], env=environ, capture_output=True, text=True, check=False
+    )
+    files = Instance(label="", prefix=prefix).files(SPANS_SUFFIX)
+    return done, [read_spans(file.read_bytes()) for file in files]
+
+
+def names(recorded):
+    return Counter(span.name for span in recorded.spans)
+
+
+def test_blocks_calls_and_threads(prefix):
+    done, (recorded,) = run(
+        prefix,
+        """
+import threading
+import popdist_py
+
+@popdist_py.span("call", kind="f")
+def f(depth):
+    return depth and f(depth - 1)
+
+with popdist_py.span("outer", step=1, where=object):
+    f(2)
+    thread = threading.Thread(target=f, args=(0,), name="other")
+    thread.start()
+    thread.join()
+assert f.__name__ == "f"
+""",
+    )
+    assert done.stderr == ""
+    assert names(recorded) == {"outer": 1, "call": 4}
+    outer = next(span for span in recorded.spans if span.name == "outer")
+    assert outer.arguments == '{"step": 1, "where": "<class \'object\'>"}'
+    assert all(outer.begin <= s.begin <= s.end <= outer.end for s in recorded.spans)
+    assert Counter(s.track for s in recorded.spans) == {"program": 4, "program (other)": 1}
+
+
+def test_what_cannot_be_shown_ends_no_program(prefix):
+    done, (recorded,) = run(
+        prefix,
+        """
+import popdist_py
+circle = []
+circle.append(circle)
+with popdist_py.span(7, circle=circle):
+    pass
+""",
+    )
+    assert done.stderr == ""
+    assert [(span.name, span.arguments) for span in recorded.spans] == [("7", "")]
+
+
+def test_an_error_goes_through_and_its_span_is_there(prefix):
+    done, (recorded,) = run(
+        prefix, "import popdist_py\nwith popdist_py.span('fails'): raise SystemExit(7)\n"
+    )
+    assert done.returncode == 7
+    assert names(recorded) == {"fails": 1}
+
+
+def test_spans_that_others_timed(prefix):
+    _, (recorded,) = run(
+        prefix,
+        "from popdist_py.timeline import spans\nspans.add('IPU 0', 'forward 3', 10, 20)\n",
+    )
+    (one,) = recorded.spans
+    assert (one.track, one.name, one.begin, one.end) == ("IPU 0", "forward 3", 10, 20)
+
+
+def test_what_a_killed_program_recorded_is_there(prefix):
+    done, (recorded,) = run(
+        prefix,
+        """
+import os, signal
+import popdist_py
+for number in range(1000):
+    with popdist_py.span("work"):
+        pass
+with popdist_py.span("never ends"):
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert names(recorded) == {"work": 1000}
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_program_starts_record_too(prefix, method):
+    done, (program, *others) = run(
+        prefix,
+        f"""
+import multiprocessing
+import popdist_py
+
+def work():
+    with popdist_py.span("in a process"):
+        pass
+
+if __name__ == "__main__":
+    with popdist_py.span("in the program"):
+        context = multiprocessing.get_context("{method}")
+        for _ in range(2):
+            process = context.Process(target=work)
+            process.start()
+            process.join()
+""",
+    )
+    assert done.stderr == ""
+    assert names(program) == {"in the program": 1}
+    assert [names(other) for other in others] == [{"in a process": 1}] * 2
+    assert all("Process-" in other.label for other in others)
+
+
+def test_a_hundred_processes_have_a_bounded_number_of_files(prefix):
+    """The files of the oldest that have ended are used again."""
+    done, files = run(
+        prefix,
+        """
+import os
+import popdist_py
+with popdist_py.span("program"):
+    for number in range(100):
+        if os.fork() == 0:
+            with popdist_py.span(f"process {number}"):
+                pass
+            os._exit(0)
+        os.wait()
+""",
+    )
+    assert done.stderr == ""
+    program, *others = map(names, files)
+    assert program == {"program": 1}
+    last = {f"process {number}": 1 for number in range(92, 100)}
+    assert sum(others, Counter()) == last
+    assert sum(path.stat().st_size for path in prefix.parent.glob("*.spans")) <= 1 << 20
+
+
+def test_without_a_timeline_nothing_is_written(tmp_path):
+    code = "import popdist_py\nwith popdist_py.span('a'): pass\n"
+    subprocess.run([sys.executable, "-c", code], env=_ENVIRONMENT, cwd=tmp_path, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_said_once_and_the_program_runs(prefix):
+    done, files = run(
+        prefix,
+        "import popdist_py\nfor _ in range(3):\n    with popdist_py.span('a'): pass\n",
+        POPDIST_TIMELINE=f"1000000:{prefix.parent}/gone/instance-0",
+    )
+    assert (done.returncode, files) == (0, [])
+    (line,) = done.stderr.splitlines()
+    assert "the timeline has no spans of process" in line
+    assert "No such file" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"enable":"true"}', ""),
+        ('{"enable":"false"}', ""),
+        ("", ""),
+        ("enable", "PVTI_OPTIONS='enable' records nothing"),
+        ("[]", "PVTI_OPTIONS='[]' records nothing"),
+    ],
+)
+def test_pvti_options(tmp_path, text, said):
+    code = "import popdist_py\nwith popdist_py.span('a'): pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**_ENVIRONMENT, "PVTI_OPTIONS": text},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said in done.stderr
+    assert bool(done.stderr) is bool(said)
+    wanted = ["instance-0.timeline.json.gz"] if "true" in text else []
+    assert [path.name for path in tmp_path.iterdir()] == wanted

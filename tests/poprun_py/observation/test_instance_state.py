@@ -1,0 +1,111 @@
+"""What looks at an instance tell: speed of the last steps, shares of the time between two looks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.observation.instance_state import (
+    ACTIVITIES,
+    InstanceState,
+    Look,
+    median,
+    percentile,
+)
+
+MS = 1_000_000
+
+
+def message(*, at=10_000, steps=(), own=None, samples=0, calls=0, step=0, lasting=0, **spent):
+    """Return what a wrapper says; times in milliseconds."""
+    activity = next(reversed(spent), "other")
+    return {
+        "progress": [step, calls, 0, 0],
+        "cpu_seconds": 4.0,
+        "memory_bytes": 1 << 20,
+        "cpus": [0, 1],
+        "ledger": {
+            "now": at * MS,
+            "began": 1_000 * MS,
+            "activity": ACTIVITIES.index(activity),
+            "since": (at - lasting) * MS,
+            "nanoseconds": [spent.get(name, 0) * MS for name in ACTIVITIES],
+            "samples": samples,
+            "timed": len(steps),
+            "steps": [each * MS for each in steps],
+            "own": [each * MS for each in own or steps],
+        },
+    }
+
+
+def test_the_names_are_those_of_the_library():
+    from popdist_py import activities
+
+    assert ACTIVITIES == activities.NAMES
+
+
+def test_a_program_that_does_not_count_has_no_look():
+    assert Look.of({"progress": None, "ledger": None}) is None
+
+
+def test_from_one_look_shares_are_of_all_the_time():
+    look = Look.of(message(computing=6_000, waiting=3_000))
+    state = InstanceState.between(None, look, index=1)
+    assert state.share("computing") == pytest.approx(2 / 3)
+    assert state.share("computing", "waiting") == pytest.approx(1)
+    assert state.cpu == pytest.approx(4 / 9)
+
+
+def test_from_two_looks_shares_are_of_the_time_between():
+    before = Look.of(message(at=8_000, computing=6_000, waiting=1_000))
+    now = Look.of(message(at=10_000, computing=6_500, waiting=2_500))
+    state = InstanceState.between(before, now, index=1)
+    assert state.share("computing") == pytest.approx(0.25)
+    assert state.share("waiting") == pytest.approx(0.75)
+
+
+def test_speed_is_that_of_the_last_steps():
+    look = Look.of(message(steps=[10] * 18 + [30, 50], own=[1] * 4 + [7] * 6, samples=21 * 8))
+    state = InstanceState.between(None, look, index=0)
+    assert state.step_seconds == pytest.approx(0.010)
+    assert state.p95_seconds == pytest.approx(0.030)
+    assert state.own_seconds == pytest.approx(0.007)
+    assert state.samples_per_second == pytest.approx(8 / 0.013)
+
+
+@pytest.mark.parametrize(
+    ("said", "phase"),
+    [
+        (message(other=1), "starting"),
+        (message(steps=[5], computing=1), "training"),
+        (message(compiling=1), "compiling"),
+        (message(steps=[5], saving=1), "saving"),
+        (message(steps=[5], validating=1), "validating"),
+        (message(steps=[5], calls=2, loading=1), "validating"),
+        # A short wait is part of every step that is reduced.
+        (message(steps=[5], waiting=1, lasting=20), "training"),
+        (message(steps=[5], waiting=1, lasting=1_200), "waiting"),
+        (message(steps=[5], loading=1, lasting=1_200), "loading"),
+    ],
+)
+def test_the_phase_is_what_goes_on(said, phase):
+    assert Look.of(said).phase == phase
+
+
+def test_programs_read_what_people_see():
+    look = Look.of(message(steps=[10] * 5, samples=48, step=6, computing=500))
+    state = InstanceState.between(None, look, index=3, host="a", pid=7)
+    assert InstanceState.from_json(state.to_json()).to_json() == state.to_json()
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.floats(0.01, 1))
+def test_a_percentile_is_a_value_that_so_many_do_not_exceed(values, part):
+    found = percentile(values, part)
+    assert found in values
+    assert sum(value <= found for value in values) >= part * len(values) - 1e-9
+    assert sum(value < found for value in values) < part * len(values) + 1e-9
+
+
+def test_the_median_is_the_lower_one():
+    assert (median([]), median([3, 1]), median([3, 1, 2])) == (0.0, 1, 2)

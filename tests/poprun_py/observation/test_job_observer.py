@@ -1,0 +1,159 @@
+"""Who is asked when, who is told what: with instances that are words on a list."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from poprun_py.observation.instance_state import ACTIVITIES
+from poprun_py.observation.job_observer import JobObserver
+
+
+@pytest.fixture
+def job():
+    """A job of three instances and what its observer asked, told, showed."""
+    said = SimpleNamespace(asked=[], told=[], shown=[])
+    said.observer = JobObserver(
+        run_id="r",
+        pid=1,
+        program="train.py",
+        began=0.0,
+        seconds=2.0,
+        first_seconds=2.0,
+        ask=said.asked.append,
+        tell=said.told.append,
+        show=said.shown.append,
+    )
+    for index in range(3):
+        said.observer.started(index, "a", 100 + index, 0.0)
+    return said
+
+
+def message(at, steps, *, own=10, step=20, name="computing"):
+    """Return an instance after ``steps`` steps of so many ms, ``own`` of it without waiting."""
+    spent = {"waiting": steps * (step - own), name: steps * own}
+    ns = 1_000_000
+    last = min(steps, 255)
+    return {
+        "progress": [steps, 0, 0, 0],
+        "memory_bytes": 1,
+        "ledger": {
+            "now": int(at * 1e9),
+            "began": 0,
+            "activity": 0,
+            "since": int(at * 1e9),
+            "nanoseconds": [spent.get(each, 0) * ns for each in ACTIVITIES],
+            "samples": steps,
+            "timed": steps,
+            "steps": [step * ns] * last,
+            "own": [own * ns] * last,
+        },
+    }
+
+
+def look(job, at, *, slow=None, steps=None, **of_slow):
+    """Let the time come, and all instances answer."""
+    job.observer.on_time(at)
+    for index in range(3):
+        how = of_slow if index == slow else {}
+        job.observer.observed(index, message(at, steps or int(at * 50), **how), at)
+
+
+def test_all_are_asked_again_and_again_but_not_before_they_have_answered(job):
+    job.observer.on_time(1.9)
+    assert job.asked == []
+    job.observer.on_time(2.0)
+    assert sorted(job.asked) == [0, 1, 2]
+    job.observer.on_time(4.1)  # all are late, and are not waited for: they are asked anew
+    assert len(job.asked) == 6
+
+
+def test_a_straggler_is_told_after_two_looks_and_once(job):
+    look(job, 2.0, slow=1, own=18)
+    assert job.told == []
+    for at in (4.0, 6.0, 8.0):
+        look(job, at, slow=1, own=18)
+    assert [(each.instance, each.cause) for each in job.told] == [(1, "it computes longer")]
+
+
+def test_another_reason_is_told_as_well(job):
+    for at in (2.0, 4.0):
+        look(job, at, slow=1, own=18)
+    for at in (6.0, 8.0):
+        # Since the last look it loaded: the counters go on from what it computed before.
+        job.observer.on_time(at)
+        for index in range(3):
+            said = message(at, int(at * 50), own=18 if index == 1 else 10)
+            if index == 1:
+                counts = said["ledger"]["nanoseconds"]
+                computed = int(4.0 * 50) * 18 * 1_000_000
+                counts[ACTIVITIES.index("loading")] = counts[2] - computed
+                counts[2] = computed
+            job.observer.observed(index, said, at)
+    assert [each.cause for each in job.told] == ["it computes longer", "it loads data longer"]
+
+
+def test_one_bad_moment_is_not_told(job):
+    look(job, 2.0)
+    look(job, 4.0, slow=1, own=18)
+    look(job, 6.0)
+    look(job, 8.0, slow=1, own=18)
+    assert job.told == []
+
+
+def test_without_new_steps_nothing_is_judged(job):
+    """While one instance validates or saves, old steps say nothing new."""
+    look(job, 2.0, slow=1, own=18)
+    look(job, 4.0, slow=1, own=18, steps=100)
+    assert job.told == []
+
+
+def test_who_asks_gets_the_view_once_all_have_answered(job):
+    views = []
+    job.observer.request(views.append, 1.0)
+    for index in (0, 1):
+        job.observer.observed(index, message(1.0, 50), 1.0)
+    assert views == []
+    job.observer.ended(2, {"ledger": message(1.0, 50)["ledger"]}, 1.1)
+    (view,) = views
+    assert [each.phase for each in view.instances] == ["training", "training", "ended"]
+    assert view.samples_per_second == pytest.approx(3 * 50 / 51 / 0.020)
+
+
+def test_who_is_late_is_not_waited_for(job):
+    views = []
+    job.observer.request(views.append, 1.0)
+    assert job.observer.next_deadline() == 2.0
+    job.observer.on_time(3.1)
+    assert [each.phase for each in views[0].instances] == ["running"] * 3
+
+
+def test_an_ended_job_is_not_asked_and_answers_at_once(job):
+    for index in range(3):
+        job.observer.ended(index, {"ledger": None}, 1.0)
+    assert job.observer.next_deadline() == float("inf")
+    views = []
+    job.observer.request(views.append, 1.0)
+    assert [each.phase for each in views[0].instances] == ["ended"] * 3
+    assert job.asked == []
+
+
+def test_of_an_ended_job_the_straggler_that_was_told_is_the_slowest(job):
+    for at in (2.0, 4.0):
+        look(job, at, slow=1, own=18)
+    for index in range(3):
+        job.observer.ended(index, {"ledger": message(6.0, 300)["ledger"]}, 6.0)
+    assert job.observer.view(6.0).worst is job.told[0]
+
+
+def test_among_unequal_instances_only_who_is_slower_than_the_median_one_is_told(job):
+    for at in (2.0, 4.0):
+        job.observer.on_time(at)
+        for index, own in enumerate((10, 14, 18)):
+            job.observer.observed(index, message(at, int(at * 50), own=own), at)
+    # The median of three is that of instance 1: only instance 2 is slower by so much.
+    assert [each.instance for each in job.told] == [2]
+    for index in range(3):
+        job.observer.ended(index, {"ledger": None}, 6.0)
+    assert job.observer.view(6.0).worst is job.told[0]

@@ -1,0 +1,125 @@
+"""The views of a job for people: headline, table, and the five lines at the end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from support.terminal_text import colours_of, plain_lines
+
+from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
+from poprun_py.observation.job_view import JobView, headline, summary_lines, table_lines
+from poprun_py.observation.stragglers import Straggler, slowest
+
+
+def instance(index, **given):
+    """Return an instance that trains."""
+    shares = {"computing": 0.5, "loading": 0.1, "reducing": 0.05, "waiting": 0.3, "other": 0.05}
+    state = InstanceState(
+        index=index,
+        host="node1",
+        pid=100 + index,
+        phase="training",
+        step=1234,
+        num_steps=1233,
+        samples_per_second=512.0,
+        step_seconds=0.0153,
+        p95_seconds=0.0171,
+        own_seconds=0.0107,
+        shares=tuple(shares.get(name, 0.0) for name in ACTIVITIES),
+        cpu=0.97,
+        num_cpus=4,
+        memory_bytes=345 << 20,
+    )
+    return replace(state, **given)
+
+
+SLOW = Straggler(
+    instance=2,
+    host="node1",
+    own_seconds=0.015,
+    median_seconds=0.0107,
+    cause="it loads data longer",
+    detail="40% of its time",
+)
+
+
+def view(*states, worst=None, **given):
+    facts = {"run_id": "20260101-120000-abcdef", "pid": 42, "program": "train.py", "seconds": 3725}
+    return JobView(instances=states, worst=worst, **{**facts, **given})
+
+
+JOBS = {
+    "training": view(*map(instance, range(2)), instance(2, own_seconds=0.015), worst=SLOW),
+    "starting": view(
+        instance(0, phase="compiling", step=0, num_steps=0, samples_per_second=0.0),
+        InstanceState(index=1, host="node2", phase="running"),
+        seconds=4,
+    ),
+    "alone": view(instance(0, samples_per_second=0.0, memory_bytes=9 << 30)),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_table(name, golden):
+    golden(f"{name}.txt", "\n".join(table_lines(JOBS[name], width=200)) + "\n")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_summary(name, golden):
+    golden(f"{name}_summary.txt", "".join(f"{line}\n" for line in summary_lines(JOBS[name])))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_a_narrow_terminal_misses_columns_but_no_instance_and_no_wait(width):
+    lines = table_lines(JOBS["training"], width=width)
+    assert max(map(len, lines)) <= width
+    header = next(line for line in lines if line.startswith("instance"))
+    assert "phase" in header
+    assert "step ms" in header
+    assert "wait" in header
+    assert "it loads data longer (40% of its time)" in " ".join(lines)
+    for line in lines[-3:]:
+        assert "training" in line
+        assert "…" not in line
+
+
+def test_a_wider_terminal_shows_more():
+    headers = [
+        len(next(x for x in table_lines(JOBS["training"], width=w) if "phase" in x).split())
+        for w in (40, 60, 80, 100, 200)
+    ]
+    assert headers == sorted(headers)
+    assert headers[-1] > headers[0]
+
+
+def test_of_more_instances_than_rows_those_with_the_longest_steps_are_shown():
+    states = [instance(index, own_seconds=0.001 * (index % 7)) for index in range(64)]
+    lines = table_lines(view(*states, worst=slowest(states)), width=150, most_rows=9)
+    rows = [line for line in lines if "training" in line]
+    assert len(rows) == 8
+    assert {int(line.split()[0]) % 7 for line in rows} == {6}
+    assert lines[-1] == "and 56 instances whose steps are shorter"
+
+
+def test_the_straggler_has_a_colour_only_where_colours_are():
+    plain = table_lines(JOBS["training"], width=150)
+    painted = "\n".join(table_lines(JOBS["training"], width=150, colour=True))
+    assert "yellow" in colours_of(painted)
+    assert plain_lines(painted) == plain
+
+
+def test_where_nobody_is_slow_nobody_is_named():
+    states = [instance(0), instance(1, own_seconds=0.0109)]
+    assert headline(view(*states, worst=slowest(states)))[1] == ("slowest: no instance stands out")
+
+
+def test_a_job_without_steps_has_no_summary():
+    assert summary_lines(view(InstanceState(index=0))) == []
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_programs_read_what_people_see(name):
+    data = json.loads(json.dumps(JOBS[name].to_json()))
+    assert table_lines(JobView.from_json(data), width=200) == table_lines(JOBS[name], width=200)

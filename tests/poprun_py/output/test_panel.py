@@ -1,0 +1,156 @@
+"""The panel is below the output, whatever that is, and never in its way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.small_terminal import screen_of
+
+from poprun_py.output import panel as panel_module
+from poprun_py.output.panel import Panel
+
+COLUMNS, ROWS = 20, 8
+LINES = ("one", "two")
+
+
+class Written:
+    """A panel, the stream that it wrote, and the same output without a panel."""
+
+    def __init__(self):
+        self.stream = self.plain = b""
+        self.size = (COLUMNS, ROWS)
+        self.panel = Panel(self._take, lambda: self.size)
+        self.now = 100.0
+
+    def _take(self, data):
+        self.stream += data
+
+    def monotonic(self):
+        return self.now
+
+    def output(self, text):
+        self.plain += text.encode()
+        self.panel.write(text.encode())
+
+    def wait(self):
+        self.now += 1
+        self.panel.on_time(self.now)
+
+    @property
+    def screen(self):
+        return screen_of(self.stream.decode(), columns=COLUMNS, rows=ROWS)
+
+    @property
+    def screen_without(self):
+        return screen_of(self.plain.decode(), columns=COLUMNS, rows=ROWS)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    written = Written()
+    monkeypatch.setattr(panel_module, "time", written)
+    return written
+
+
+def test_it_stays_below_lines_that_come(written):
+    written.panel.show(LINES)
+    for number in range(3):
+        written.output(f"line {number}\r\n")
+        written.wait()
+    assert written.screen == ["line 0", "line 1", "line 2", "", *LINES]
+
+
+def test_it_scrolls_with_the_output_at_the_bottom(written):
+    written.panel.show(LINES)
+    for number in range(12):
+        written.output(f"line {number}\r\n")
+        written.wait()
+    assert written.screen == [*(f"line {n}" for n in range(12)), "", *LINES]
+
+
+def test_an_open_line_goes_on_where_it_was(written):
+    written.panel.show(LINES)
+    written.output("prompt> ")
+    written.wait()
+    assert written.screen == ["prompt>", *LINES]
+    written.output("answer")
+    written.wait()
+    assert written.screen == ["prompt> answer", *LINES]
+
+
+def test_a_progress_bar_is_redrawn_above_it(written):
+    written.panel.show(LINES)
+    for part in ("\r10 %", "\r20 %", "\r30 %"):
+        written.output(part)
+        written.wait()
+    assert written.screen == ["30 %", *LINES]
+
+
+def test_much_output_does_not_draw_it_each_time(written):
+    written.panel.show(LINES)
+    written.stream = b""
+    for _ in range(100):
+        written.output("x")
+    assert b"one" not in written.stream
+    assert written.panel.next_deadline() == pytest.approx(100.1)
+    written.wait()
+    assert written.stream.count(b"one") == 1
+
+
+def test_lines_made_for_another_size_are_not_drawn_again(written):
+    written.panel.show(LINES)
+    written.size = (COLUMNS - 5, ROWS)
+    written.output("line\r\n")
+    written.wait()
+    assert written.screen == ["line"]
+    written.panel.show(LINES)
+    assert written.screen == ["line", "", *LINES]
+
+
+def test_no_lines_take_it_away(written):
+    written.output("line\r\n")
+    written.panel.show(LINES)
+    written.panel.show(())
+    assert written.screen == ["line"]
+    assert written.panel.next_deadline() == float("inf")
+
+
+def test_an_enter_that_the_terminal_echoes_leaves_nothing_of_it(written):
+    written.panel.show(LINES)
+    written.output("prompt> ")
+    written.wait()
+    written.stream += b"y\r\n"  # by the terminal
+    written.panel.enter_typed()
+    written.output("z\r\n")
+    written.wait()
+    assert written.screen == ["prompt> y", "z", "", *LINES]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text("ab \r", max_size=30),
+            st.just("\r\n"),
+            st.just("wait"),
+            st.lists(st.text("xy", min_size=1, max_size=9), max_size=4),
+        ),
+        max_size=20,
+    )
+)
+def test_without_it_the_output_is_what_it_would_be(actions):
+    written = Written()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panel_module, "time", written)
+        for action in actions:
+            if action == "wait":
+                written.wait()
+            elif isinstance(action, list):
+                written.panel.show(action)
+            else:
+                written.output(action)
+        written.panel.show(())
+    # It may have scrolled earlier: only empty lines are between.
+    assert [line for line in written.screen if line] == [
+        line for line in written.screen_without if line
+    ]

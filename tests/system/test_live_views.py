@@ -1,0 +1,204 @@
+"""Unbalanced real jobs: the views, the log and the report name who is slow, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.small_terminal import screen_of
+from support.typist import LAUNCHER, Typist
+
+pytestmark = pytest.mark.mpi
+
+COMPUTES, LOADS, SHARES = 1, 3, 5
+CAUSES = {
+    COMPUTES: "it computes longer",
+    LOADS: "it loads data longer",
+    SHARES: "it shares its CPUs",
+}
+# Each step is a meeting. What is slow sleeps, so that it does not slow the others as well; but one
+# needs the CPU that something else has taken.
+PROGRAM = f"""
+import os, sys, time
+from pathlib import Path
+import numpy
+import popdist_py
+from popdist_py import activities, heartbeat
+
+popdist_py.init()
+index = popdist_py.getInstanceIndex()
+if index == {SHARES}:
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(os.getppid()))])
+ends = numpy.zeros(1)
+while not ends[0]:
+    with activities.doing(activities.LOADING):
+        time.sleep(0.06 if index == {LOADS} else 0.002)
+    with activities.doing(activities.COMPUTING):
+        time.sleep(0.06 if index == {COMPUTES} else 0.002)
+        until = time.process_time() + 0.05
+        while index == {SHARES} and time.process_time() < until:
+            pass
+    ends[0] = index == 0 and Path("stop").exists()
+    popdist_py.all_reduce(ends)
+    heartbeat.step(4)
+"""
+
+
+@contextlib.contextmanager
+def taken_cpu():
+    """Keep the first CPU busy, twice over: who needs it gets a third."""
+    cpu = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
+def status(poprun, *words):
+    return poprun("--status-format", "json", *words)
+
+
+def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
+    poprun, script, tmp_path
+):
+    with taken_cpu():
+        job = poprun(
+            "--live", "-n", 7, "--oversubscribe",
+            "--output-dir", "out", script(PROGRAM), start=True,
+        )  # fmt: skip
+        said, named = "", dict.fromkeys(CAUSES, False)
+        while not all(named.values()):
+            line = job.stderr.readline()
+            assert line, said
+            said += line
+            for instance, cause in CAUSES.items():
+                named[instance] |= f"instance {instance} on" in line and f": {cause}" in line
+        done = status(poprun, f"--status={job.pid}")
+        by_run = status(poprun, "--status=" + json.loads(done.stdout)["run_id"])
+        by_folder = poprun(f"--status={tmp_path / 'out' / 'latest'}")
+        (tmp_path / "stop").touch()
+        rest = job.communicate(timeout=60)[1]
+    view = json.loads(done.stdout)
+    assert view["slowest"]["is_straggler"]
+    assert view["slowest"]["instance"] in CAUSES
+    assert [each["index"] for each in view["instances"]] == list(range(7))
+    for each in view["instances"]:
+        assert each["phase"] == "training"
+        assert each["step"] > 10
+        assert each["memory_bytes"] > 1 << 20
+        assert each["shares"]["waiting"] >= (0.3 if each["index"] not in CAUSES else 0)
+        assert sum(each["shares"].values()) == pytest.approx(1, abs=0.01)
+    step = view["instances"][0]["step_seconds"]["median"]
+    assert view["samples_per_second"] == pytest.approx(7 * 4 / step, rel=0.5)
+    assert json.loads(by_run.stdout)["pid"] == job.pid
+    assert by_folder.stdout.startswith("program.py: run ")
+    assert "training" in by_folder.stdout
+
+    summary = [line.split(": ")[1:] for line in rest.splitlines()[-5:]]
+    assert [line[0] for line in summary] == ["speed", "step", "time", "slowest", "use"]
+    assert "samples/s in total, 7 instances" in summary[0][1]
+    report = json.loads((tmp_path / "out/latest/report.json").read_text())
+    observed = report["attempts"][-1]["observation"]
+    assert observed["slowest"]["instance"] in CAUSES
+    assert {each["phase"] for each in observed["instances"]} == {"ended"}
+
+
+def test_no_job_and_a_job_that_nobody_knows_are_said(poprun):
+    gone = poprun(f"--status={os.getpid()}")
+    assert (gone.returncode, gone.stderr.count("\n")) == (3, 1)
+    assert f"--status={os.getpid()}: no job of yours" in gone.stderr
+    unknown = poprun("--status", "nobodys-run")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
+    assert "--status=nobodys-run: no such job of yours runs on this host" in unknown.stderr
+
+
+TALKS = """
+import sys, time
+from pathlib import Path
+import popdist_py
+from popdist_py import heartbeat
+
+popdist_py.init()
+number = 0
+while not popdist_py.broadcast(Path("stop").exists()):
+    number += 1
+    print("line", number, flush=True)
+    time.sleep(0.1)
+    heartbeat.step(8)
+name = input("name? ") if popdist_py.getInstanceIndex() == 0 else ""
+popdist_py.barrier()
+print("bye", name)
+"""
+ROWS, COLUMNS = 30, 120
+
+
+def test_at_a_terminal_the_view_stays_below_the_output(script, tmp_path):
+    command = [*LAUNCHER, "--live", "-n", "2", script(TALKS)]
+
+    def lines():
+        return screen_of(user.seen, columns=COLUMNS, rows=ROWS)
+
+    def is_whole(shown):
+        """Tell whether the screen ends with the table and has output above it."""
+        heads = [number for number, line in enumerate(shown) if line.startswith("instance ")]
+        return (
+            len(heads) == 1
+            and "training" in shown[-1]
+            and shown[heads[0] - 3].startswith("[1,") is False
+            and any("<stdout>:line" in line for line in shown[: heads[0]])
+        )
+
+    with Typist(command, cwd=tmp_path, size=(ROWS, COLUMNS)) as user:
+        user.wait_until(lambda: is_whole(lines()))
+        (tmp_path / "stop").touch()
+        user.expect(r"name\? ")
+        # It is drawn again below a prompt, and what is typed stands behind that.
+        user.wait_until(lambda: "waiting" in lines()[-1] or "training" in lines()[-1])
+        user.type("someone\r")
+        user.expect("bye someone")
+        assert user.ended() == 0
+    shown = lines()
+    numbers = [line for line in shown if line.startswith("[1,0]<stdout>:line ")]
+    assert numbers == [f"[1,0]<stdout>:line {n}" for n in range(1, len(numbers) + 1)]
+    assert any(line.endswith("name? someone") for line in shown)
+    # At the end the view is gone, and the summary is there.
+    assert not any(line.startswith("instance ") for line in shown)
+    assert sum(line.startswith("poprun-py: speed: ") for line in shown) == 1
+    assert shown[-1].startswith("poprun-py: use: ")
+
+
+def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
+    shell = ["bash", "--norc", "-i"]
+    words = " ".join(map(str, [*LAUNCHER, "--live", "-n", "2", script(TALKS)]))
+    with Typist(shell, cwd=tmp_path, size=(ROWS, COLUMNS), env={"PS1": "$ "}) as user:
+        user.expect(r"\$ ")
+        user.type(words + "\r")
+        user.expect("instance .*training")
+        user.type("\x1a")
+        user.expect(r"Stopped.*\$ ")
+        user.resize(ROWS, 60)
+        user.type("fg\r")
+        user.expect(r"line \d+")
+        start = len(user.seen)
+
+        def rows():
+            return [row.partition("\x1b")[0] for row in user.seen[start:].split("\x1b[1E")[1:]]
+
+        user.wait_until(lambda: any("training" in row for row in rows()))
+        assert max(map(len, rows())) < 60
+        (tmp_path / "stop").touch()
+        user.expect(r"name\? ")
+        user.type("someone\r")
+        user.expect("bye someone")
+        user.expect(r"\$ $")
+        user.type("echo code $?; exit\r")
+        user.expect("code 0")
+        user.ended()

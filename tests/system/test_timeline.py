@@ -1,0 +1,197 @@
+"""The timeline of real jobs: what every instance did when, also of one that was killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, wait_until
+from support.trace_tables import query
+from system.timeline_program import STEPS
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = Path(__file__).with_name("timeline_program.py")
+TWO = ("--num-instances", "2", "--num-replicas", "2")
+# Spans with their row and their process.
+_SPANS = (
+    "(SELECT slice.*, thread.name AS row, process.name AS process FROM slice"
+    " JOIN thread_track ON track_id = thread_track.id JOIN thread USING (utid)"
+    " JOIN process USING (upid))"
+)
+
+
+@pytest.fixture(scope="module")
+def job(shared_poprun, tmp_path_factory):
+    """A job of two instances: how it ended, and its trace."""
+    folder = tmp_path_factory.mktemp("job")
+    words = (*TWO, "--output-dir", "out", "--timeline", sys.executable, PROGRAM)
+    done = shared_poprun(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done, folder / "out" / "latest" / "timeline.json.gz"
+
+
+@pytest.fixture
+def rows(job):
+    """Ask the trace of the job."""
+    return lambda sql: query(job[1], sql)
+
+
+def test_one_line_says_where_it_is(job):
+    said = [line for line in job[0].stderr.splitlines() if "timeline" in line]
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans; open it at ui.perfetto.dev",
+        said[0],
+    )
+
+
+def test_every_step_of_every_instance_is_there(rows):
+    counts = rows(f"SELECT process, name, COUNT(*) FROM {_SPANS} GROUP BY process, name")
+    found = {(process, name): int(count) for process, name, count in counts}
+    for process in ("instance 0", "instance 1"):
+        for name in ("mine", "step", "update", "reduce gradients", "transfer inputs"):
+            assert found[process, name] == STEPS, (process, name, found)
+        assert found[process, "compile"] >= 1
+        assert found[process, "load"] >= STEPS
+        assert found[process, "backward"] >= 1
+        assert found[process, "samples"] >= STEPS
+
+
+def test_the_parts_of_a_step_lie_in_it(rows):
+    """On one row as children; a reduction, on a row of its own, between the step's ends."""
+    inner = rows(
+        "SELECT s.name, COUNT(*) FROM slice s JOIN slice p ON s.parent_id = p.id"
+        " WHERE p.name = 'step' GROUP BY s.name"
+    )
+    assert {("update", str(2 * STEPS)), ("transfer inputs", str(2 * STEPS))} <= set(inner)
+    between = rows(
+        f"SELECT COUNT(*) FROM {_SPANS} r JOIN {_SPANS} s ON r.process = s.process"
+        " AND s.ts <= r.ts AND r.ts + r.dur <= s.ts + s.dur"
+        " WHERE r.name = 'reduce gradients' AND s.name = 'step'"
+    )
+    assert between == [(str(2 * STEPS),)]
+    mine = rows(
+        f"SELECT COUNT(*) FROM {_SPANS} m JOIN {_SPANS} s ON m.process = s.process"
+        " AND m.ts <= s.ts AND s.ts + s.dur <= m.ts + m.dur"
+        " WHERE m.row = 'program' AND s.name = 'step'"
+    )
+    assert mine == [(str(2 * STEPS),)]
+
+
+def test_arrows_join_the_same_reduction_of_both_instances(rows):
+    """They overlap in time: no instance leaves one before the other is there."""
+    arrows = rows(
+        "SELECT COUNT(*), MIN(a.name = b.name), MIN(b.ts <= a.ts + a.dur), MIN(b.ts >= a.ts),"
+        f" MIN(a.process != b.process) FROM flow JOIN {_SPANS} a ON slice_out = a.id"
+        f" JOIN {_SPANS} b ON slice_in = b.id WHERE a.name = 'reduce gradients'"
+    )
+    assert arrows == [(str(STEPS), "1", "1", "1", "1")]
+    # The n-th of one instance goes to the n-th of the other.
+    ranks = rows(
+        "SELECT COUNT(*) FROM flow"
+        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
+        " WHERE name = 'reduce gradients') a ON slice_out = a.id"
+        " JOIN (SELECT id, RANK() OVER (PARTITION BY track_id ORDER BY ts) AS place FROM slice"
+        " WHERE name = 'reduce gradients') b ON slice_in = b.id WHERE a.place = b.place"
+    )
+    assert ranks == [(str(STEPS),)]
+
+
+def test_loaders_and_their_workers_have_rows(rows):
+    found = [name for (name,) in rows("SELECT DISTINCT name FROM thread ORDER BY name")]
+    assert {"program", "device", "collectives", "data loader"} <= set(found)
+    assert any(name.startswith("data loader of ") for name in found)
+
+
+def test_calls_of_some_instances_are_counted_apart(poprun, script, tmp_path):
+    """Else the first call of all would be the third of instance 0."""
+    path = script(
+        "import numpy as np, popdist_py\n"
+        "popdist_py.init()\n"
+        "def call(): popdist_py.all_reduce(np.ones(2))\n"
+        "for _ in range(2): popdist_py.execute_on_instances({0, 2}, call)\n"
+        "call()\n"
+        "popdist_py.all_reduce(np.ones(2), async_op=True).wait()\n"
+    )
+    done = poprun("-n", 3, "--oversubscribe", "--timeline=t.json", path)
+    assert done.returncode == 0, done.stderr
+    arrows = query(
+        tmp_path / "t.json",
+        f"SELECT a.name, a.process, b.process FROM flow JOIN {_SPANS} a ON slice_out = a.id"
+        f" JOIN {_SPANS} b ON slice_in = b.id WHERE a.name = b.name",
+    )
+    calls = [(name, *sorted([one, other])) for name, one, other in arrows]
+    assert calls.count(("reduce all_reduce of 0,2", "instance 0", "instance 2")) == 2
+    names = [name for name, _, _ in calls]
+    assert names.count("reduce all_reduce") == 2
+    assert names.count("reduce beside the program") == 2
+
+
+def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
+    done = poprun(*TWO, "--timeline=killed.json", sys.executable, PROGRAM, "kill")
+    assert done.returncode == 137
+    counts = dict(
+        query(
+            tmp_path / "killed.json",
+            f"SELECT process, COUNT(*) FROM {_SPANS} WHERE name = 'step' GROUP BY process",
+        )
+    )
+    assert counts == {"instance 0": "6", "instance 1": "6"} or counts["instance 1"] == "6"
+    assert [path.name for path in tmp_path.glob("*.json*")] == ["killed.json"]
+
+
+def test_restarts_are_in_one_timeline(poprun, tmp_path):
+    code = (
+        "import os, popdist_py\nwith popdist_py.span('work'): popdist_py.init()\n"
+        "assert os.environ['POPDIST_RESTART_COUNT'] == '1'"
+    )
+    done = poprun(*TWO, "--max-restarts=1", "--timeline", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    named = query(tmp_path / "timeline.json.gz", "SELECT name FROM process ORDER BY pid")
+    assert [name for (name,) in named] == [
+        f"instance {i} (attempt {n})" for n in (1, 2) for i in (0, 1)
+    ]
+
+
+def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
+    path = script(
+        "import pathlib, time, popdist_py\n"
+        "with popdist_py.span('before the end'): pass\n"
+        "pathlib.Path('there').touch()\n"
+        "time.sleep(60)\n"
+    )
+    job = poprun("--output-dir=out", "--timeline", sys.executable, path, start=True)
+    wait_until((tmp_path / "there").exists, 60, "the program does not start")
+    job.kill()
+    job.wait()
+    wait_until(lambda: not poprun.survivors(), 30, "the program goes on")
+    done = subprocess.run(
+        [sys.executable, "-m", "popdist_py.timeline", "out/latest/attempt-1/spans", "-o", "t.json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert done.stdout == "t.json: 1 spans\n"
+    assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("before the end",)]
+
+
+@pytest.mark.parametrize("path", ["nowhere/file.json", "."])
+def test_what_cannot_be_written_is_refused_before_anything_starts(poprun, tmp_path, path):
+    done = poprun(f"--timeline={path}", "touch", "ran")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"poprun-py: error: --timeline {path}: expected the path of a file in a folder that is "
+        "there and can be written to\n"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_records_nothing_has_an_empty_timeline(poprun, tmp_path):
+    done = poprun("--timeline", "true")
+    assert done.returncode == 0
+    assert "timeline.json.gz: 0 spans" in done.stderr
+    assert query(tmp_path / "timeline.json.gz", "SELECT COUNT(*) FROM slice") == [("0",)]
