@@ -50,6 +50,7 @@ class DeviceReports:
 
         Raises:
             Error: there is no graph of the model.
+            ValueError: steps is negative or no whole number.
         """
         run = self._run_on_ipu(args, kwargs)
         return schedule(run.placement, run.settings, steps=steps)
