@@ -11,6 +11,7 @@ from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.spelled_advice import spelled
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["check_memory"]
@@ -39,8 +40,8 @@ def check_memory(run: Run | None, options: Options) -> None:
     if lack is None:
         return
     if mode == "enforce":
-        raise Error(str(lack), type=_ERROR_TYPE)
-    logger.warning("%s", _line(run, lack))
+        raise Error(str(spelled(lack)), type=_ERROR_TYPE)
+    logger.warning("%s", _line(run, spelled(lack)))
 
 
 def _line(run: Run, lack: OutOfMemory) -> str:
@@ -50,6 +51,7 @@ def _line(run: Run, lack: OutOfMemory) -> str:
     better = "".join(
         f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
         + (", which fits" if advice.fits else "")
+        + (f" ({advice.how})" if advice.how else "")
         for advice in helping[:1]
     )
     return (

@@ -204,7 +204,7 @@ def test_arguments_that_do_not_fit_are_said_once(caplog, monkeypatch):
     wrong = torch.rand(4, 5)
     log = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(log, "handlers", [caplog.handler])
-    with pytest.raises(poptorch.Error, match="shapes and without values .*must have same"):
+    with pytest.raises(poptorch.Error, match=r"shapes and without values .*must have same"):
         captured(nn.Linear(3, 2), (wrong,), training=False)
     # torch's log has a traceback of its own for it.
     assert caplog.records == []
