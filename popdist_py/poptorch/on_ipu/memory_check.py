@@ -11,6 +11,7 @@ from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.spelled_advice import spelled
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["check_memory"]
@@ -38,7 +39,7 @@ def check_memory(run: Run | None, options: Options) -> None:
     if mode == "enforce":
         lack = explain(run)
         if lack is not None:
-            raise Error(str(lack), type=_ERROR_TYPE)
+            raise Error(str(spelled(lack)), type=_ERROR_TYPE)
         return
     try:
         lack = explain(run)
@@ -47,7 +48,7 @@ def check_memory(run: Run | None, options: Options) -> None:
         logger.debug("Whether the model fits is not known", exc_info=True)
         return
     if lack is not None:
-        logger.warning("%s", _line(run, lack))
+        logger.warning("%s", _line(run, spelled(lack)))
 
 
 def _line(run: Run, lack: OutOfMemory) -> str:
@@ -57,6 +58,7 @@ def _line(run: Run, lack: OutOfMemory) -> str:
     better = "".join(
         f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
         + (", which fits" if advice.fits else "")
+        + (f" ({advice.how})" if advice.how else "")
         for advice in helping[:1]
     )
     return (

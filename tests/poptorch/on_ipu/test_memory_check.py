@@ -54,9 +54,12 @@ def test_enforced(monkeypatch, log):
     helping = lines.index("What would help, each alone:") + 1
     assert helping - largest == 5 + 1
     assert any("layer" in line for line in lines[largest:helping])
-    saved = [float(line.split()[0].replace(",", "")) for line in lines[helping:]]
+    saving = lines[helping::2]
+    saved = [float(line.split()[0].replace(",", "")) for line in saving]
     assert saved == sorted(saved, reverse=True)
     assert len(saved) > 3
+    # What a program has to say for it stands below each.
+    assert "      options.Precision.setPartialsType(torch.half)" in lines[helping + 1 :: 2]
     assert log.records == []
 
 
@@ -80,12 +83,14 @@ def test_said_once_where_no_device_is_named(monkeypatch, log):
 
 def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
     explain = memory_check.explain
-    much, enough = Advice("much", 10**9, fits=False), Advice("enough", 10**8, fits=True)
+    much = Advice("much", 10**9, fits=False, kind="half training")
+    enough = Advice("enough", 10**8, fits=True, kind="half partials")
     monkeypatch.setattr(
         memory_check, "explain", lambda run: replace(explain(run), advice=(much, enough))
     )
     compiled(monkeypatch, LARGE, pipelined)
-    assert "100.0 MB less with enough, which fits" in log.text
+    said = "100.0 MB less with enough, which fits (options.Precision.setPartialsType(torch.half))"
+    assert said in log.text
     assert "much" not in log.text
 
 
