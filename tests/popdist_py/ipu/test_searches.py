@@ -200,20 +200,20 @@ def graph_index(graph, name):
 
 def test_many_places_are_not_all_tried(monkeypatch):
     """A report of what does not fit asks for splits: it may not take minutes."""
-    graph = with_checkpoints(mlp([64] * 301, batch=8), range(1, 600, 50))
+    graph = with_checkpoints(mlp([64] * 101, batch=256), range(1, 200, 50))
     options = Settings(accumulation=16, optimizer=ADAM)
-    tiny = replace(MK2, tiles=64)
+    tiny = replace(MK2, tiles=6)
     run = Run(graph, Placement.cut(graph), options, tiny)
     asked = []
     real = searches.ipu_fits
     monkeypatch.setattr(searches, "ipu_fits", lambda *a: asked.append(a[4]) or real(*a))
-    assert len(places_to_cut(graph)) > 500
+    assert len(places_to_cut(graph)) > 3 * 64
     found = best_splits(run, 8)
     assert memory(graph, found, options, tiny).fits
-    assert 0 < len(asked) < 500
+    assert 0 < len(asked) < 1000  # of all places it is 5,000
     count = len(graph.operations)
     even = Placement(tuple(i * 8 // count for i in range(count)), tuple(range(8)))
-    assert slowest(run, found) < 1.05 * slowest(run, even)
+    assert slowest(run, found) < 1.1 * slowest(run, even)
 
 
 def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
