@@ -135,7 +135,7 @@ def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
         half_sums = replace(settings, partials="float16")
         yield "half partials", "partials in float16", replace(run, settings=half_sums)
     if settings.is_pipelined and run.placement.num_stages > 1:
-        splits = best_splits(run, run.placement.num_stages)
+        splits = best_splits(run, run.placement.num_stages, tries_all=False)
         if splits is not None:
             names = [graph.operations[splits.stages.index(s)].name for s in splits.ipus[1:]]
             change = f"stages that begin at {', '.join(names)}"
