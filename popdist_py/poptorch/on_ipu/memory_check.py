@@ -17,12 +17,17 @@ __all__ = ["check_memory"]
 
 # PopTorch's name for what Poplar raises.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
+_UNKNOWN: Final = (
+    "Whether an %s has room for this model cannot be told: its forward does what cannot be "
+    "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
+)
 
 
 def check_memory(run: Run | None, options: Options) -> None:
     """Look whether there is room for a run, and do what ``Emulator.memory`` says if not.
 
-    All instances have the same run, so they decide alike; instance 0 warns.
+    All instances have the same run, so they decide alike; instance 0 warns. Where that cannot be
+    told, the run goes on: it needs none of this.
 
     Args:
         run: what is compiled; None if the model of the device cannot be asked.
@@ -32,11 +37,17 @@ def check_memory(run: Run | None, options: Options) -> None:
         Error: there is no room, and that is enforced.
     """
     mode = options.Emulator.memory_mode
-    is_silent = mode == "warn" and options.Distributed.processId != 0
-    if run is None or mode == "off" or is_silent:
+    speaks = options.Distributed.processId == 0
+    if mode == "off" or (mode == "warn" and not speaks):
         return
-    lack = explain(run)
-    if lack is None:
+    try:
+        lack = None if run is None else explain(run)
+    except Exception:
+        logger.debug("The model of the device has no answer", exc_info=True)
+        run = lack = None
+    if run is None and mode == "enforce" and speaks:
+        logger.warning(_UNKNOWN, options.Emulator.ipu.name.capitalize())
+    if run is None or lack is None:
         return
     if mode == "enforce":
         raise Error(str(lack), type=_ERROR_TYPE)

@@ -113,10 +113,33 @@ def test_nothing_is_looked_at_if_that_is_off(monkeypatch, log, forward):
     assert log.records == []
 
 
+def test_silent_where_it_fits(monkeypatch, log):
+    compiled(monkeypatch, SMALL)
+    assert compiled(monkeypatch, SMALL, lambda o: o.Emulator.device("mk1")).isCompiled()
+    assert log.records == []
+
+
+def unanswerable(_):
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("forward", [SMALL, None])
-def test_silent_where_it_fits_or_cannot_be_told(monkeypatch, log, forward):
-    compiled(monkeypatch, forward)
+def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log, forward):
+    monkeypatch.setattr(memory_check, "explain", unanswerable)
+    assert compiled(monkeypatch, forward).isCompiled()
+    assert log.records == []
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()
+    (record,) = log.records
+    assert record.getMessage().startswith("Whether an Mk1 has room for this model cannot be told")
+    assert "all the same" in record.getMessage()
+
+
+def test_what_only_the_model_refuses_stops_no_emulation(monkeypatch, log):
+    def odd(options):
+        # The real device has tiles in pairs; nothing here needs them.
+        options.TensorLocations.createOrSet(numIOTiles=33)
+
+    assert compiled(monkeypatch, SMALL, odd).isCompiled()
     assert log.records == []
 
 
