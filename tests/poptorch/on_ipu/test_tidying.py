@@ -213,7 +213,7 @@ def test_the_gradient_of_a_bias_reads_nothing():
 
 
 def test_a_long_loop_takes_little_time():
-    """Names are counted on, not from the beginning: that took ten seconds here."""
+    """Names are counted on, not from the beginning: that took seconds here."""
     length = 8000
     steps = [
         Step(operator="tanh", module="", kind="elementwise", inputs=(n,), output=n + 1)
@@ -230,5 +230,5 @@ def test_a_long_loop_takes_little_time():
         batch=2,
     )
     found = captured_of(forward)
-    assert time.perf_counter() - start < 4
+    assert time.perf_counter() - start < 1
     assert [o.name for o in found.graph.operations[:3]] == ["tanh", "tanh.1", "tanh.2"]
