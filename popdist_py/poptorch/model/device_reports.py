@@ -99,8 +99,8 @@ class DeviceReports:
         if self._compiled.executable.captured is None:
             raise Error(
                 "This model was compiled without a graph of its forward: give arguments like those "
-                'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") and '
-                "executables that earlier versions saved leave the graph out"
+                'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") leaves the '
+                "graph out, and so does a forward that cannot be captured"
             )
         return self._compiled.executable.captured
 

@@ -67,7 +67,7 @@ class Capturing:
             yield
             return
         names = _names(self._model, self._call)
-        with self._observer.following(self._model, dict(zip(names, leaves, strict=True))):
+        with self._observer.following(self._model, names, leaves):
             yield
 
     def telling(self, forward: _Forward) -> _Forward:
