@@ -9,7 +9,7 @@ Nothing here runs or changes anything.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
@@ -24,7 +24,7 @@ from popdist_py.ipu.liveness import (
     stage_of,
 )
 from popdist_py.ipu.memory_report import Category, Contribution, IpuMemory, MemoryReport
-from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import IPU
 
 __all__ = [
@@ -60,6 +60,9 @@ class Estimates:
 
 
 ESTIMATES: Final = Estimates()
+
+# What the forward of a phase fetches, and its backward beside that; the update needs both.
+_FETCHED: Final[tuple[Category, ...]] = ("weights", "accumulators")
 
 
 def memory(
@@ -280,18 +283,24 @@ def walks(
     for index in (s for s, where in enumerate(placement.ipus) if where == number):
         stage = stage_of(graph, placement, settings, ipu, index)
         weights = placement.weights_of(graph, index)
-        fetched = []
-        if settings.is_phased:
-            on_chip = Settings(accumulation=settings.accumulation, optimizer=settings.optimizer)
-            fetched = [
-                Contribution(part.name, part.category, part.bytes, False)
-                for weight in weights
-                for part in _variables(weight, on_chip)
-            ]
-        for moments in _passes_of(stage, placement, index):
+        fetched: list[Contribution] = []
+        for sort, moments in zip(_FETCHED, _passes_of(stage, placement, index), strict=False):
+            if settings.is_phased:
+                fetched = [*fetched, *_fetched(weights, settings, sort)]
             yield fetched, moments
-        if settings.is_training and not settings.is_phased:
-            yield [], list(_update(weights, settings))
+        if settings.is_training:
+            # Phases fetch the state of one weight after the other, as what lies off the chip.
+            away = replace(settings, optimizer_location=Location(on_chip=False))
+            yield fetched, list(_update(weights, away if settings.is_phased else settings))
+
+
+def _fetched(
+    weights: Sequence[Weight], settings: Settings, category: Category
+) -> list[Contribution]:
+    """Return what a phase gets from Streaming Memory of one sort, as large as on the chip."""
+    on_chip = replace(settings, weight_location=Location(), accumulator_location=Location())
+    parts = (part for weight in weights for part in _variables(weight, on_chip))
+    return [replace(part, is_always_live=False) for part in parts if part.category == category]
 
 
 def _passes_of(stage: Stage, placement: Placement, index: int) -> Iterator[list[Moment]]:

@@ -128,6 +128,9 @@ class MemoryPage(Report):
                 for one in self.problem.advice
             )
             yield Section("What would help, each alone", columns, rows)
+            how = tuple(f"{one.change}: {one.how}" for one in self.problem.advice if one.how)
+            if how:
+                yield Section("How", notes=how)
 
     def _ipus(self) -> Section:
         names = ("IPU", "needed", "available", "share", "always live", "at the peak")

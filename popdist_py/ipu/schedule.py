@@ -85,7 +85,12 @@ def schedule(placement: Placement, settings: Settings, *, steps: int | None = No
         placement: stages and their IPUs; phases for phased execution.
         settings: of the run.
         steps: how many to return at most; None for all.
+
+    Raises:
+        ValueError: steps is negative or no whole number.
     """
+    if steps is not None and (not isinstance(steps, int) or steps < 0):
+        raise ValueError(f"steps={steps!r}: expected a whole number from 0 on, or None for all")
     ipus = range(placement.num_ipus)
     rows: list[list[Cell]] = [[] for _ in ipus]
     cycles: list[int] = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from math import inf
+from typing import Final
 
 from popdist_py.ipu.cycles import CYCLE_MODEL, CycleModel, cycles, operation_cycles
 from popdist_py.ipu.graph import Graph, Placement
@@ -35,6 +36,9 @@ __all__ = [
     "places_to_cut",
     "with_checkpoints",
 ]
+
+# Of more places a search takes too long to try them all at first: it grows with their square.
+_MANY_PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +87,23 @@ def largest_batch(run: Run, limit: int = 2**16) -> int:
     return fitting
 
 
-def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> Placement | None:
+def best_splits(
+    run: Run, stages: int, places: Sequence[int] | None = None, *, tries_all: bool = True
+) -> Placement | None:
     """Return the placement on ``stages`` IPUs that fits and whose slowest stage is fastest.
 
     Dynamic programming: whether a stage fits depends on where it begins and ends, not on how the
-    others are cut, so nothing that fits is missed. None if nothing fits.
+    others are cut, so nothing that fits is missed. Of many places some are tried first, then those
+    near the best of them: the slowest stage may be slower by an operation or two. None if nothing
+    fits.
 
     Args:
         run: all but its placement.
         stages: how many, each on an IPU of its own.
         places: numbers of the operations before which a stage may begin. None for those where one
             tensor alone crosses, or all if there are too few of them.
+        tries_all: whether all of many places are tried where those tried first do not fit, which
+            can take a minute.
     """
     count = len(run.graph.operations)
     inner: Sequence[int] = places_to_cut(run.graph)
@@ -101,13 +111,23 @@ def best_splits(run: Run, stages: int, places: Sequence[int] | None = None) -> P
         inner = sorted(set(places) - {0, count})
     elif len(inner) < stages - 1:
         inner = range(1, count)
-    ends = [0, *inner, count]
     work, fits = _work_between(run, stages), _fitting(run, stages)
-    # Where the last stage fits nowhere, nothing before it matters.
-    lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
-    if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
-        return None
-    cuts = least_slowest(ends, stages, work, fits)
+
+    def best(inner: Sequence[int]) -> tuple[int, ...] | None:
+        ends = [0, *inner, count]
+        # Where the last stage fits nowhere, nothing before it matters.
+        lasts = reversed(range(stages - 1, len(ends) - 1) if stages > 1 else range(1))
+        if len(ends) <= stages or not any(fits(ends[first], count, stages - 1) for first in lasts):
+            return None
+        return least_slowest(ends, stages, work, fits)
+
+    step = max(1, -(-len(inner) // max(_MANY_PLACES, 2 * stages)))
+    cuts = best(inner[::step])
+    if step > 1 and cuts is not None:
+        near = {inner.index(cut) + i for cut in cuts[1:-1] for i in range(1 - step, step)}
+        cuts = best([inner[i] for i in sorted(near) if 0 <= i < len(inner)])
+    elif step > 1 and tries_all:
+        cuts = best(inner)
     return None if cuts is None else _placement(cuts)
 
 

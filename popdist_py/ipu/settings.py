@@ -116,8 +116,8 @@ class Settings:
         synthetic_data: whether nothing comes from the host or goes there.
 
     Raises:
-        ValueError: a number that has to be positive is not, the number of I/O tiles is odd, there
-            are none to overlap with, or N does not divide the device iterations.
+        ValueError: a number that has to be positive is not, that of I/O tiles is none that PopTorch
+            takes, there are none to overlap with, or N does not divide the device iterations.
     """
 
     is_training: bool = True
@@ -146,8 +146,10 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}: at least 1 is needed")
         if not self.is_training and self.accumulation != 1:
             raise ValueError(f"accumulation is {self.accumulation}: inference updates nothing")
-        if self.io_tiles % 2 or self.io_tiles < 0:
-            raise ValueError(f"io_tiles is {self.io_tiles}: an even number is needed")
+        if self.io_tiles % 2 or (self.io_tiles and not 32 <= self.io_tiles <= 192):
+            raise ValueError(
+                f"io_tiles is {self.io_tiles}: 0 or an even number from 32 to 192 is needed"
+            )
         if self.overlaps_io and not self.io_tiles:
             raise ValueError("overlaps_io is set and io_tiles is 0: from 32 to 192 are needed")
         if self.output_mode == "every n" and self.device_iterations % self.output_return_period:

@@ -8,13 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from popdist_py.ipu.graph import Type
 from popdist_py.ipu.memory_report import IpuMemory
 from popdist_py.ipu.searches import Run, best_splits, places_to_cut, with_checkpoints
 from popdist_py.ipu.settings import SGD, Location
 
-__all__ = ["Advice", "OutOfMemory", "explain"]
+__all__ = ["Advice", "Kind", "OutOfMemory", "explain"]
+
+Kind: TypeAlias = Literal[
+    "batch",
+    "half inference",
+    "half training",
+    "recomputation",
+    "checkpoints",
+    "optimizer off chip",
+    "activations off chip",
+    "half accumulators",
+    "no state",
+    "half state",
+    "I/O tiles",
+    "proportion",
+    "half partials",
+    "splits",
+]
 
 _OFF_CHIP = Location(on_chip=False)
 _MOST_IO_TILES = 192
@@ -28,11 +46,15 @@ class Advice:
         change: what to do.
         saved: bytes less on the fullest IPU, whichever that is then.
         fits: whether everything fits with this change alone.
+        kind: which change it is, for programs.
+        how: what to type for it, where who asks has words for that.
     """
 
     change: str
     saved: int
     fits: bool
+    kind: Kind
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +86,8 @@ class OutOfMemory:
         for advice in self.advice:
             fits = ", then it fits" if advice.fits else ""
             lines.append(f"  {_megabytes(advice.saved)} less  {advice.change}{fits}")
+            if advice.how:
+                lines.append(f"      {advice.how}")
         return "\n".join(lines)
 
 
@@ -73,41 +97,49 @@ def explain(run: Run) -> OutOfMemory | None:
     if own.fits:
         return None
     found = []
-    for change, other in _changes(run):
+    for kind, change, other in _changes(run):
         after = other.fullest
         if after.needed < own.needed or after.fits:
-            found.append(Advice(change, max(0, own.needed - after.needed), after.fits))
+            saved = max(0, own.needed - after.needed)
+            found.append(Advice(change, saved, after.fits, kind))
     ordered = sorted(found, key=lambda advice: -advice.saved)
     return OutOfMemory(own, tuple(ordered))
 
 
-def _changes(run: Run) -> Iterator[tuple[str, Run]]:
+def _changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
     """Yield what may save memory: in the order of Graphcore's own tips."""
     graph, settings = run.graph, run.settings
     if graph.batch > 1:
         batch = graph.batch // 2
         yield (
+            "batch",
             f"micro-batches of {batch}, not {graph.batch}",
             replace(run, graph=graph.with_batch(batch)),
         )
     types = {t.type for t in graph.tensors.values()} | {w.type for w in graph.weights}
     if "float32" in types:
-        yield "half precision: all but second moments in float16", _in_half(run)
+        if settings.is_training:
+            change = "half precision: all but second moments in float16"
+            yield "half training", change, _in_half(run)
+        else:
+            yield "half inference", "half precision", _in_half(run)
     if settings.is_training:
         yield from _training_changes(run)
     if settings.overlaps_io and 2 * settings.io_tiles <= _MOST_IO_TILES:
         more = replace(settings, io_tiles=2 * settings.io_tiles)
-        yield f"{more.io_tiles} I/O tiles, not {settings.io_tiles}", replace(run, settings=more)
+        change = f"{more.io_tiles} I/O tiles, not {settings.io_tiles}"
+        yield "I/O tiles", change, replace(run, settings=more)
     lower = replace(settings, memory_proportion=0.1)
-    yield "an available memory proportion of 0.1", replace(run, settings=lower)
+    yield "proportion", "an available memory proportion of 0.1", replace(run, settings=lower)
     if settings.partials != "float16":
         half_sums = replace(settings, partials="float16")
-        yield "partials in float16", replace(run, settings=half_sums)
+        yield "half partials", "partials in float16", replace(run, settings=half_sums)
     if settings.is_pipelined and run.placement.num_stages > 1:
-        splits = best_splits(run, run.placement.num_stages)
+        splits = best_splits(run, run.placement.num_stages, tries_all=False)
         if splits is not None:
             names = [graph.operations[splits.stages.index(s)].name for s in splits.ipus[1:]]
-            yield f"stages that begin at {', '.join(names)}", replace(run, placement=splits)
+            change = f"stages that begin at {', '.join(names)}"
+            yield "splits", change, replace(run, placement=splits)
 
 
 def _in_half(run: Run) -> Run:
@@ -119,29 +151,36 @@ def _in_half(run: Run) -> Run:
     return replace(run, graph=graph, settings=replace(run.settings, optimizer=optimizer))
 
 
-def _training_changes(run: Run) -> Iterator[tuple[str, Run]]:
+def _training_changes(run: Run) -> Iterator[tuple[Kind, str, Run]]:
     settings = run.settings
     optimizer = settings.optimizer
     if settings.recompute_for(run.placement) == "none":
         again = replace(settings, recompute="stage")
-        yield "recomputation", replace(run, settings=again)
+        yield "recomputation", "recomputation", replace(run, settings=again)
     again = replace(settings, recompute="stage", recomputes_last=True)
     checkpoints = with_checkpoints(run.graph, places_to_cut(run.graph))
-    yield "recomputation checkpoints", replace(run, graph=checkpoints, settings=again)
     yield (
+        "checkpoints",
+        "recomputation checkpoints",
+        replace(run, graph=checkpoints, settings=again),
+    )
+    yield (
+        "optimizer off chip",
         "optimiser state off the chip",
         replace(run, settings=replace(settings, optimizer_location=_OFF_CHIP)),
     )
     yield (
+        "activations off chip",
         "activations off the chip",
         replace(run, settings=replace(settings, activation_location=_OFF_CHIP)),
     )
     if settings.accumulation > 1 and optimizer.accumulator == "float32":
         sums = replace(settings, optimizer=replace(optimizer, accumulator="float16"))
-        yield "gradient accumulators in float16", replace(run, settings=sums)
+        yield "half accumulators", "gradient accumulators in float16", replace(run, settings=sums)
     if optimizer.state:
         plain = replace(SGD, accumulator=optimizer.accumulator)
         yield (
+            "no state",
             "an optimiser without state (SGD)",
             replace(run, settings=replace(settings, optimizer=plain)),
         )
@@ -149,6 +188,7 @@ def _training_changes(run: Run) -> Iterator[tuple[str, Run]]:
             half: Type = "float16"
             states = replace(optimizer, state=(half,) * len(optimizer.state))
             yield (
+                "half state",
                 "optimiser state in float16",
                 replace(run, settings=replace(settings, optimizer=states)),
             )

@@ -254,6 +254,15 @@ CNNS: Final = (
         settings=_INFERENCE,
     ),
     Published(
+        name="ResNeXt-101 32x4d, half, batch 6, inference on Mk1",
+        source="Graphcore examples, ResNeXt inference: batch 48 over eight",
+        certainty="from memory",
+        ran=True,
+        graph=partial(resnet, [3, 4, 23, 3], 224, 6, "float16", groups=32),
+        settings=_INFERENCE,
+        ipu=MK1,
+    ),
+    Published(
         name="EfficientNet-B0, half, batch 64, inference",
         source=f"{_CNN}: inference",
         certainty="from memory",
@@ -406,6 +415,49 @@ _BASE: Final = Transformer(12, 768, 128)
 _LARGE: Final = Transformer(24, 1024, 128, serial=2)
 _LARGE_LAYERS: Final = (3, 7, 7, 7)
 
+
+def _answers(
+    name: str, certainty: Certainty, sizes: Transformer, batch: int, *starts: int
+) -> Published:
+    """Fine-tuning on SQuAD with the settings of Hugging Face's library for IPUs."""
+    return Published(
+        name=name,
+        source="Hugging Face's library for IPUs",
+        certainty=certainty,
+        ran=True,
+        graph=partial(bert_for_questions, sizes, batch),
+        cut=tuple(f"layers.{start}" for start in starts),
+        keeps=_LAYERS,
+        settings=Settings(
+            accumulation=16,
+            optimizer=HALF_ADAM,
+            optimizer_location=AWAY,
+            partials="float16",
+            memory_proportion=0.2,
+            recomputes_last=True,
+        ),
+    )
+
+
+def _without_training(
+    name: str, ran: bool, graph: Callable[[], Graph], ipu: IPU = MK2, *starts: int
+) -> Published:
+    return Published(
+        name=f"{name}, inference",
+        source=f"{_BERT}: inference" if ran else _ARITHMETIC,
+        certainty="from memory" if ran and ipu is MK2 else "inferred",
+        ran=ran,
+        graph=graph,
+        cut=tuple(f"layers.{start}" for start in starts),
+        settings=_INFERENCE,
+        ipu=ipu,
+    )
+
+
+_QUICK_BASE: Final = replace(_BASE, dropout=False)
+_QUICK_LARGE: Final = replace(_LARGE, dropout=False)
+_ROBERTA: Final = {"length": 384, "words": 50_265}
+
 BERTS: Final = (
     _pretraining("BERT-base, 128 tokens, batch 10", "from memory", _BASE, 10, (0, 4, 4, 4)),
     _pretraining("BERT-base, 128 tokens, batch 16", "from memory", _BASE, 16, (3, 3, 3, 3)),
@@ -473,6 +525,50 @@ BERTS: Final = (
             memory_proportion=(0.1, 0.15),
             recomputes_last=True,
         ),
+    ),
+    _answers(
+        "DistilBERT, SQuAD, 384 tokens, batch 2, two IPUs",
+        "inferred",
+        replace(_BASE, layers=6, length=384),
+        2,
+        3,
+    ),
+    _answers(
+        "RoBERTa-base, SQuAD, 384 tokens, batch 2, four IPUs",
+        "from memory",
+        replace(_BASE, **_ROBERTA),
+        2,
+        3,
+        6,
+        9,
+    ),
+    _answers(
+        "RoBERTa-large, SQuAD, 384 tokens, batch 1, eight IPUs",
+        "from memory",
+        replace(_LARGE, **_ROBERTA),
+        1,
+        *(0, 3, 6, 9, 12, 16, 20),
+    ),
+    _without_training(
+        "BERT-large, 128 tokens, batch 1", True, partial(bert_for_questions, _QUICK_LARGE, 1)
+    ),
+    _without_training(
+        "BERT-large, 128 tokens, float, batch 1",
+        False,
+        partial(bert_for_questions, _QUICK_LARGE, 1, "float32"),
+    ),
+    _without_training(
+        "BERT-large, 128 tokens, batch 1, on one Mk1",
+        False,
+        partial(bert_for_questions, _QUICK_LARGE, 1),
+        MK1,
+    ),
+    _without_training(
+        "BERT-base, 128 tokens, batch 4, two Mk1",
+        True,
+        partial(bert_for_questions, _QUICK_BASE, 4),
+        MK1,
+        6,
     ),
     Published(
         name="BERT-base, 128 tokens, batch 2, seven Mk1",

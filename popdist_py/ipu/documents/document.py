@@ -121,7 +121,9 @@ def _lines(section: Section) -> str:
         lines.append((_GAP + _GAP.join(cells)).rstrip())
     for note in section.notes:
         for line in note.split("\n"):
-            lines += wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP) if line else [""]
+            # Code stays whole, to be copied.
+            parts = wrap(_GAP + line, _WIDTH, subsequent_indent=2 * _GAP, break_long_words=False)
+            lines += parts or [""]
     return "\n".join(lines)
 
 

@@ -276,7 +276,11 @@ class Compiler:
         """Return what the model of the device is asked about; None if it cannot be."""
         if captured is None:
             return None
-        return run_of(captured, self.options, self.optimizer, training=self.training)
+        try:
+            return run_of(captured, self.options, self.optimizer, training=self.training)
+        except ValueError as error:  # what only the model refuses stops no emulation
+            logger.debug("The model of the device cannot be asked: %s", error)
+            return None
 
     def _give_buffers(self, trace: Trace, state: DeviceState, batching: Batching) -> None:
         """Give replicas their own copies of the buffers that the forward changes.

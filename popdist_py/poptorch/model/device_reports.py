@@ -6,6 +6,7 @@ Nothing here compiles or runs a model.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -20,6 +21,7 @@ from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.on_ipu.capture import capture
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.poptorch.on_ipu.spelled_advice import spelled
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["DeviceReports"]
@@ -50,6 +52,7 @@ class DeviceReports:
 
         Raises:
             Error: there is no graph of the model.
+            ValueError: steps is negative or no whole number.
         """
         run = self._run_on_ipu(args, kwargs)
         return schedule(run.placement, run.settings, steps=steps)
@@ -64,7 +67,8 @@ class DeviceReports:
         Raises:
             Error: there is no graph of the model.
         """
-        return memory_page(self._run_on_ipu(args, kwargs))
+        page = memory_page(self._run_on_ipu(args, kwargs))
+        return page if page.problem is None else replace(page, problem=spelled(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
         """Return what a call takes on the device, and what it takes the time for.
@@ -95,8 +99,8 @@ class DeviceReports:
         if self._compiled.executable.captured is None:
             raise Error(
                 "This model was compiled without a graph of its forward: give arguments like those "
-                'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") and '
-                "executables that earlier versions saved leave the graph out"
+                'of a call, as in model.memoryReport(x); Options.Emulator.memory("off") leaves the '
+                "graph out, and so does a forward that cannot be captured"
             )
         return self._compiled.executable.captured
 

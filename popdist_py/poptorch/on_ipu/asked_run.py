@@ -104,8 +104,6 @@ def asked_run(captured: Captured, asked: Asked) -> Run:
     last = placement.operations_of(graph, placement.num_stages - 1)
     accumulation, device_iterations = _micro_batches(asked, asked.ipus or placement.num_stages)
     ipu = IPUS[asked.device]
-    if asked.io_tiles >= ipu.tiles:
-        raise ValueError(f"{asked.io_tiles} I/O tiles: {ipu.name} has {ipu.tiles} tiles in all")
     settings = Settings(
         is_training=not asked.inference,
         strategy=STRATEGIES[asked.strategy],

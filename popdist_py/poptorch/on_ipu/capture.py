@@ -6,6 +6,7 @@ Nothing here knows single operations: ``dataflow`` reads them, ``tidying`` makes
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -66,7 +67,7 @@ class Capturing:
             yield
             return
         names = _names(self._model, self._call)
-        with self._observer.following(self._model, dict(zip(names, leaves, strict=True))):
+        with self._observer.following(self._model, names, leaves):
             yield
 
     def telling(self, forward: _Forward) -> _Forward:
@@ -133,13 +134,28 @@ def capture(
     replicas = options.replication_factor * max(1, options.Distributed.numProcesses)
     random = torch.get_rng_state()
     # Whatever a program computes with while the modules hold tensors without data has none either.
-    with torch.inference_mode(False), FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        torch.inference_mode(False),
+        FakeTensorMode(allow_non_fake_inputs=True),
+        _without_tracebacks(),
+    ):
         try:
             state = DeviceState(model, model, transfer.dtype, replicas, _without_data)
             run = _FakeRun(model, options, call, state, training=training)
             return run.captured(_micro_batch(call, sizes, transfer))
         finally:
             torch.set_rng_state(random)
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep torch from logging errors that become ours, such as shapes that do not fit."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = was_disabled
 
 
 def _without_data(host: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -193,8 +209,9 @@ class _FakeRun:
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
             raise Error(
-                f"The forward cannot run without the values of its tensors ({text}): call "
-                "compile() first, which runs it with values, and ask again"
+                f"The forward fails on tensors with shapes and without values ({text}). If the "
+                "arguments are those of a call, it needs values: call compile() first, which "
+                "runs it with them, and ask again without arguments"
             ) from error
 
     def _run(self, leaves: list[torch.Tensor]) -> Captured:

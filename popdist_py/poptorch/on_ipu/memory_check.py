@@ -11,18 +11,24 @@ from popdist_py.ipu.searches import Run
 from popdist_py.ipu.what_if import OutOfMemory, explain
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.on_ipu.spelled_advice import spelled
 from popdist_py.poptorch.options.options import Options
 
 __all__ = ["check_memory"]
 
 # PopTorch's name for what Poplar raises.
 _ERROR_TYPE: Final = "poplar_graph_memory_allocation_error"
+_UNKNOWN: Final = (
+    "Whether an %s has room for this model cannot be told: its forward does what cannot be "
+    "captured (POPTORCH_LOG_LEVEL=DEBUG says what). The emulation runs all the same"
+)
 
 
 def check_memory(run: Run | None, options: Options) -> None:
     """Look whether there is room for a run, and do what ``Emulator.memory`` says if not.
 
-    All instances have the same run, so they decide alike; instance 0 warns.
+    All instances have the same run, so they decide alike; instance 0 warns. Where that cannot be
+    told, the run goes on: it needs none of this.
 
     Args:
         run: what is compiled; None if the model of the device cannot be asked.
@@ -32,22 +38,21 @@ def check_memory(run: Run | None, options: Options) -> None:
         Error: there is no room, and that is enforced.
     """
     mode = options.Emulator.memory_mode
-    is_silent = mode == "warn" and options.Distributed.processId != 0
-    if run is None or mode == "off" or is_silent:
-        return
-    if mode == "enforce":
-        lack = explain(run)
-        if lack is not None:
-            raise Error(str(lack), type=_ERROR_TYPE)
+    speaks = options.Distributed.processId == 0
+    if mode == "off" or (mode == "warn" and not speaks):
         return
     try:
-        lack = explain(run)
+        lack = None if run is None else explain(run)
     except Exception:
-        # Nobody asked: what goes wrong in the model must not end a training.
-        logger.debug("Whether the model fits is not known", exc_info=True)
+        logger.debug("The model of the device has no answer", exc_info=True)
+        run = lack = None
+    if run is None and mode == "enforce" and speaks:
+        logger.warning(_UNKNOWN, options.Emulator.ipu.name.capitalize())
+    if run is None or lack is None:
         return
-    if lack is not None:
-        logger.warning("%s", _line(run, lack))
+    if mode == "enforce":
+        raise Error(str(spelled(lack)), type=_ERROR_TYPE)
+    logger.warning("%s", _line(run, spelled(lack)))
 
 
 def _line(run: Run, lack: OutOfMemory) -> str:
@@ -57,6 +62,7 @@ def _line(run: Run, lack: OutOfMemory) -> str:
     better = "".join(
         f", {advice.saved / 1e6:,.1f} MB less with {advice.change}"
         + (", which fits" if advice.fits else "")
+        + (f" ({advice.how})" if advice.how else "")
         for advice in helping[:1]
     )
     return (

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,6 +144,9 @@ class Observer(TorchDispatchMode):
     It holds memory blocks weakly, so that none lives longer and no address means two of them.
     """
 
+    # torch refuses them inside a mode that does not say so; here they end the observing.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._numbers: dict[int, int] = {}
@@ -170,9 +174,14 @@ class Observer(TorchDispatchMode):
         )
 
     @contextmanager
-    def following(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Note what runs inside, a forward of ``model`` on these tensors."""
-        self._guarded(self._begin, model, inputs)
+    def following(
+        self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]
+    ) -> Iterator[None]:
+        """Note what runs inside, a forward of ``model`` on these tensors, which have these names.
+
+        Whatever goes wrong with that, the forward runs.
+        """
+        self._guarded(self._begin, model, names, inputs)
         previous, _current.observer = _current.observer, self
         try:
             with self:
@@ -214,10 +223,15 @@ class Observer(TorchDispatchMode):
             with torch._C.DisableTorchFunction():
                 note(*arguments)
         except Exception as error:
-            self.failure = error
+            # Its traceback would keep the tensors of the forward alive.
+            self.failure = error.with_traceback(None)
 
-    def _begin(self, model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> None:
-        self._inputs = tuple((name, self._seen(tensor)) for name, tensor in inputs.items())
+    def _begin(
+        self, model: nn.Module, names: Sequence[str], inputs: Sequence[torch.Tensor]
+    ) -> None:
+        self._inputs = tuple(
+            (name, self._seen(tensor)) for name, tensor in zip(names, inputs, strict=True)
+        )
         weights: dict[int, SeenWeight] = {}
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             seen = self._seen(tensor)
@@ -296,7 +310,13 @@ class Observer(TorchDispatchMode):
 
 @cache
 def _kind(func: Any) -> tuple[str, tuple[int | str, ...]] | None:
-    """Return name and changed arguments of an operation; None of a question about a tensor."""
+    """Return name and changed arguments of an operation; None of a question about a tensor.
+
+    Raises:
+        TypeError: an operation of higher order, whose functions run unseen.
+    """
+    if isinstance(func, HigherOrderOperator):
+        raise TypeError(f"{func.name()} calls functions that cannot be observed")
     if func.namespace == "prim":
         return None
     written: list[int | str] = []

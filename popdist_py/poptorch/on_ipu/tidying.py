@@ -125,12 +125,15 @@ def _names(steps: Sequence[Step]) -> list[str]:
     # Modules that hold others.
     outer = {name[:end] for name in several for end, sign in enumerate(name) if sign == "."}
     taken: set[str] = set()
+    # Each name counts on where it stopped: a loop may do the same thousands of times.
+    untried: dict[str, Iterator[str]] = {}
     names = []
     for step in steps:
         operator = step.operator.strip("_")
         is_only = step.module and step.module not in outer and len(several[step.module]) == 1
         name = step.module if is_only else ".".join(filter(None, (step.module, operator)))
-        unique = next(one for one in _numbered(name) if one not in taken)
+        candidates = untried.setdefault(name, _numbered(name))
+        unique = next(one for one in candidates if one not in taken)
         taken.add(unique)
         names.append(unique)
     return names

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.memory import memory, stash_depth
+from popdist_py.ipu.memory import memory, stash_depth, walks
 from popdist_py.ipu.settings import ADAM, HALF_ADAM, MOMENTUM, SGD, Location, Optimizer, Settings
 from popdist_py.ipu.specification import MK1, MK2
 
@@ -130,6 +130,27 @@ def test_options_that_save_do():
     assert single > memory(graph, placement, base, MK2).fullest.needed
     fewer = memory(graph, placement, replace(base, io_tiles=64), MK2).fullest
     assert fewer.capacity == MK2.memory - 64 * MK2.tile_bytes
+
+
+@pytest.mark.parametrize("optimizer_location", [Location(), OFF_CHIP])
+def test_phases_fetch_what_they_read(optimizer_location):
+    """Weights for the forward, accumulators for the backward, the state of one for its update."""
+    graph = mlp([4096, 4096, 4096, 4096], batch=1)
+    one = Placement.cut(graph)
+    kept = {"optimizer_location": optimizer_location, "strategy": "serial phased"}
+    training = Settings(accumulation=4, optimizer=ADAM, **kept)
+    inference = Settings(is_training=False, optimizer=ADAM, **kept)
+    size = sum(weight.bytes for weight in graph.weights)
+    (needed,) = (ipu.by_category() for ipu in memory(graph, one, inference, MK2).ipus)
+    assert needed["weights"] == size
+    assert not {"accumulators", "optimiser state"} & set(needed)
+    walked = [(sum(p.bytes for p in fetched), moments[-1].name)
+              for fetched, moments in walks(graph, one, training, MK2, 0)]  # fmt: skip
+    assert [fetched for fetched, _ in walked] == [size, 2 * size, 2 * size]
+    own = memory(graph, one, training, MK2).fullest
+    largest = max(weight.elements for weight in graph.weights)
+    # The change and two moments, all in float32.
+    assert own.by_category()["working set"] == 3 * 4 * largest
 
 
 def test_serialized_products_need_less():

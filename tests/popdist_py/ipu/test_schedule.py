@@ -219,6 +219,12 @@ def test_only_the_first_steps():
     assert len(made.cycles) == 5
 
 
+@pytest.mark.parametrize("steps", [-1, 1.5, "all"])
+def test_a_number_of_steps_that_is_none(steps):
+    with pytest.raises(ValueError, match=f"steps={steps!r}: expected a whole number from 0 on"):
+        schedule(line(2), Settings(accumulation=4), steps=steps)
+
+
 def test_picture(golden):
     golden("two_ipus.svg", svg(schedule(line(2), Settings(accumulation=3, replicas=2))))
 

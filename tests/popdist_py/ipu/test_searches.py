@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ipu_graphs import Builder, mlp, resnet, transformer
 
+from popdist_py.ipu import searches
 from popdist_py.ipu.cycles import stage_cycles
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.memory import memory
@@ -195,3 +196,34 @@ def test_places_to_cut_a_transformer():
 
 def graph_index(graph, name):
     return [o.name for o in graph.operations].index(name)
+
+
+def test_many_places_are_not_all_tried(monkeypatch):
+    """A report of what does not fit asks for splits: it may not take minutes."""
+    graph = with_checkpoints(mlp([64] * 101, batch=256), range(1, 200, 50))
+    options = Settings(accumulation=16, optimizer=ADAM)
+    tiny = replace(MK2, tiles=6)
+    run = Run(graph, Placement.cut(graph), options, tiny)
+    asked = []
+    real = searches.ipu_fits
+    monkeypatch.setattr(searches, "ipu_fits", lambda *a: asked.append(a[4]) or real(*a))
+    assert len(places_to_cut(graph)) > 3 * 64
+    found = best_splits(run, 8)
+    assert memory(graph, found, options, tiny).fits
+    assert 0 < len(asked) < 1000  # of all places it is 5,000
+    count = len(graph.operations)
+    even = Placement(tuple(i * 8 // count for i in range(count)), tuple(range(8)))
+    assert slowest(run, found) < 1.1 * slowest(run, even)
+
+
+def test_all_places_are_tried_where_some_do_not_fit(monkeypatch):
+    monkeypatch.setattr(searches, "_MANY_PLACES", 1)
+    graph = mlp([64, 2048, 2048, 2048, 64, 64, 64, 64], batch=8)
+    options = Settings(accumulation=5, optimizer=ADAM)
+    for tiles in range(100, 400, 10):
+        run = Run(graph, Placement.cut(graph), options, replace(MK2, tiles=tiles))
+        quick, found = best_splits(run, 2, tries_all=False), best_splits(run, 2)
+        assert found is not None or quick is None
+        if found is not None and quick is None:
+            return
+    raise AssertionError("no device on which it matters")

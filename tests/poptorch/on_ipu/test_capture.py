@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 
 import psutil
@@ -194,9 +195,20 @@ class Reading(nn.Module):
 
 def test_a_forward_that_reads_values_has_to_be_compiled():
     args = (torch.rand(8, 4),)
-    with pytest.raises(poptorch.Error, match=r"without the values .*: call\s+compile\(\) first"):
+    with pytest.raises(poptorch.Error, match=r"without values .* call compile\(\) first"):
         captured(Reading(), args, training=False)
     assert compiled(Reading(), args, training=False).graph.operations[0].kind == "product"
+
+
+def test_arguments_that_do_not_fit_are_said_once(caplog, monkeypatch):
+    wrong = torch.rand(4, 5)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    with pytest.raises(poptorch.Error, match=r"shapes and without values .*must have same"):
+        captured(nn.Linear(3, 2), (wrong,), training=False)
+    # torch's log has a traceback of its own for it.
+    assert caplog.records == []
+    assert not log.disabled
 
 
 def test_observing_changes_no_number(monkeypatch):

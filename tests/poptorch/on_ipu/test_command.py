@@ -199,7 +199,7 @@ def test_nothing_is_found():
         ([*MLP, "--split", "4,0"], "no operation of 0 where a stage could begin"),
         ([*MLP, "--checkpoint", "layers.0"], "no module layers.0"),
         ([*MLP, "--io-tiles", "3"], "an even number"),
-        ([*MLP, "--io-tiles", "1472"], "mk2 has 1472 tiles in all"),
+        ([*MLP, "--io-tiles", "1472"], "from 32 to 192 is needed"),
         ([*MLP, "--split", "2", "--accumulation", "2"], "a pipeline of 2 stages needs 3"),
         ([*MLP, "--inference", "--accumulation", "2"], "updates nothing"),
         ([f"{FILE}:mlp", "--input", "15"], "the forward failed"),

@@ -100,3 +100,14 @@ def test_the_device_is_the_one_named(monkeypatch):
     large = training()
     large.compile(*classified(8))
     assert str(small.memoryReport()) != str(large.memoryReport())
+
+
+def test_a_report_of_what_does_not_fit_says_how_to_help(monkeypatch):
+    capture_as(monkeypatch, captured(resnet([3, 4, 6, 3], 224, 64)))
+    options = quiet_options()
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    model = training(options)
+    model.compile(*classified(8))
+    page = model.memoryReport()
+    assert "partials in float16: options.Precision.setPartialsType(torch.half)" in str(page)
+    assert all(advice["how"] for advice in page.to_json()["advice"])

@@ -54,9 +54,12 @@ def test_enforced(monkeypatch, log):
     helping = lines.index("What would help, each alone:") + 1
     assert helping - largest == 5 + 1
     assert any("layer" in line for line in lines[largest:helping])
-    saved = [float(line.split()[0].replace(",", "")) for line in lines[helping:]]
+    saving = lines[helping::2]
+    saved = [float(line.split()[0].replace(",", "")) for line in saving]
     assert saved == sorted(saved, reverse=True)
     assert len(saved) > 3
+    # What a program has to say for it stands below each.
+    assert "      options.Precision.setPartialsType(torch.half)" in lines[helping + 1 :: 2]
     assert log.records == []
 
 
@@ -80,12 +83,14 @@ def test_said_once_where_no_device_is_named(monkeypatch, log):
 
 def test_the_line_has_an_advice_that_is_enough(monkeypatch, log):
     explain = memory_check.explain
-    much, enough = Advice("much", 10**9, fits=False), Advice("enough", 10**8, fits=True)
+    much = Advice("much", 10**9, fits=False, kind="half training")
+    enough = Advice("enough", 10**8, fits=True, kind="half partials")
     monkeypatch.setattr(
         memory_check, "explain", lambda run: replace(explain(run), advice=(much, enough))
     )
     compiled(monkeypatch, LARGE, pipelined)
-    assert "100.0 MB less with enough, which fits" in log.text
+    said = "100.0 MB less with enough, which fits (options.Precision.setPartialsType(torch.half))"
+    assert said in log.text
     assert "much" not in log.text
 
 
@@ -113,10 +118,33 @@ def test_nothing_is_looked_at_if_that_is_off(monkeypatch, log, forward):
     assert log.records == []
 
 
+def test_silent_where_it_fits(monkeypatch, log):
+    compiled(monkeypatch, SMALL)
+    assert compiled(monkeypatch, SMALL, lambda o: o.Emulator.device("mk1")).isCompiled()
+    assert log.records == []
+
+
+def unanswerable(_):
+    raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("forward", [SMALL, None])
-def test_silent_where_it_fits_or_cannot_be_told(monkeypatch, log, forward):
-    compiled(monkeypatch, forward)
+def test_what_cannot_be_told_is_said_where_it_would_be_enforced(monkeypatch, log, forward):
+    monkeypatch.setattr(memory_check, "explain", unanswerable)
+    assert compiled(monkeypatch, forward).isCompiled()
+    assert log.records == []
     assert compiled(monkeypatch, forward, lambda o: o.Emulator.device("mk1")).isCompiled()
+    (record,) = log.records
+    assert record.getMessage().startswith("Whether an Mk1 has room for this model cannot be told")
+    assert "all the same" in record.getMessage()
+
+
+def test_what_only_the_model_refuses_stops_no_emulation(monkeypatch, log):
+    def odd(options):
+        # The real device has tiles in pairs; nothing here needs them.
+        options.TensorLocations.createOrSet(numIOTiles=33)
+
+    assert compiled(monkeypatch, SMALL, odd).isCompiled()
     assert log.records == []
 
 
@@ -130,14 +158,3 @@ def test_executables_from_a_cache_are_looked_at_too(monkeypatch, log, tmp_path):
     # Nothing is traced a second time: the graph comes with the executable.
     compiled(monkeypatch, None, change)
     assert len(log.records) == 2
-
-
-def test_what_goes_wrong_in_the_model_ends_no_training_that_named_no_device(monkeypatch, log):
-    def fail(_run):
-        raise IndexError("of the model")
-
-    monkeypatch.setattr(memory_check, "explain", fail)
-    assert compiled(monkeypatch, SMALL).isCompiled()
-    assert log.records == []
-    with pytest.raises(IndexError):
-        compiled(monkeypatch, SMALL, lambda options: options.Emulator.device("mk2"))

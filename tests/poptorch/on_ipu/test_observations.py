@@ -16,11 +16,11 @@ from popdist_py.poptorch.placement.recorder import record_placement
 
 def observed(model, *inputs):
     observer = Observer()
-    names = {f"input{index}": tensor for index, tensor in enumerate(inputs)}
+    names = [f"input{index}" for index, _ in enumerate(inputs)]
     strategy = poptorch.PipelinedExecution()
     with (
         record_placement(strategy, model, training=False, inputs=inputs),
-        observer.following(model, names),
+        observer.following(model, names, inputs),
     ):
         observer.finish(model(*inputs))
     return observer.observed()
@@ -91,7 +91,37 @@ class Marking(nn.Module):
 
 def test_what_goes_wrong_is_told_at_the_end_and_not_before():
     observer = Observer()
-    with observer.following(nn.Identity(), {"x": torch.rand(2).to_sparse()}):
+    sparse = torch.rand(2).to_sparse()
+    alive = weakref.ref(sparse)
+    with observer.following(nn.Identity(), ["x"], [sparse]):
         assert float(torch.ones(2).sum()) == 2
+    del sparse
+    assert alive() is None  # the error that is kept keeps no tensor
     with pytest.raises(Exception, match=r"storage"):
         observer.observed()
+
+
+def test_inputs_without_names_stop_no_forward():
+    observer = Observer()
+    with observer.following(nn.Identity(), [], [torch.rand(2)]):
+        assert float(torch.ones(2).sum()) == 2
+    with pytest.raises(ValueError, match="argument 2"):
+        observer.observed()
+
+
+class Branching(nn.Module):
+    """Calls an operation of higher order, which torch's modes have to allow."""
+
+    def forward(self, x):
+        return torch.ops.higher_order.cond(True, torch.sin, torch.cos, (x,))
+
+
+def test_operations_of_higher_order_run_unobserved():
+    x = torch.rand(3, 2)
+    options = poptorch.Options()
+    options.Emulator.replicaExecution("loop")
+    wrapper = poptorch.inferenceModel(Branching(), options)
+    assert torch.equal(wrapper(x), x.sin())
+    with pytest.raises(poptorch.Error, match="cannot be captured"):
+        wrapper.memoryReport()
+    wrapper.destroy()

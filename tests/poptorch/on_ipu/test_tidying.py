@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from support.forward_models import Bert, Mlp, WithLoss
@@ -10,6 +12,8 @@ from torch import nn
 
 from popdist_py import poptorch
 from popdist_py.poptorch.on_ipu.capture import capture
+from popdist_py.poptorch.on_ipu.steps import Forward, Step, Value
+from popdist_py.poptorch.on_ipu.tidying import captured_of
 
 ARGS = (torch.rand(48, 20), torch.zeros(48, dtype=torch.int64))
 WIDTHS = (20, 30, 30, 30, 30, 10)
@@ -206,3 +210,25 @@ def test_the_gradient_of_a_bias_reads_nothing():
     model.weight.requires_grad_(False)
     product, *_ = capture(model, quiet_options(), ARGS, training=True).graph.operations
     assert product.saved == ()
+
+
+def test_a_long_loop_takes_little_time():
+    """Names are counted on, not from the beginning: that took seconds here."""
+    length = 8000
+    steps = [
+        Step(operator="tanh", module="", kind="elementwise", inputs=(n,), output=n + 1)
+        for n in range(length)
+    ]
+    values = {n: Value(2, "float32", is_batched=True) for n in range(length + 1)}
+    start = time.perf_counter()
+    forward = Forward(
+        inputs=(("x", 0),),
+        values=values,
+        weights={},
+        steps=tuple(steps),
+        outputs=(length,),
+        batch=2,
+    )
+    found = captured_of(forward)
+    assert time.perf_counter() - start < 1
+    assert [o.name for o in found.graph.operations[:3]] == ["tanh", "tanh.1", "tanh.2"]

@@ -1,0 +1,47 @@
+"""Advice of the device's model, with what a program of PopTorch has to say for it.
+
+Nothing here computes what an advice saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from popdist_py.ipu.what_if import Kind, OutOfMemory
+
+__all__ = ["spelled"]
+
+_OFF_CHIP: Final = "poptorch.TensorLocationSettings().useOnChipStorage(False)"
+_SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
+    {
+        "batch": "batch_size of poptorch.DataLoader",
+        "half inference": "model.half(), and inputs in torch.half",
+        "half training": "model.half(), inputs in torch.half, and an optimiser of poptorch.optim "
+        "with accum_type and first_order_momentum_accum_type (SGD: velocity_accum_type) "
+        "torch.float16",
+        "recomputation": 'options._Popart.set("autoRecomputation", '
+        "int(popart.RecomputationType.Standard))",
+        "checkpoints": "x = poptorch.recomputationCheckpoint(x) between layers; a model that is "
+        'not pipelined also needs options._Popart.set("autoRecomputation", '
+        "int(popart.RecomputationType.Standard))",
+        "optimizer off chip": f"options.TensorLocations.setOptimizerLocation({_OFF_CHIP})",
+        "activations off chip": f"options.TensorLocations.setActivationLocation({_OFF_CHIP})",
+        "half accumulators": "an optimiser of poptorch.optim with accum_type=torch.float16",
+        "no state": "poptorch.optim.SGD without momentum",
+        "half state": "an optimiser of poptorch.optim with first_order_momentum_accum_type and "
+        "second_order_momentum_accum_type (SGD: velocity_accum_type) torch.float16",
+        "I/O tiles": "options.TensorLocations.numIOTiles",
+        "proportion": 'options.setAvailableMemoryProportion({"IPU0": 0.1}), and so for each IPU',
+        "half partials": "options.Precision.setPartialsType(torch.half)",
+        "splits": "poptorch.BeginBlock(module, ipu_id=i) where stage i begins",
+    }
+)
+
+
+def spelled(lack: OutOfMemory) -> OutOfMemory:
+    """Return an explanation whose advice says how a program follows it."""
+    advice = tuple(replace(one, how=_SPELLINGS[one.kind]) for one in lack.advice)
+    return replace(lack, advice=advice)

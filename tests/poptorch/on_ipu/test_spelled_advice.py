@@ -1,0 +1,67 @@
+"""What a program says for an advice: it has to exist, and to do what the advice promises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from support.captures import captured
+from support.ipu_graphs import mlp, resnet
+from support.models import quiet_options
+
+from popdist_py import popart, poptorch
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.searches import Run
+from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.specification import MK2
+from popdist_py.ipu.what_if import Advice, Kind, explain
+from popdist_py.poptorch.on_ipu.run_of import run_of
+from popdist_py.poptorch.on_ipu.spelled_advice import spelled
+
+KINDS = get_args(Kind)
+LARGE = captured(resnet([3, 4, 6, 3], 224, 64), ["layer3.0"])
+
+
+def how(kind: Kind) -> str:
+    graph = mlp([40_000, 40_000], 1)
+    lack = explain(Run(graph, Placement.cut(graph), Settings(), MK2))
+    one = Advice("a change", 1, fits=True, kind=kind)
+    (advice,) = spelled(replace(lack, advice=(one,))).advice
+    return advice.how
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_words(kind):
+    assert how(kind)
+
+
+def keeping_everything():
+    options = quiet_options()
+    options._Popart.set("autoRecomputation", int(popart.RecomputationType.NoRecompute))
+    return options
+
+
+def asked(options):
+    optimizer = poptorch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    return run_of(LARGE, options, optimizer, training=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "recomputation",
+        "optimizer off chip",
+        "activations off chip",
+        "proportion",
+        "half partials",
+    ],
+)
+def test_code_does_what_is_promised(kind):
+    before = asked(keeping_everything())
+    promised = next(a.saved for a in explain(before).advice if a.kind == kind)
+    options = keeping_everything()
+    code = how(kind).partition(", and so")[0]
+    eval(code, {"options": options, "poptorch": poptorch, "popart": popart, "torch": torch})
+    assert before.fullest.needed - asked(options).fullest.needed == promised > 0
