@@ -37,8 +37,12 @@ def commands():
                     command, _, note = line[2:].partition("  # exit code ")
                     if command in MAIN_JOBS:
                         continue  # tests/system runs it, and looks at what it prints
+                    if command.startswith("python -m popdist_py.ipu "):
+                        continue  # test_device_page.py compares what these print
                     name = f"{document.name}: {command}"[:90]
-                    yield pytest.param(command, int(note or 0), id=name)
+                    # tests/system looks at timelines closely.
+                    marks = [pytest.mark.sweep] if "--timeline" in command else []
+                    yield pytest.param(command, int(note or 0), id=name, marks=marks)
 
 
 @pytest.mark.mpi

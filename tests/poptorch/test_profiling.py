@@ -55,13 +55,19 @@ def run(folder, options="", steps=_STEPS, **variables):
     ("options", "variables", "folder"),
     [
         ('options.enableProfiling("reports")', {}, "reports/"),
-        (
+        pytest.param(
             'options._Popart.setEngineOptions({"autoReport.all": "true",'
             ' "autoReport.directory": "there"})',
             {},
             "there/",
+            marks=pytest.mark.sweep,
         ),
-        ("", {"POPLAR_ENGINE_OPTIONS": '{"autoReport.outputExecutionProfile":"true"}'}, ""),
+        pytest.param(
+            "",
+            {"POPLAR_ENGINE_OPTIONS": '{"autoReport.outputExecutionProfile":"true"}'},
+            "",
+            marks=pytest.mark.sweep,
+        ),
         ("", {"PVTI_OPTIONS": '{"enable":"true", "directory":"pvti"}'}, "pvti/"),
     ],
 )

@@ -46,7 +46,7 @@ def typist(tmp_path):
             pass
 
 
-@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("where", [pytest.param(0, marks=pytest.mark.sweep), 1])
 def test_the_debugger_opens_in_one_instance_and_no_limit_counts(typist, script, where):
     user = typist(*TWO, "--hang-timeout", "1", "--timeout", "8", script(PROGRAM), str(where))
     user.expect(

@@ -145,6 +145,7 @@ def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
     assert [path.name for path in tmp_path.glob("*.json*")] == ["killed.json"]
 
 
+@pytest.mark.sweep
 def test_restarts_are_in_one_timeline(poprun, tmp_path):
     code = (
         "import os, popdist_py\nwith popdist_py.span('work'): popdist_py.init()\n"
@@ -158,6 +159,7 @@ def test_restarts_are_in_one_timeline(poprun, tmp_path):
     ]
 
 
+@pytest.mark.sweep
 def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
     path = script(
         "import pathlib, time, popdist_py\n"

@@ -57,7 +57,7 @@ JOBS = {
     [
         "solo",
         "two instances",
-        "three instances",
+        pytest.param("three instances", marks=pytest.mark.sweep),
         pytest.param("three instances in further ways", marks=pytest.mark.sweep),
         # Training of four instances on two hosts is among the default tests.
         pytest.param("two hosts with two instances", marks=pytest.mark.sweep),

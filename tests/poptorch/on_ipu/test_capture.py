@@ -110,7 +110,8 @@ def test_equals_the_graph_made_by_hand(name):
 
 # Large ones show nothing else when they do not train.
 BOTH = [(name, True) for name in MODELS] + [
-    (name, False) for name in ("mlp", "cnn", "encoder", "lstm", "gpt", "unet", "bags")
+    pytest.param(name, False, marks=pytest.mark.sweep)
+    for name in ("mlp", "cnn", "encoder", "lstm", "gpt", "unet", "bags")
 ]
 
 

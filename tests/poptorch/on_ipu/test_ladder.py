@@ -18,7 +18,7 @@ BATCH = 64
 # Accumulation, device iterations, 8-bit input; cycles, and MiB that the first IPU receives.
 RUNGS = [
     (3, 1, False, 60_111_417, 4.5),
-    (8, 1, False, 95_653_315, 12.0),
+    pytest.param(8, 1, False, 95_653_315, 12.0, marks=pytest.mark.sweep),
     (8, 4, False, 283_021_420, 48.0),
     (8, 4, True, 278_393_266, 24.0),
 ]

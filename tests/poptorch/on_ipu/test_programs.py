@@ -14,7 +14,11 @@ PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
 
 @pytest.mark.parametrize(
     ("program", "models"),
-    [("bert_metrics.py", 1), ("loops_and_slices.py", 5), ("schedules_and_state.py", 4)],
+    [
+        pytest.param("bert_metrics.py", 1, marks=pytest.mark.sweep),
+        ("loops_and_slices.py", 5),
+        pytest.param("schedules_and_state.py", 4, marks=pytest.mark.sweep),
+    ],
 )
 def test_every_model_is_captured(program, models, tmp_path):
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "POPTORCH_LOG_LEVEL": "DEBUG"}
