@@ -66,6 +66,7 @@ def status(poprun, *words):
     return poprun("--status-format", "json", *words)
 
 
+@pytest.mark.sweep
 def test_who_is_slow_is_named_with_the_reason_by_log_status_summary_and_report(
     poprun, script, tmp_path
 ):

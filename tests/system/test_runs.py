@@ -224,6 +224,7 @@ for step in range(step + 1, 100):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_a_failure_after_a_resume_is_told_in_the_users_steps(poprun, script, tmp_path):
     done = poprun(*TWO, "--output-dir", "out", "--max-restarts", "1", script(TRAINING), timeout=200)

@@ -36,6 +36,7 @@ def open_folder():
         yield Path(name)
 
 
+@pytest.mark.sweep
 def test_a_user_without_a_name_or_a_home(poprun, tmp_path, open_folder):
     program = shutil.copy(PROGRAM, open_folder)
     cache = ("--executable-cache-path", open_folder / "cache")

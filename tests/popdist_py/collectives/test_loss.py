@@ -22,7 +22,7 @@ def run(poprun, instances, how, size, **environment):
     return float(found[1]), found[2]
 
 
-@pytest.mark.parametrize("size", [1, 1_000_000])
+@pytest.mark.parametrize("size", [1, pytest.param(1_000_000, marks=pytest.mark.sweep)])
 def test_an_instance_that_ended_is_noticed_at_once(poprun, size):
     seconds, message = run(poprun, 3, "leaves", size)
     assert seconds < 5
