@@ -54,9 +54,13 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     parser.add_argument("--items", type=int, default=1024)
     parser.add_argument("--side", type=int, default=64, help="height and width of the images")
     parser.add_argument("--synthetic-data", action="store_true", help="data made on the IPU")
+    parser.add_argument(
+        "--device", choices=["mk1", "mk2", "bow"], default="mk2", help="the IPUs that it has to fit"
+    )
     args = parser.parse_args(argv)
 
     opts = poptorch.Options()
+    opts.Emulator.device(args.device)
     opts.deviceIterations(args.device_iterations)
     opts.replicationFactor(args.replicas)
     if args.synthetic_data:

@@ -122,9 +122,13 @@ def main(argv: list[str] | None = None) -> list[float]:
     parser.add_argument("--steps", type=int, help="steps of an epoch at most")
     parser.add_argument("--eight-bit-io", action="store_true")
     parser.add_argument("--async-dataloader", action="store_true")
+    parser.add_argument(
+        "--device", choices=["mk1", "mk2", "bow"], default="mk2", help="the IPUs that it has to fit"
+    )
     args = parser.parse_args(argv)
 
     opts = poptorch.Options()
+    opts.Emulator.device(args.device)
     opts.deviceIterations(args.device_iterations)
     opts.replicationFactor(args.replicas)
     opts.Training.gradientAccumulation(args.gradient_accumulation)

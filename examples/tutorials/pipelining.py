@@ -129,6 +129,9 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--strategy", choices=["pipelined", "sharded"], default="pipelined")
     parser.add_argument("--offload-optimiser", action="store_true")
+    parser.add_argument(
+        "--device", choices=["mk1", "mk2", "bow"], default="mk2", help="the IPUs that it has to fit"
+    )
     args = parser.parse_args(argv)
 
     import torchvision
@@ -148,6 +151,7 @@ def main(argv: list[str] | None = None) -> float:
         sys.exit(f"no MNIST in {args.data_dir}: expected its idx files in MNIST/raw there")
 
     train_opts = poptorch.Options()
+    train_opts.Emulator.device(args.device)
     train_opts.deviceIterations(args.device_iterations)
     train_opts.Training.gradientAccumulation(args.gradient_accumulation)
     stages = (

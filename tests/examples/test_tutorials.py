@@ -100,3 +100,14 @@ def test_optimisation_lowers_the_loss(tutorial, options):
     )
     assert len(losses) == 2
     assert losses[1] < losses[0]
+
+
+def test_what_does_not_fit_is_refused_with_advice(tutorial):
+    """As the hands-on session's first command on hardware."""
+    from popdist_py.poptorch import Error
+
+    with pytest.raises(Error, match="Out of memory on IPU 0") as caught:
+        tutorial("optimisation").main(
+            ["--model", "resnet101", "--side", "64", "--batch-size", "64"]
+        )
+    assert "half precision" in str(caught.value)
