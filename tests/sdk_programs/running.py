@@ -24,10 +24,11 @@ _NUMBER = re.compile(r" *-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 _TAG = re.compile(r"\[1,(\d+)\]<std(?:out|err)>:")
 # Shown while compiling, and a log line may follow on its line.
 _COMPILING = re.compile(r"Graph compilation:[^\r\n\[]*\[[^\]]*\]")
-# Bars on their way or that vanish, and advice about 16 workers on two cores.
+# Bars on their way or that vanish, advice about 16 workers on two cores, and what was measured,
+# which a model that an earlier program had too does not repeat.
 _PASSING = re.compile(
     r"\d+%\|.*\| (?!(\d+)/\1 )|\?it/s|check_worker_number|UserWarning: This DataL"
-    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: "
+    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: |Replicas run as"
 )
 
 
