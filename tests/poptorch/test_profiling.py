@@ -100,6 +100,7 @@ def test_traces_of_torch_are_part_of_the_timeline(tmp_path):
     """Of the steps that its schedule chooses, inside our spans of these steps."""
     steps = """
 import torch.profiler as profiler
+import time
 model.compile(torch.ones(2, 4))
 chosen = profiler.schedule(wait=1, warmup=1, active=2)
 with profiler.profile(
@@ -111,6 +112,7 @@ with profiler.profile(
         with channel.tracepoint(f"step {number}"):
             model(torch.ones(2, 4))
         one.step()
+        time.sleep(0.02)  # steps lie further apart than the clocks of both may differ
 """
     (found,) = run(tmp_path, steps=steps, PVTI_OPTIONS='{"enable":"true"}')
     rows = query(
