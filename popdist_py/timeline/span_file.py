@@ -266,11 +266,6 @@ class SpanWriter:
             self._memory[at : at + len(encoded)] = encoded
         return begin, len(encoded)
 
-    def forget(self) -> None:
-        """Close the file; what is written is in it."""
-        self._words.release()
-        self._memory.close()
-
 
 def read_spans(data: bytes) -> Recorded | None:
     """Return what a file holds; None if it is no such file, or one that was just begun.

@@ -113,7 +113,7 @@ def _throttled_seconds(root: str = "/") -> float:
         parts = [part for part in path.split("/") if part and part != ".."]
         for depth in range(len(parts), -1, -1):
             words = _read(os.path.join(base, *parts[:depth], "cpu.stat")).split()
-            values = dict(zip(words[::2], words[1::2]))  # noqa: B905 (names and numbers in turn)
+            values = dict(zip(words[::2], words[1::2], strict=False))  # names and numbers in turn
             if b"throttled_usec" in values:  # version 2
                 seconds = max(seconds, int(values[b"throttled_usec"]) / 1e6)
             elif b"throttled_time" in values:  # version 1

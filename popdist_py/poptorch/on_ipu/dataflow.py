@@ -314,8 +314,9 @@ class _Reading:
         self._hold(target.storage, result)
 
     def _elements(self, source: _Source) -> int:
-        known = self._weights if isinstance(source, str) else self._values
-        return known[source].elements  # type: ignore[index]
+        if isinstance(source, str):
+            return self._weights[source].elements
+        return self._values[source].elements
 
     # -- what is one function and several steps -----------------------------------------------
 
