@@ -106,6 +106,13 @@ def test_numbers_may_vary():
     assert differences(command, ["step 7: 3, 56 bytes/s", "end"]) != []
 
 
+def test_a_slow_instance_of_a_busy_machine_is_no_difference():
+    remark = "poprun-py: instance 1 on vm is slow: 35 ms a step without waiting for others"
+    assert differences(Command("", 0, ("a",)), ["a", remark]) == []
+    expected = Command("", 0, ("poprun-py: instance 1 on ... is slow: ... loads data longer",))
+    assert len(differences(expected, [remark])) == 2
+
+
 def test_output_may_be_this_machines():
     assert differences(Command("", 0, ("a",), varies="all"), ["b", "c"]) == []
 

@@ -1,11 +1,17 @@
 """Runs when Python starts in an instance: a signal makes it write the stacks of all its threads.
 
-Fatal signals show a Python stack too. Needs nothing of the program, and leaves no trace in it: the
+Fatal signals show a Python stack too, and a program that used torch.distributed ends without being
+aborted by torch's own threads. Needs nothing of the program, and leaves no trace in it: the
 folder goes from ``sys.path`` and PYTHONPATH again, and the user's own ``sitecustomize`` is run.
 """
 
+import atexit
 import os
 import sys
+
+# The threads of gloo's process groups, as torch names them; they live until the process ends.
+_GLOO = "pt_gloo_runloop"
+_IDLE_LOOKS, _LOOK_SECONDS, _MOST_LOOKS = 2, 0.001, 1000
 
 
 def _answer_with_stacks() -> None:
@@ -46,5 +52,41 @@ def _step_aside() -> None:
             sys.modules["sitecustomize"] = ours
 
 
+def _let_gloo_finish() -> None:
+    """Wait, for a second at most, until gloo's threads sleep: they may yet free a last tensor.
+
+    That needs Python's lock. Python ends a thread that asks for it while the interpreter goes, and
+    C++ takes that for an error ("terminate called without an active exception"): SIGABRT after a
+    training that went well. Sleeping lets go of the lock; a thread with work left is not asleep.
+    """
+    if "torch" not in sys.modules:
+        return
+    import time
+
+    idle = looks = 0
+    while idle < _IDLE_LOOKS and looks < _MOST_LOOKS:
+        states = _states_of_threads(_GLOO)
+        if not states:
+            return
+        time.sleep(_LOOK_SECONDS)
+        idle = idle + 1 if states == {"S"} else 0
+        looks += 1
+
+
+def _states_of_threads(name: str) -> set[str]:
+    """Return the kernel's letters for the states of this process's threads of that name."""
+    states = set()
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", encoding="utf-8", errors="replace") as file:
+                head, _, rest = file.read().rpartition(")")
+        except OSError:
+            continue  # it has just ended
+        if head.partition("(")[2] == name:
+            states.add(rest.split()[0])
+    return states
+
+
 _answer_with_stacks()
 _step_aside()
+atexit.register(_let_gloo_finish)

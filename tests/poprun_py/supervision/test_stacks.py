@@ -146,6 +146,26 @@ def test_hook_runs_the_users_own_sitecustomize(tmp_path):
     assert python_with_hook(code, "/", PYTHONPATH=both) == f"mine\n{tmp_path}/sitecustomize.py\n"
 
 
+@pytest.mark.parametrize("name", ["pt_gloo_runloop", "another"])
+def test_a_program_ends_after_gloos_threads_have_let_go(tmp_path, name):
+    """What happens to a thread that takes Python's lock too late: here it ends without a word."""
+    code = (
+        "import hashlib, os, sys, threading, types\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "def work():\n"
+        "    path = f'/proc/self/task/{threading.get_native_id()}/comm'\n"
+        f"    open(path, 'w').write({name!r})\n"
+        "    named.set()\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'a', b'b', 500_000)  # without the lock\n"
+        "    os.write(1, b'let go')\n"
+        "named = threading.Event()\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "named.wait()\n"
+    )
+    shown = "let go" if name == "pt_gloo_runloop" else ""
+    assert python_with_hook(code, tmp_path, PYTHONPATH=str(HOOK)) == shown
+
+
 @pytest.mark.mpi
 def test_stacks_of_a_running_job(poprun, script, tmp_path):
     program = script(
