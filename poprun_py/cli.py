@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 
+# Modules of poprun_py/commands, each with main(words) -> exit code.
+COMMANDS = ("report", "compare", "scale")
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
 _READ_BACK = ("tree", "cores")
 # A shorter job is no training whose speed would matter.
@@ -77,7 +80,7 @@ def main() -> NoReturn:
 def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
     try:
-        code = _run(parse(words))
+        code = _command(words) if words[:1] and words[0] in COMMANDS else _run(parse(words))
         flush_stdout()
         return code
     except LaunchError as error:
@@ -99,6 +102,13 @@ def run(words: Sequence[str]) -> int:
         else:
             print_problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return StartError.exit_code
+
+
+def _command(words: Sequence[str]) -> int:
+    """Do what a command beside the launch is for; a program of such a name is run as ./NAME."""
+    module = importlib.import_module(f"poprun_py.commands.{words[0]}")
+    code: int = module.main(words[1:])
+    return code
 
 
 def _run(values: dict[str, Any]) -> int:

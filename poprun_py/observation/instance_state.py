@@ -97,7 +97,9 @@ class InstanceState:
     ``own_seconds`` the median of the last ten without waiting for others; 0 before there are any.
     ``shares`` are those of the activities, in their order. ``cpu`` is the number of CPUs that it
     used on average. ``queued`` and ``throttled`` are the shares of time in which it had no CPU
-    although it was ready to run, and in which its control group was not allowed to run.
+    although it was ready to run, and in which its control group was not allowed to run. Since
+    counting began, ``num_samples`` were trained on, and ``seconds`` are those of the activities.
+    ``loss`` is that of the last step; None where nobody knows.
     """
 
     index: int
@@ -117,6 +119,9 @@ class InstanceState:
     swap_bytes: int = 0
     queued: float = 0.0
     throttled: float = 0.0
+    num_samples: int = 0
+    seconds: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
+    loss: float | None = None
 
     @classmethod
     def between(
@@ -148,6 +153,8 @@ class InstanceState:
             throttled=min(
                 1.0, max(0.0, now.throttled_seconds - before.throttled_seconds) / seconds
             ),
+            num_samples=now.samples,
+            seconds=now.spent,
         )
 
     def share(self, *names: str) -> float:
@@ -178,6 +185,11 @@ class InstanceState:
             "swap_bytes": self.swap_bytes,
             "queued_share": round(self.queued, 4),
             "throttled_share": round(self.throttled, 4),
+            "num_samples": self.num_samples,
+            "seconds": {
+                name: round(each, 3) for name, each in zip(ACTIVITIES, self.seconds, strict=True)
+            },
+            "loss": self.loss,
         }
 
     @classmethod
@@ -202,6 +214,9 @@ class InstanceState:
             swap_bytes=data["swap_bytes"],
             queued=data["queued_share"],
             throttled=data["throttled_share"],
+            num_samples=data["num_samples"],
+            seconds=tuple(data["seconds"][name] for name in ACTIVITIES),
+            loss=data["loss"],
         )
 
 

@@ -19,6 +19,7 @@ from poprun_py.timeline.collector import Recording
 
 if TYPE_CHECKING:
     from poprun_py.observation.job_view import JobView
+    from poprun_py.observation.records import Recorder
 
 __all__ = [
     "HANG_EXIT_CODE",
@@ -53,6 +54,7 @@ class Job:
     one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
     who inspects the job, as are ``run_id`` and ``program``.
     ``live`` asks for a view of the instances that is kept up to date on the terminal.
+    ``recorders`` take every training step, and every look at the instances.
     """
 
     command: tuple[str, ...]
@@ -76,6 +78,7 @@ class Job:
     run_id: str = ""
     program: str = ""
     live: bool = False
+    recorders: tuple[Recorder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""A run as its files tell: the report, and what was recorded of each attempt.
+
+The last line of a file may be half a line: its writer was killed. What cannot be read is left out,
+and named in ``troubles``. Nothing here draws or compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from poprun_py.errors import UsageError
+from poprun_py.observation.job_view import JobView
+from poprun_py.observation.records import StepRecord
+from poprun_py.runs.run_files import AttemptFiles, RunFiles
+
+__all__ = ["LoggedValues", "RecordedAttempt", "RecordedRun", "read_run"]
+
+_Read = TypeVar("_Read")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedValues:
+    """What the program logged at one step with ``popdist_py.Metrics``, ``at`` since the epoch."""
+
+    at: float
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedAttempt:
+    """One attempt.
+
+    Attributes:
+        number: from 1.
+        report: its part of report.json.
+        plan: plan.json; None if it is not there.
+        steps: the training steps, by time.
+        looks: times since the epoch, with the view of all instances.
+        values: what the program logged, by time.
+        devices: by instance, what the model of the device says.
+    """
+
+    number: int
+    report: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] | None = None
+    steps: tuple[StepRecord, ...] = ()
+    looks: tuple[tuple[float, JobView], ...] = ()
+    values: tuple[LoggedValues, ...] = ()
+    devices: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """A run: its files, its report, its attempts, and what could not be read, in words."""
+
+    files: RunFiles
+    report: Mapping[str, Any]
+    attempts: tuple[RecordedAttempt, ...]
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run."""
+        return str(self.report["run_id"])
+
+
+def read_run(files: RunFiles) -> RecordedRun:
+    """Read a run, also one that has not ended.
+
+    Raises:
+        UsageError: its report cannot be read.
+    """
+    troubles: list[str] = []
+    try:
+        report = json.loads(files.report.read_text(encoding="utf-8"))
+        reports = {each["number"]: each for each in report["attempts"]}
+        report["run_id"], report["plan"]["num_instances"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or repr(error)
+        raise UsageError(f"{files.report} is no report of a run ({why})") from None
+    attempts = tuple(
+        _read_attempt(each, reports.get(each.number, {}), troubles) for each in files.attempts()
+    )
+    return RecordedRun(files=files, report=report, attempts=attempts, troubles=tuple(troubles))
+
+
+def _read_attempt(
+    files: AttemptFiles, report: Mapping[str, Any], troubles: list[str]
+) -> RecordedAttempt:
+    steps = _lines(files.steps, StepRecord.from_json, troubles)
+    values = [each for path in files.values() for each in _lines(path, _values, troubles)]
+    return RecordedAttempt(
+        number=files.number,
+        report=report,
+        plan=_document(files.plan, troubles),
+        steps=tuple(sorted(steps, key=lambda each: (each.at, each.instance))),
+        looks=tuple(_lines(files.looks, _look, troubles)),
+        values=tuple(sorted(values, key=lambda each: each.at)),
+        devices={
+            int(path.name.removeprefix("instance-").partition(".")[0]): document
+            for path in files.devices()
+            if (document := _document(path, troubles)) is not None
+        },
+    )
+
+
+def _look(data: Mapping[str, Any]) -> tuple[float, JobView]:
+    return float(data["at"]), JobView.from_json(data)
+
+
+def _values(data: Mapping[str, Any]) -> LoggedValues:
+    numbers = {str(name): float(value) for name, value in data["values"].items()}
+    return LoggedValues(float(data["at"]), int(data["step"]), numbers)
+
+
+def _document(path: Path, troubles: list[str]) -> Mapping[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        troubles.append(f"{path.name} cannot be read: {error}")
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _lines(
+    path: Path, read: Callable[[Mapping[str, Any]], _Read], troubles: list[str]
+) -> Iterator[_Read]:
+    """Yield what the lines of a file hold."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            bad = 0
+            for line in file:
+                try:
+                    yield read(json.loads(line))
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                    bad += line.endswith("\n")  # else the writer was killed
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        troubles.append(f"{path.name} cannot be read: {error.strerror}")
+        return
+    if bad:
+        troubles.append(f"{path.name}: {bad} lines cannot be read")
