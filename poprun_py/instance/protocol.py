@@ -30,7 +30,7 @@ MODES = (
 DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
 PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
 CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
-FILE = b"F"  # a name, NUL, a part of that file of the timeline (zlib), when the program has ended
+FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
 DIED = b"D"  # JSON: how the program ended, at once; its output may still be on the way
 EXIT = b"X"  # JSON: the same and more, once nothing is left of the program and its output is sent
 # launcher -> wrapper

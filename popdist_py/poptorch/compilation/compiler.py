@@ -38,6 +38,7 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import modelled_times
 from popdist_py.poptorch.on_ipu.capture import Capturing
 from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.device_document import keep_device_document
 from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
@@ -172,7 +173,8 @@ class Compiler:
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
         self._check_placement(executable.placement, batching)
-        check_memory(self._run(executable.captured), self.options)
+        run = self._run(executable.captured)
+        check_memory(run, self.options)
         self._give_buffers(executable.trace, state, batching)
         steps = count()
 
@@ -181,6 +183,7 @@ class Compiler:
 
         trusted = earlier.agreed if earlier else None
         compiled = self.build(executable, state, call, trusted=trusted, tell=tell)
+        keep_device_document(run, self.options, type(self.user_model).__name__)
         advance(100, "")
         return compiled
 
