@@ -34,12 +34,14 @@ def keep_model(model: Mapping[str, Any]) -> None:
 
     Raises:
         OSError: it cannot be written; the file is as it was.
+        TypeError, ValueError: it is no JSON; the same.
     """
     path = run_file(NAME)
     if path is None:
         return
-    _models[model["name"], model["mode"]] = model
-    text = json.dumps({"version": VERSION, "models": list(_models.values())})
+    models = {**_models, (model["name"], model["mode"]): model}
+    text = json.dumps({"version": VERSION, "models": list(models.values())})
+    _models.update(models)
     with replaced_at_end(path) as partial:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

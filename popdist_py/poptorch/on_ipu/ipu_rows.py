@@ -7,7 +7,7 @@ was measured on the host. Nothing here measures, or computes what takes how long
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
@@ -113,11 +113,12 @@ def _by_stages(pieces: Sequence[Piece]) -> list[Piece]:
     """Return pieces that are all micro-batches of an IPU together, and its updates."""
     found: list[Piece] = []
     for is_update, some in groupby(pieces, key=lambda piece: piece.name in _OF_UPDATE):
-        found += some if is_update else _joined(some)
+        members = list(some)
+        found += members if is_update else _joined(members)
     return found
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Return one piece for each IPU, named by the stages that it has."""
     found = []
     for ipu, some in groupby(pieces, key=lambda piece: piece.ipu):
