@@ -1,7 +1,8 @@
 """Where the files of this program lie; they are no other process's.
 
-The first process of a program that asks has them for itself: it marks the variable with its process
-id, so that what it starts or forks afterwards does not write a second time.
+The first process of a program that asks, at ``init()`` at the latest, has them for itself: it marks
+the variable with its process id, so that what it starts or forks afterwards does not write a second
+time.
 Nothing here writes.
 """
 
@@ -13,7 +14,10 @@ from pathlib import Path
 
 from popdist_py.environment import RUN_FILES
 
-__all__ = ["claim", "run_file"]
+__all__ = ["begin", "claim", "run_file"]
+
+# Who asked first in this process or the one that it was forked from, and what the paths begin with.
+_owner: tuple[int, str] | None = None
 
 
 def claim(environ: MutableMapping[str, str], process: int) -> str:
@@ -32,10 +36,16 @@ def claim(environ: MutableMapping[str, str], process: int) -> str:
     return prefix if owner == str(process) else ""
 
 
+def begin() -> None:
+    """Have the files for this process, unless another one of the program has them."""
+    global _owner
+    if _owner is None:
+        process = os.getpid()
+        _owner = process, claim(os.environ, process)
+
+
 def run_file(name: str) -> Path | None:
     """Return the path of a file that this program leaves; None where none is wanted."""
-    return Path(f"{_prefix}.{name}") if _prefix and os.getpid() == _process else None
-
-
-_process = os.getpid()
-_prefix = claim(os.environ, _process)
+    begin()
+    process, prefix = _owner or (0, "")
+    return Path(f"{prefix}.{name}") if prefix and os.getpid() == process else None

@@ -14,8 +14,7 @@ from popdist_py.run_files import device_file, place
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """The file of this process."""
-    monkeypatch.setattr(place, "_prefix", str(tmp_path / "instance-0"))
-    monkeypatch.setattr(place, "_process", os.getpid())
+    monkeypatch.setattr(place, "_owner", (os.getpid(), str(tmp_path / "instance-0")))
     monkeypatch.setattr(device_file, "_models", {})
     return tmp_path / "instance-0.device.json"
 
@@ -36,7 +35,7 @@ def test_models_are_kept_by_name_and_mode(path):
 
 
 def test_without_a_place_nothing_is_written(path, monkeypatch):
-    monkeypatch.setattr(place, "_prefix", "")
+    monkeypatch.setattr(place, "_owner", (os.getpid(), ""))
     assert not device_file.is_wanted()
     device_file.keep_model({"name": "A", "mode": "training"})
     assert not path.exists()

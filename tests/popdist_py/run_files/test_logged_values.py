@@ -22,8 +22,7 @@ NUMBERS = st.dictionaries(st.text(max_size=8), st.floats(), max_size=4)
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """The file of this process."""
-    monkeypatch.setattr(place, "_prefix", str(tmp_path / "instance-0"))
-    monkeypatch.setattr(place, "_process", os.getpid())
+    monkeypatch.setattr(place, "_owner", (os.getpid(), str(tmp_path / "instance-0")))
     monkeypatch.setattr(logged_values, "_has_failed", False)
     return tmp_path / "instance-0.values.jsonl"
 
@@ -36,8 +35,7 @@ def read(path):
 def test_numbers_are_read_back_as_they_were(tmp_path_factory, values, step):
     path = tmp_path_factory.mktemp("values") / "instance-0.values.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "_prefix", str(path).removesuffix(".values.jsonl"))
-        patch.setattr(place, "_process", os.getpid())
+        patch.setattr(place, "_owner", (os.getpid(), str(path).removesuffix(".values.jsonl")))
         log_values(step, values)
     (line,) = read(path)
     assert line["step"] == step
@@ -76,6 +74,6 @@ def test_a_file_has_an_upper_size(path):
 
 
 def test_a_forked_process_writes_nothing(path, monkeypatch):
-    monkeypatch.setattr(place, "_process", os.getpid() + 1)
+    monkeypatch.setattr(place, "_owner", (os.getpid() + 1, place._owner[1]))
     log_values(1, {"loss": 1.0})
     assert not path.exists()

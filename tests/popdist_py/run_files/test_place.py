@@ -41,9 +41,16 @@ def test_a_started_child_has_none(tmp_path):
     assert sorted(shown(code, f"{tmp_path}/i")) == sorted([f"{tmp_path}/i.x", "None"])
 
 
+def test_a_program_that_joined_its_job_has_them(tmp_path):
+    """Also if it has nothing to write before a process that it starts."""
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {_SHOW!r}])"
+    assert shown(f"import popdist_py; popdist_py.init(); {child}", f"{tmp_path}/i") == ["None"]
+
+
 def test_a_forked_child_has_none(tmp_path):
     fork = "import os; child = os.fork(); child and os.waitpid(child, 0)"
-    code = f"from popdist_py.run_files.place import run_file; {fork}; print(run_file('x'))"
+    begun = "from popdist_py.run_files.place import run_file, begin; begin()"
+    code = f"{begun}; {fork}; print(run_file('x'))"
     assert shown(code, f"{tmp_path}/i") == ["None", f"{tmp_path}/i.x"]
 
 

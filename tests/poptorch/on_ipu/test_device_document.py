@@ -29,8 +29,7 @@ PIPELINE = Run(GRAPH, TWO, Settings(accumulation=4), MK2)
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """The file of this process."""
-    monkeypatch.setattr(place, "_prefix", str(tmp_path / "instance-0"))
-    monkeypatch.setattr(place, "_process", os.getpid())
+    monkeypatch.setattr(place, "_owner", (os.getpid(), str(tmp_path / "instance-0")))
     monkeypatch.setattr(device_file, "_models", {})
     return tmp_path / "instance-0.device.json"
 
@@ -122,5 +121,5 @@ def test_a_device_that_cannot_be_asked_ends_nothing(path, monkeypatch):
 
 
 def test_a_full_disk_ends_nothing(path, monkeypatch):
-    monkeypatch.setattr(place, "_prefix", "/nowhere/instance-0")
+    monkeypatch.setattr(place, "_owner", (os.getpid(), "/nowhere/instance-0"))
     assert compile_mlp().isCompiled()
