@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -103,6 +102,8 @@ class ProgramFiles:
             instance: whose wrapper sent it.
             payload: of a ``protocol.FILE`` frame.
         """
+        import zlib  # only jobs of several hosts need it
+
         encoded, _, packed = payload.partition(b"\0")
         name = encoded.decode(errors="replace")
         place = next((each for each in self._places if each.names.fullmatch(name)), None)
