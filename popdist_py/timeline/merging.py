@@ -10,6 +10,7 @@ import contextlib
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,8 @@ __all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
 
 # Smaller files take many times as long to write.
 _COMPRESSION: Final = 4
+# A row whose number is that of its process would be taken for its main thread.
+_FIRST_ROW: Final = 100_000
 # As json.dumps, which makes another encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -150,8 +153,9 @@ def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
     """Yield all events, process by process."""
     origin = _origin(instances)
     calls: list[Call] = []
+    numbers = itertools.count(_FIRST_ROW)
     for process, instance in enumerate(instances, start=1):
-        rows = Rows(process)
+        rows = Rows(process, numbers)
         yield from process_events(process, instance.label)
         yield from _instance_events(instance, process, rows, calls, counts, origin)
         yield from rows.events()
@@ -168,6 +172,7 @@ def _instance_events(
 ) -> Iterator[Event]:
     line = instance.clock or LOCAL
     ahead = 0
+    labels: set[str] = set()
 
     def clock(moment: int) -> int:
         return max(0, line.ours(moment) - origin)
@@ -179,12 +184,16 @@ def _instance_events(
         ahead = recorded.header.wall_ns - recorded.header.monotonic_ns
         counts.spans += len(recorded.spans)
         counts.dropped += recorded.dropped
+        label = recorded.label
+        if label in labels:  # a row of two processes would show spans that overlap
+            label = f"{label} (process {recorded.header.pid})"
+        labels.add(label)
         yield from span_events(
             recorded.spans,
             process,
             rows,
             clock,
-            suffix=f" of {recorded.label}" if recorded.label else "",
+            suffix=f" of {label}" if label else "",
             calls=None if recorded.label else calls,
             job=str(instance.attempt),
         )
@@ -258,7 +267,7 @@ def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> 
                 text.write(_to_json(event))
             text.write(f'\n],"otherData":{json.dumps(about)}}}\n')
         partial.replace(path)
-    except OSError:
+    except BaseException:  # such as Ctrl-C
         with contextlib.suppress(OSError):
             partial.unlink()
         raise

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import current_thread, get_ident, main_thread
+from threading import RLock, Thread, current_thread, main_thread
 from typing import Final
 
 from popdist_py import heartbeat
@@ -50,7 +50,8 @@ class Recorder:
         self._moment = time.time_ns(), time.monotonic_ns()
         self._writer: SpanWriter | None = None
         self._is_broken = False
-        self._tracks: dict[tuple[str, int], int] = {}
+        self._opening = RLock()  # several threads may record first
+        self._tracks: dict[tuple[str, str], int] = {}
         self._calls: dict[str, itertools.count[int]] = {}
         self._torch_files = itertools.count()
 
@@ -77,8 +78,9 @@ class Recorder:
         writer = self._writer or self._open()
         if writer is None:
             return
-        ident = get_ident()
-        row = self._tracks.get((track, ident)) or self._track(writer, track, ident)
+        # By name: the number of a thread that has ended is given to another one.
+        thread = current_thread()
+        row = self._tracks.get((track, thread.name)) or self._track(writer, track, thread)
         level = level_of_step(heartbeat.steps())
         writer.write(
             writer.intern(name), row, begin, end, level=level, number=number, arguments=arguments
@@ -96,26 +98,26 @@ class Recorder:
         number = next(self._torch_files)
         return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
 
-    def _track(self, writer: SpanWriter, track: str, ident: int) -> int:
-        """Return the number of this thread's row."""
-        thread = current_thread()
+    def _track(self, writer: SpanWriter, track: str, thread: Thread) -> int:
+        """Return the number of a thread's row."""
         row = track if thread is main_thread() else f"{track} ({thread.name})"
-        found = self._tracks[track, ident] = writer.intern(row)
+        found = self._tracks[track, thread.name] = writer.intern(row)
         return found
 
     def _open(self) -> SpanWriter | None:
         """Make the file of this process; None if that is not possible, which is said once."""
-        if self._is_broken:
-            return None
-        try:
-            with _locked(f"{self._prefix}.lock"):
-                self._writer = self._claim()
-        except OSError as error:
-            logging.getLogger(__name__).warning(
-                "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
-            )
-        self._is_broken = self._writer is None
-        return self._writer
+        with self._opening:
+            if self._is_broken or self._writer is not None:
+                return self._writer
+            try:
+                with _locked(f"{self._prefix}.lock"):
+                    self._writer = self._claim()
+            except OSError as error:
+                logging.getLogger(__name__).warning(
+                    "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
+                )
+            self._is_broken = self._writer is None
+            return self._writer
 
     def _claim(self) -> SpanWriter | None:
         """Take the first file that is free, else the oldest of a process that has ended.
@@ -149,6 +151,8 @@ def _is_written(path: Path) -> bool:
             os.kill(header.pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:
+        pass  # of another user now
     return True
 
 

@@ -65,6 +65,22 @@ assert f.__name__ == "f"
     assert Counter(s.track for s in recorded.spans) == {"program": 4, "program (other)": 1}
 
 
+def test_threads_one_after_another_have_rows_of_their_own(prefix):
+    """The system gives the number of a thread that has ended to the next one."""
+    _, (recorded,) = run(
+        prefix,
+        """
+import threading
+import popdist_py
+for name in ("first", "second"):
+    thread = threading.Thread(target=popdist_py.span("a")(int), name=name)
+    thread.start()
+    thread.join()
+""",
+    )
+    assert [span.track for span in recorded.spans] == ["program (first)", "program (second)"]
+
+
 def test_what_cannot_be_shown_ends_no_program(prefix):
     done, (recorded,) = run(
         prefix,
