@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +23,11 @@ from popdist_py.timeline.folder import (
     SPANS_SUFFIX,
     TORCH_SUFFIX,
     clock_path,
+    end_path,
     instance_prefix,
     instances_in,
     read_clock,
+    read_end,
 )
 from popdist_py.timeline.span_file import Header, Recorded, Span, read_header, read_spans
 from popdist_py.timeline.torch_traces import torch_spans
@@ -182,14 +184,16 @@ def _instance_events(
         if recorded is None:
             continue
         ahead = recorded.header.wall_ns - recorded.header.monotonic_ns
-        counts.spans += len(recorded.spans)
+        ended = None if recorded.label else read_end(end_path(instance.prefix))
+        spans = [*recorded.spans, *(_until(span, ended) for span in recorded.open)]
+        counts.spans += len(spans)
         counts.dropped += recorded.dropped
         label = recorded.label
         if label in labels:  # a row of two processes would show spans that overlap
             label = f"{label} (process {recorded.header.pid})"
         labels.add(label)
         yield from span_events(
-            recorded.spans,
+            spans,
             process,
             rows,
             clock,
@@ -200,6 +204,11 @@ def _instance_events(
     for path in instance.files(TORCH_SUFFIX):
         spans = _read_torch(path, ahead, counts)
         yield from span_events(spans, process, rows, clock)
+
+
+def _until(span: Span, ended: int | None) -> Span:
+    """Return an open span up to when its process ended, if that is known."""
+    return span if ended is None else replace(span, end=max(span.end, ended))
 
 
 def _origin(instances: Iterable[Instance]) -> int:

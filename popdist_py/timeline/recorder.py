@@ -16,17 +16,31 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import RLock, Thread, current_thread, main_thread
-from typing import Final
+from threading import RLock, current_thread, main_thread
+from typing import Final, NamedTuple
 
 from popdist_py import heartbeat
 from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-__all__ = ["Recorder"]
+__all__ = ["Opened", "Recorder"]
 
 # The program's file has three quarters of the bytes, the others share the rest.
 _NUM_OTHERS: Final = 8
+
+
+class Opened(NamedTuple):
+    """A span that has begun.
+
+    Attributes:
+        writer: of the process in which it has.
+        place: among the open spans of its file; None if there are too many.
+        number: which of the calls of its name it is; NO_NUMBER without.
+    """
+
+    writer: SpanWriter
+    place: int | None
+    number: int
 
 
 class Recorder:
@@ -51,9 +65,28 @@ class Recorder:
         self._writer: SpanWriter | None = None
         self._is_broken = False
         self._opening = RLock()  # several threads may record first
-        self._tracks: dict[tuple[str, str], int] = {}
+        self._rows: dict[tuple[str, str], int] = {}
         self._calls: dict[str, itertools.count[int]] = {}
         self._torch_files = itertools.count()
+
+    def begin(self, name: str, track: str, begin: int, *, is_call: bool = False) -> Opened | None:
+        """Note that a span of this thread has begun, in case that it never ends.
+
+        Args:
+            name: what goes on.
+            track: as of ``record``.
+            begin: nanoseconds of the monotonic clock.
+            is_call: as of ``record``.
+
+        Returns:
+            What ``record`` is told at its end; None if nothing is recorded.
+        """
+        writer = self._writer or self._open()
+        if writer is None:
+            return None
+        number = self._next_call(name) if is_call else NO_NUMBER
+        place = writer.open(writer.intern(name), self._row(writer, track), begin, number)
+        return Opened(writer, place, number)
 
     def record(
         self,
@@ -63,7 +96,8 @@ class Recorder:
         end: int,
         arguments: str = "",
         *,
-        number: int = NO_NUMBER,
+        is_call: bool = False,
+        opened: Opened | None = None,
     ) -> None:
         """Record one span of this thread.
 
@@ -73,35 +107,45 @@ class Recorder:
             begin: nanoseconds of the monotonic clock.
             end: the same.
             arguments: a JSON object, or empty.
-            number: which of the calls of this name it is; NO_NUMBER without.
+            is_call: whether every instance makes this call: the calls of a name are counted.
+            opened: what ``begin`` returned.
         """
         writer = self._writer or self._open()
         if writer is None:
             return
-        # By name: the number of a thread that has ended is given to another one.
-        thread = current_thread()
-        row = self._tracks.get((track, thread.name)) or self._track(writer, track, thread)
+        if opened is not None and opened.writer is not writer:
+            opened = None  # it has begun in the process that forked this one
+        number = NO_NUMBER if opened is None else opened.number
+        if is_call and opened is None:
+            number = self._next_call(name)
+        row = self._row(writer, track)
         level = level_of_step(heartbeat.steps())
         writer.write(
             writer.intern(name), row, begin, end, level=level, number=number, arguments=arguments
         )
-
-    def call(self, name: str, track: str, begin: int, end: int) -> None:
-        """Record a call that every instance makes: the calls of a name are counted."""
-        counter = self._calls.get(name)
-        if counter is None:
-            counter = self._calls.setdefault(name, itertools.count())
-        self.record(name, track, begin, end, number=next(counter))
+        if opened is not None and opened.place is not None:
+            writer.close(opened.place)
 
     def torch_trace_path(self) -> Path:
         """Return the path for one more trace that torch.profiler writes of this process."""
         number = next(self._torch_files)
         return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
 
-    def _track(self, writer: SpanWriter, track: str, thread: Thread) -> int:
-        """Return the number of a thread's row."""
-        row = track if thread is main_thread() else f"{track} ({thread.name})"
-        found = self._tracks[track, thread.name] = writer.intern(row)
+    def _next_call(self, name: str) -> int:
+        """Count the calls of a name."""
+        counter = self._calls.get(name)
+        if counter is None:
+            counter = self._calls.setdefault(name, itertools.count())
+        return next(counter)
+
+    def _row(self, writer: SpanWriter, track: str) -> int:
+        """Return the number of this thread's row."""
+        # By name: the number of a thread that has ended is given to another one.
+        thread = current_thread()
+        found = self._rows.get((track, thread.name))
+        if found is None:
+            row = track if thread is main_thread() else f"{track} ({thread.name})"
+            found = self._rows[track, thread.name] = writer.intern(row)
         return found
 
     def _open(self) -> SpanWriter | None:

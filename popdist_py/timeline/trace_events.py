@@ -21,7 +21,7 @@ __all__ = ["Call", "Event", "Rows", "flow_events", "lanes", "process_events", "s
 Event = dict[str, Any]
 
 # The rows of a process, from the top; others follow by name.
-_ORDER: Final = ("program", "device", "collectives", "data loader", "checkpoints")
+_ORDER: Final = ("program", "steps", "device", "collectives", "data loader", "checkpoints")
 _STEP: Final = "step"
 
 
@@ -136,7 +136,7 @@ def span_events(
                 yield _complete(span, begin, end, process, row)
                 if span.number is not None and calls is not None:
                     calls.append(Call((job, span.name, span.number), begin, process, row))
-                if span.name == _STEP:
+                if span.name == _STEP and not span.is_open:
                     yield {
                         "ph": "C", "name": "step time", "pid": process,
                         "ts": _microseconds(end), "args": {"ms": (end - begin) / 1e6},
@@ -156,6 +156,8 @@ def _complete(span: Span, begin: int, end: int, process: int, row: int) -> Event
     arguments = _arguments(span.arguments)
     if span.number is not None:
         arguments = {**arguments, "call": span.number}
+    if span.is_open:
+        arguments = {**arguments, "unfinished": True}
     if arguments:
         event["args"] = arguments
     return event

@@ -333,6 +333,8 @@ class Wrapper:
 
     def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
+        if self._timeline is not None:
+            self._timeline.program_ended()
         now = memory_state()
         self._outcome = {
             "code": os.waitstatus_to_exitcode(status),

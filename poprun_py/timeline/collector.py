@@ -26,7 +26,7 @@ __all__ = ["Collector", "Recording"]
 # So many times a host is asked for its time, when its program starts and when it has ended.
 _NUM_QUESTIONS: Final = 8
 # What an instance's files may be called after "instance-N.".
-_FILE_NAME: Final = re.compile(r"(\d+\.spans|torch-\d+-\d+\.json)")
+_FILE_NAME: Final = re.compile(r"(\d+\.spans|ended|torch-\d+-\d+\.json)")
 # A part of a file; a host sends no larger ones.
 _MAX_PART_BYTES: Final = 1 << 20
 # An instance may send so many times the bytes of its spans: torch.profiler's traces come too.

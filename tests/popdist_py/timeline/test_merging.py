@@ -91,6 +91,28 @@ def test_arguments_that_are_no_numbers_of_json_are_shown_as_text(folder, tmp_pat
     assert found == [{"loss": "NaN", "norm": "Infinity"}, None, None]
 
 
+def test_what_never_ended_goes_on_until_its_program_ended(folder, tmp_path):
+    for instance in range(2):
+        writer = SpanWriter(folder / f"instance-{instance}.0.spans", 1 << 16, "", (0, START))
+        row = writer.intern("collectives")
+        for name, begin in (("reduce gradients", 10 + instance), ("wait for instances", 20)):
+            number = 3 if begin < 20 else -1
+            writer.open(writer.intern(name), row, START + begin, number)
+    (folder / "instance-1.ended").write_text(str(START + 5_000))
+    path = tmp_path / "timeline.json"
+    assert merge_files(recorded_instances([folder]), path).num_spans == 4
+    rows = query(path, "SELECT name, ts, dur, depth FROM slice ORDER BY track_id, ts")
+    assert rows == [
+        ("reduce gradients", "10", "10", "0"),  # nobody knows until when
+        ("wait for instances", "20", "0", "0"),
+        ("reduce gradients", "11", "4989", "0"),
+        ("wait for instances", "20", "4980", "1"),
+    ]
+    assert query(path, "SELECT COUNT(*) FROM flow") == [("1",)]
+    found = [event["args"] for event in events(path) if event["ph"] == "X"]
+    assert all(arguments["unfinished"] is True for arguments in found)
+
+
 def test_another_host_is_put_on_the_clock_of_the_first(folder, tmp_path):
     ahead = 5_000_000
     write(folder, 0, [("reduce all", "collectives", 100, 200, 0)])

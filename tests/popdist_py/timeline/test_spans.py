@@ -128,6 +128,51 @@ with popdist_py.span("never ends"):
     )
     assert done.returncode == -signal.SIGKILL
     assert names(recorded) == {"work": 1000}
+    (open_one,) = recorded.open
+    assert (open_one.name, open_one.is_open) == ("never ends", True)
+    assert open_one.begin >= max(span.end for span in recorded.spans)
+
+
+def test_what_goes_on_in_every_thread_is_there_and_is_told_again_by_no_other_process(prefix):
+    _, files = run(
+        prefix,
+        """
+import os, threading
+import popdist_py
+from popdist_py import activities
+there = threading.Barrier(3)
+
+def hang(name):
+    with popdist_py.span("outer"), popdist_py.span(name):
+        there.wait()
+        threading.Event().wait()
+
+for name in ("a", "b"):
+    threading.Thread(target=hang, args=(name,), name=name, daemon=True).start()
+there.wait()
+with popdist_py.span("done"):
+    pass
+with activities.doing(activities.REDUCING, "all_reduce"):
+    pass
+with activities.doing(activities.REDUCING, "all_reduce"):
+    child = os.fork()
+    if child:
+        os.wait()
+        os._exit(0)
+""",
+    )
+    program, child = files
+    found = Counter((span.name, span.track, span.number) for span in program.open)
+    assert found == {
+        ("outer", "program (a)", None): 1,
+        ("a", "program (a)", None): 1,
+        ("outer", "program (b)", None): 1,
+        ("b", "program (b)", None): 1,
+        ("reduce all_reduce", "collectives", 1): 1,
+    }
+    assert names(program) == {"done": 1, "reduce all_reduce": 1}
+    assert names(child) == {"reduce all_reduce": 1}
+    assert child.open == ()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
