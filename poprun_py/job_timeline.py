@@ -20,7 +20,7 @@ from poprun_py.timeline.collector import Recording
 if TYPE_CHECKING:
     from popdist_py.timeline.merging import Merged
 
-__all__ = ["TIMELINE_FILE", "JobTimeline"]
+__all__ = ["TIMELINE_FILE", "JobTimeline", "sentence"]
 
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
@@ -77,21 +77,22 @@ class JobTimeline:
             ),
         )
 
-    def finish(self) -> str:
-        """Make the trace; returns what is said of it, empty where none was wanted.
+    def finish(self) -> Merged | None:
+        """Make the trace; None where none was wanted, or no program started.
 
         Raises:
             OSError: it cannot be written; the spans stay in the run's folder.
         """
         if self._path is None or not self._folders:
-            return ""
+            return None
         # Reading and writing traces is for the end of jobs that want one.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
-        merged = merge_files(recorded_instances(self._folders), self._path)
+        instances = recorded_instances(self._folders)
+        merged = merge_files(instances, self._path) if instances else None
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        return _sentence(merged)
+        return merged
 
     def close(self) -> None:
         """Remove what no run folder keeps."""
@@ -116,7 +117,7 @@ def _make_folder(attempt_folder: str | None) -> Path:
     return folder
 
 
-def _sentence(merged: Merged) -> str:
+def sentence(merged: Merged) -> str:
     """Say what became of the timeline."""
     dropped = f", {merged.num_dropped:,} older ones dropped" if merged.num_dropped else ""
     clocks = merged.clock_error / 1e6

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from poprun_py.command_name import command_name
@@ -23,7 +24,7 @@ from poprun_py.errors import (
     explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
-from poprun_py.job_timeline import JobTimeline
+from poprun_py.job_timeline import JobTimeline, sentence
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -252,7 +253,7 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
             result = run_with_restarts(
                 attempts.run, config.max_restarts, attempts.failed, attempts.pause
             )
-            _finish_timeline(timeline, console)
+            record.timeline = _finish_timeline(timeline, console)
         finally:
             timeline.close()
         record.finish(result)
@@ -263,13 +264,17 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     return replace(result, run_id=record.run_id)
 
 
-def _finish_timeline(timeline: JobTimeline, console: Console) -> None:
-    """Make the trace of a job that has ended; its result does not depend on it."""
+def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:
+    """Make the trace of a job that has ended, whose result does not depend on it; says where."""
     try:
-        if told := timeline.finish():
-            console.tell(told)
+        merged = timeline.finish()
     except OSError as error:
         console.warn(explain_os_error(error, "the timeline cannot be written"))
+        return None
+    if merged is None:
+        return None
+    console.tell(sentence(merged))
+    return merged.path
 
 
 def _require_main_thread() -> None:
@@ -324,6 +329,8 @@ class _Attempts:
                 descriptors=self._descriptors,
             )
         except LaunchError as error:
+            # Of the attempts before.
+            record.timeline = _finish_timeline(self._timeline, self._console)
             record.refuse(error)
             raise
         record.end(result)

@@ -30,7 +30,7 @@ from popdist_py.timeline.folder import (
     read_end,
 )
 from popdist_py.timeline.span_file import Header, Recorded, Span, read_header, read_spans
-from popdist_py.timeline.torch_traces import torch_spans
+from popdist_py.timeline.torch_traces import MAX_TORCH_BYTES, torch_spans
 from popdist_py.timeline.trace_events import (
     Call,
     Event,
@@ -244,6 +244,8 @@ def _read(path: Path, counts: _Counts) -> Recorded | None:
 
 def _read_torch(path: Path, ahead: int, counts: _Counts) -> list[Span]:
     try:
+        if path.stat().st_size > MAX_TORCH_BYTES:
+            raise ValueError(f"larger than {MAX_TORCH_BYTES >> 20} MiB, left out")
         spans, left_out = torch_spans(path.read_text(encoding="utf-8", errors="replace"), ahead)
     except OSError as error:
         counts.troubles.append(f"{path}: {error.strerror}")

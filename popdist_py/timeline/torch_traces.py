@@ -11,7 +11,10 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-__all__ = ["MAX_TORCH_SPANS", "torch_spans"]
+__all__ = ["MAX_TORCH_BYTES", "MAX_TORCH_SPANS", "torch_spans"]
+
+# Of one file: to read it takes ten times the memory.
+MAX_TORCH_BYTES: Final = 1 << 28
 
 # Of one trace: more would be hundreds of megabytes.
 MAX_TORCH_SPANS: Final = 200_000

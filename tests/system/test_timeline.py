@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
-from support.trace_tables import query
+from support.trace_tables import events, query
 from system.timeline_program import STEPS
 
 pytestmark = pytest.mark.mpi
@@ -48,6 +49,11 @@ def test_one_line_says_where_it_is(job):
         r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans; open it at ui.perfetto.dev",
         said[0],
     )
+
+
+def test_the_report_of_the_run_names_it(job):
+    report = json.loads((job[1].parent / "report.json").read_text())
+    assert report["timeline"] == job[1].name
 
 
 def test_every_step_of_every_instance_is_there(rows):
@@ -141,7 +147,16 @@ def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
             f"SELECT process, COUNT(*) FROM {_SPANS} WHERE name = 'step' GROUP BY process",
         )
     )
-    assert counts == {"instance 0": "6", "instance 1": "6"} or counts["instance 1"] == "6"
+    assert counts["instance 1"] == "6"
+    # What went on when it ended: instance 0 waits, until the job is ended, for the one that died.
+    found = {
+        (event["pid"], event["name"]): event["dur"]
+        for event in events(tmp_path / "killed.json")
+        if event.get("args", {}).get("unfinished")
+    }
+    assert found[1, "reduce gradients"] >= found[1, "wait for instances"] > 0
+    assert (1, "step") in found
+    assert (2, "step") not in found
     assert [path.name for path in tmp_path.glob("*.json*")] == ["killed.json"]
 
 

@@ -12,6 +12,7 @@ from popdist_py.timeline.clocks import ClockSample
 from popdist_py.timeline.folder import clock_path, instance_prefix, instances_in, save_clock
 from popdist_py.timeline.merging import merge_files, recorded_instances
 from popdist_py.timeline.span_file import SpanWriter
+from popdist_py.timeline.torch_traces import MAX_TORCH_BYTES
 
 # When the hosts' clocks start, in nanoseconds.
 START = 1_000_000_000
@@ -189,6 +190,13 @@ def test_a_file_that_is_no_trace_of_torch_is_said(folder, tmp_path, text):
     (folder / "instance-0.torch-9-0.json").write_text(text)
     merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
     assert [": no trace of torch.profiler: " in trouble for trouble in merged.troubles] == [True]
+
+
+def test_a_trace_of_torch_that_would_fill_the_memory_is_left_out(folder, tmp_path):
+    with (folder / "instance-0.torch-9-0.json").open("wb") as file:
+        file.truncate(MAX_TORCH_BYTES + 1)
+    merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
+    assert merged.troubles[0].endswith("torch-9-0.json: larger than 256 MiB, left out")
 
 
 def test_a_trace_that_is_interrupted_leaves_no_part_of_it(folder, tmp_path, monkeypatch):

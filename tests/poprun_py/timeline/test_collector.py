@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from popdist_py.timeline.folder import clock_path, instance_prefix, read_clock
+from popdist_py.timeline.folder import clock_path, end_path, instance_prefix, read_clock, read_end
 from poprun_py.instance import protocol
 from poprun_py.instance.timeline_files import TimelineFiles
 from poprun_py.timeline.collector import Collector, Recording
@@ -58,16 +58,18 @@ def test_files_of_another_host_arrive_whole(recording, tmp_path, monkeypatch):
     content = {"0.spans": bytes(1 << 20) + b"end", "torch-7-0.json": b"{}"}
     for name, data in content.items():
         Path(f"{prefix}.{name}").write_bytes(data)
+    files.program_ended()
     frames = []
     files.send(frames.append)
     assert list(there.iterdir()) == []
-    assert len(frames) == 4
+    assert len(frames) == 5
     collector = Collector(recording, print)
     for frame in frames:
         assert len(frame) < protocol.MAX_PAYLOAD
         collector.take_file(1, frame)
     for name, data in content.items():
         assert (tmp_path / f"instance-1.{name}").read_bytes() == data
+    assert 0 < read_end(end_path(instance_prefix(tmp_path, 1))) <= time.monotonic_ns()
 
 
 @pytest.mark.parametrize(
