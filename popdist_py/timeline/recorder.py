@@ -34,11 +34,13 @@ class Opened(NamedTuple):
 
     Attributes:
         writer: of the process in which it has.
+        row: of the thread in which it has.
         place: among the open spans of its file; None if there are too many.
         number: which of the calls of its name it is; NO_NUMBER without.
     """
 
     writer: SpanWriter
+    row: int
     place: int | None
     number: int
 
@@ -85,8 +87,9 @@ class Recorder:
         if writer is None:
             return None
         number = self._next_call(name) if is_call else NO_NUMBER
-        place = writer.open(writer.intern(name), self._row(writer, track), begin, number)
-        return Opened(writer, place, number)
+        row = self._row(writer, track)
+        place = writer.open(writer.intern(name), row, begin, number)
+        return Opened(writer, row, place, number)
 
     def record(
         self,
@@ -113,12 +116,12 @@ class Recorder:
         writer = self._writer or self._open()
         if writer is None:
             return
-        if opened is not None and opened.writer is not writer:
-            opened = None  # it has begun in the process that forked this one
-        number = NO_NUMBER if opened is None else opened.number
-        if is_call and opened is None:
-            number = self._next_call(name)
-        row = self._row(writer, track)
+        if opened is None or opened.writer is not writer:  # of the process that forked this one
+            opened = None
+            row = self._row(writer, track)
+            number = self._next_call(name) if is_call else NO_NUMBER
+        else:
+            row, number = opened.row, opened.number
         level = level_of_step(heartbeat.steps())
         writer.write(
             writer.intern(name), row, begin, end, level=level, number=number, arguments=arguments

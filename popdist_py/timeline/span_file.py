@@ -51,6 +51,7 @@ _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
 # begin.
 _OPEN: Final = struct.Struct("<qqIIq")
 _NUM_OPEN: Final = 64
+_FREE: Final = bytes(8)
 _BODY_AT: Final = _HEADER_BYTES + _NUM_OPEN * _OPEN.size
 # Of every 32 parts of a file: names, texts, head, and then the ring of each level of steps.
 _NAME_PARTS, _TEXT_PARTS = 2, 5
@@ -236,7 +237,7 @@ class SpanWriter:
     def close(self, place: int) -> None:
         """Forget a span that was open, once it is written."""
         at = _HEADER_BYTES + place * _OPEN.size
-        self._memory[at : at + 8] = bytes(8)
+        self._memory[at : at + 8] = _FREE
         self._free_places.append(place)
 
     def write(
