@@ -232,7 +232,7 @@ def _place(x: int) -> str:
 
 
 def _broken(text: str, columns: int) -> list[str]:
-    """Return ``text`` in lines of at most ``columns`` letters; a longer word is broken, best after hyphens."""
+    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken, too."""
     return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 
