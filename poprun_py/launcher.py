@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +25,7 @@ from poprun_py.errors import (
     explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
-from poprun_py.job_timeline import JobTimeline, sentence
+from poprun_py.job_timeline import JobTimeline
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -269,11 +270,13 @@ def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:
     try:
         merged = timeline.finish()
     except OSError as error:
-        console.warn(explain_os_error(error, "the timeline cannot be written"))
+        reason = explain_os_error(error, "the timeline cannot be written")
+        folders = shlex.join(map(str, timeline.keep()))
+        console.warn(f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left")
         return None
     if merged is None:
         return None
-    console.tell(sentence(merged))
+    console.tell(timeline.sentence(merged))
     return merged.path
 
 

@@ -137,16 +137,22 @@ def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
     )
 
 
-def recorded_instances(folders: Sequence[Path]) -> list[Instance]:
-    """Return the instances whose files are in the folders of a job's attempts, in that order."""
+def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance]:
+    """Return the instances whose files are in the folders of a job's attempts.
+
+    Args:
+        folders: of the attempts, in order.
+        first: the number of the first of them.
+    """
+    is_named = len(folders) > 1 or first > 1
     return [
         Instance(
-            label=f"instance {index}" + (f" (attempt {attempt})" if len(folders) > 1 else ""),
+            label=f"instance {index}" + (f" (attempt {attempt})" if is_named else ""),
             prefix=instance_prefix(folder, index),
             clock=read_clock(clock_path(instance_prefix(folder, index))),
             attempt=attempt,
         )
-        for attempt, folder in enumerate(folders, start=1)
+        for attempt, folder in enumerate(folders, start=first)
         for index in instances_in(folder)
     ]
 

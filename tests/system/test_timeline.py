@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -205,6 +207,19 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(poprun, tmp_pa
         "there and can be written to\n"
     )
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_cannot_be_written_at_the_end_is_kept(poprun, script, tmp_path):
+    """The disk may be full by then; here the folder is gone."""
+    (tmp_path / "there").mkdir()
+    code = "import os, popdist_py\nwith popdist_py.span('a'): os.rmdir('there')\n"
+    done = poprun("--timeline=there/t.json", sys.executable, script(code))
+    assert done.returncode == 0
+    (command,) = re.findall(r"cannot be written .*; python (-m .*) makes it of", done.stderr)
+    merge = [sys.executable, *shlex.split(command), "-o", "t.json"]
+    subprocess.run(merge, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("a",)]
+    shutil.rmtree(shlex.split(command)[-1])
 
 
 def test_a_program_that_records_nothing_has_an_empty_timeline(poprun, tmp_path):

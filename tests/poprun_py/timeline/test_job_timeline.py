@@ -32,6 +32,12 @@ class Console:
         self.told.append(text)
 
 
+def failing(job):
+    """Run an attempt that records nothing."""
+    (job.recording.folder / "instance-0.ended").write_text("1")
+    return LaunchResult(exit_code=1)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return a run whose attempts can be run: they call ``run.supervise``."""
@@ -55,14 +61,10 @@ def run(tmp_path, monkeypatch):
 
 
 def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
-    def fails(job):
-        (job.recording.folder / "instance-0.ended").write_text("1")
-        return LaunchResult(exit_code=1)
-
     def does_not_start(job):
         raise StartError("no mpirun")
 
-    run.supervise = fails
+    run.supervise = failing
     run.attempts.run(0)
     run.supervise = does_not_start
     with pytest.raises(StartError):
@@ -72,6 +74,34 @@ def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
     assert [f"{path}: 0 spans" in told for told in run.console.told] == [True]
     report = json.loads((run.folder / "report.json").read_text())
     assert (report["state"], report["timeline"]) == ("ended", "timeline.json.gz")
+
+
+def test_of_many_restarts_the_last_attempts_are_kept(run):
+    """Each takes its share of the disk."""
+
+    run.supervise = failing
+    for count in range(10):
+        run.attempts.run(count)
+    assert len(list(run.folder.glob("attempt-*/spans"))) == 8
+    merged = run.timeline.finish()
+    assert "0 spans; of the last 8 attempts; open" in run.timeline.sentence(merged)
+    names = [name for (name,) in query(merged.path, "SELECT name FROM process ORDER BY pid")]
+    assert names == [f"instance 0 (attempt {number})" for number in range(3, 11)]
+
+
+def test_the_trace_of_an_earlier_launch_of_the_run_is_kept(run):
+    for name in ("timeline.json.gz", "timeline-1.json.gz"):
+        (run.folder / name).write_text(name)
+    (run.folder / "attempt-1").mkdir()
+    run.supervise = failing
+    run.attempts.run(0)
+    merged = run.timeline.finish()
+    kept = {path.name: path.read_text() for path in run.folder.glob("timeline-*")}
+    assert kept == {
+        "timeline-1.json.gz": "timeline-1.json.gz",
+        "timeline-2.json.gz": "timeline.json.gz",
+    }
+    assert query(merged.path, "SELECT name FROM process") == [("instance 0 (attempt 2)",)]
 
 
 def test_a_job_that_never_started_has_no_trace(run):
