@@ -27,6 +27,8 @@ __all__ = ["Opened", "Recorder"]
 
 # The program's file has three quarters of the bytes, the others share the rest.
 _NUM_OTHERS: Final = 8
+# A program may start threads for ever; no reader looks at more rows.
+_MOST_ROWS: Final = 200
 
 
 class Opened(NamedTuple):
@@ -146,9 +148,15 @@ class Recorder:
         # By name: the number of a thread that has ended is given to another one.
         thread = current_thread()
         found = self._rows.get((track, thread.name))
-        if found is None:
-            row = track if thread is main_thread() else f"{track} ({thread.name})"
-            found = self._rows[track, thread.name] = writer.intern(row)
+        if found is not None:
+            return found
+        if thread is main_thread():
+            row = track
+        elif len(self._rows) < _MOST_ROWS:
+            row = f"{track} ({thread.name})"
+        else:
+            return writer.intern(f"{track} (other threads)")
+        found = self._rows[track, thread.name] = writer.intern(row)
         return found
 
     def _open(self) -> SpanWriter | None:

@@ -81,6 +81,24 @@ for name in ("first", "second"):
     assert [span.track for span in recorded.spans] == ["program (first)", "program (second)"]
 
 
+def test_thousands_of_threads_have_a_bounded_number_of_rows(prefix):
+    _, (recorded,) = run(
+        prefix,
+        """
+import threading
+import popdist_py
+for number in range(1000):
+    thread = threading.Thread(target=popdist_py.span("a")(int))
+    thread.start()
+    thread.join()
+with popdist_py.span("b"):
+    pass
+""",
+    )
+    rows = Counter(span.track for span in recorded.spans)
+    assert (len(rows), rows["program (other threads)"], rows["program"]) == (202, 800, 1)
+
+
 def test_what_cannot_be_shown_ends_no_program(prefix):
     done, (recorded,) = run(
         prefix,
