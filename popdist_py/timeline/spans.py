@@ -78,18 +78,21 @@ class span:
         arguments: what else is shown; texts and numbers.
     """
 
-    __slots__ = ("_arguments", "_begin", "_name", "_opened")
+    __slots__ = ("_arguments", "_begun", "_name")
 
     _track = _PROGRAM
 
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
+        # Begin, what the recorder knows of it, and the same of the block around.
+        self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
         if _recorder is not None:
-            self._begin = time.monotonic_ns()
-            self._opened = _recorder.begin(str(self._name), self._track, self._begin)
+            begin = time.monotonic_ns()
+            opened = _recorder.begin(str(self._name), self._track, begin)
+            self._begun = begin, opened, self._begun
         return self
 
     def __exit__(
@@ -101,7 +104,7 @@ class span:
         if _recorder is not None:
             end = time.monotonic_ns()
             # Recording may have begun inside the block.
-            begin, opened = getattr(self, "_begin", end), getattr(self, "_opened", None)
+            begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
             _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)
 

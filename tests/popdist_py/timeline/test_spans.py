@@ -81,6 +81,27 @@ for name in ("first", "second"):
     assert [span.track for span in recorded.spans] == ["program (first)", "program (second)"]
 
 
+def test_a_span_may_be_used_again_also_inside_itself(prefix):
+    _, (recorded,) = run(
+        prefix,
+        """
+import popdist_py
+again = popdist_py.span("a")
+for _ in range(2):
+    with again:
+        with again:
+            pass
+with popdist_py.span("b"), popdist_py.span("c"):
+    import os
+    os._exit(0)
+""",
+    )
+    inner, outer = recorded.spans[:2]
+    assert outer.begin < inner.begin <= inner.end < outer.end
+    assert names(recorded) == {"a": 4}
+    assert [span.name for span in recorded.open] == ["b", "c"]
+
+
 def test_thousands_of_threads_have_a_bounded_number_of_rows(prefix):
     _, (recorded,) = run(
         prefix,
