@@ -122,7 +122,7 @@ def _timeline(turns: int) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(f"{folder}/instance-0", TIMELINE_MIB << 20)
         with mock.patch.object(spans, "_recorder", recorder):
-            activities.listen(spans._hear)
+            spans._listen()
             yield {"what": "span, recorded", "microseconds": _span()}
             yield _steps("step with a timeline", _unrecorded, turns)
             activities.listen(None)
@@ -134,7 +134,7 @@ def _unrecorded() -> Iterator[None]:
     activities.listen(None)
     with mock.patch.object(spans, "_recorder", None):
         yield
-    activities.listen(spans._hear)
+    spans._listen()
 
 
 def _span() -> float:

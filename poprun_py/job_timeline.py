@@ -6,6 +6,7 @@ killed; else temporary ones. Nothing here runs a job.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -24,6 +25,8 @@ __all__ = ["TIMELINE_FILE", "JobTimeline"]
 
 TIMELINE_FILE: Final = "timeline.json.gz"
 _FOLDER: Final = "spans"
+# The files of each take --timeline-size of the disk.
+_MOST_ATTEMPTS: Final = 8
 # Below, a file would hold no more than a few hundred spans.
 _LEAST_BYTES: Final = 1 << 18
 
@@ -44,8 +47,12 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
+        self._first = 1  # the number of the attempt whose folder is the first
+        self._has_dropped = False
+        self._is_in_run = False
         if config.timeline is not None:
             is_auto = config.timeline == AUTO
+            self._is_in_run = is_auto and run_folder is not None
             given = TIMELINE_FILE if is_auto else config.timeline
             self._path = (run_folder or Path()) / given if is_auto else Path(given)
             # Said now: when the job has ended is too late.
@@ -65,25 +72,51 @@ class JobTimeline:
         if self._path is None:
             return None
         folder = _make_folder(attempt_folder)
+        if not self._folders and attempt_folder is not None:
+            self._first = int(attempt_folder.rpartition("-")[2])
         self._folders.append(folder)
+        if len(self._folders) > _MOST_ATTEMPTS:
+            shutil.rmtree(self._folders.pop(0), ignore_errors=True)
+            self._first += 1
+            self._has_dropped = True
         share = self._size // len(planned.instances)
         return place_of_spans(folder, max(_LEAST_BYTES, share))
 
-    def finish(self) -> str:
-        """Make the trace; returns what is said of it, empty where none was wanted.
+    def finish(self) -> Merged | None:
+        """Make the trace; None where none was wanted, or no program started.
 
         Raises:
-            OSError: it cannot be written; the spans stay in the run's folder.
+            OSError: it cannot be written; ``keep`` says where the spans are.
         """
         if self._path is None or not self._folders:
-            return ""
+            return None
         # Reading and writing traces is for the end of jobs that want one.
         from popdist_py.timeline.merging import merge_files, recorded_instances
 
-        merged = merge_files(recorded_instances(self._folders), self._path)
+        instances = recorded_instances(self._folders, self._first)
+        if instances and self._is_in_run:
+            _keep_earlier(self._path)
+        merged = merge_files(instances, self._path) if instances else None
         for folder in self._folders:
             shutil.rmtree(folder, ignore_errors=True)
-        return _sentence(merged)
+        return merged
+
+    def sentence(self, merged: Merged) -> str:
+        """Say what became of the timeline."""
+        attempts = f"; of the last {_MOST_ATTEMPTS} attempts" if self._has_dropped else ""
+        dropped = f", {merged.num_dropped:,} older ones dropped" if merged.num_dropped else ""
+        clocks = merged.clock_error / 1e6
+        bound = f"; clocks of the hosts agree to {clocks:.3f} ms" if merged.spans_hosts else ""
+        troubles = "".join(f"; {trouble}" for trouble in merged.troubles)
+        return (
+            f"timeline: {merged.path}: {merged.num_spans:,} spans{dropped}{attempts}{bound}"
+            f"{troubles}; open it at ui.perfetto.dev"
+        )
+
+    def keep(self) -> list[Path]:
+        """Return the folders of the spans, which stay there from now on."""
+        kept, self._folders = self._folders, []
+        return kept
 
     def close(self) -> None:
         """Remove what no run folder keeps."""
@@ -108,13 +141,8 @@ def _make_folder(attempt_folder: str | None) -> Path:
     return folder
 
 
-def _sentence(merged: Merged) -> str:
-    """Say what became of the timeline."""
-    dropped = f", {merged.num_dropped:,} older ones dropped" if merged.num_dropped else ""
-    clocks = merged.clock_error / 1e6
-    bound = f"; clocks of the hosts agree to {clocks:.3f} ms" if merged.spans_hosts else ""
-    troubles = "".join(f"; {trouble}" for trouble in merged.troubles)
-    return (
-        f"timeline: {merged.path}: {merged.num_spans:,} spans{dropped}{bound}{troubles}; open it "
-        "at ui.perfetto.dev"
-    )
+def _keep_earlier(path: Path) -> None:
+    """Move the trace of an earlier launch of the same run aside: ``timeline-1.json.gz`` and on."""
+    if path.exists():
+        names = (path.with_name(f"timeline-{n}.json.gz") for n in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))

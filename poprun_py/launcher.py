@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -253,7 +254,7 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
             result = run_with_restarts(
                 attempts.run, config.max_restarts, attempts.failed, attempts.pause
             )
-            _finish_timeline(timeline, console)
+            record.timeline = _finish_timeline(timeline, console)
         finally:
             timeline.close()
         record.finish(result)
@@ -264,13 +265,19 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     return replace(result, run_id=record.run_id)
 
 
-def _finish_timeline(timeline: JobTimeline, console: Console) -> None:
-    """Make the trace of a job that has ended; its result does not depend on it."""
+def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:
+    """Make the trace of a job that has ended, whose result does not depend on it; says where."""
     try:
-        if told := timeline.finish():
-            console.tell(told)
+        merged = timeline.finish()
     except OSError as error:
-        console.warn(explain_os_error(error, "the timeline cannot be written"))
+        reason = explain_os_error(error, "the timeline cannot be written")
+        folders = shlex.join(map(str, timeline.keep()))
+        console.warn(f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left")
+        return None
+    if merged is None:
+        return None
+    console.tell(timeline.sentence(merged))
+    return merged.path
 
 
 def _require_main_thread() -> None:
@@ -325,6 +332,8 @@ class _Attempts:
                 descriptors=self._descriptors,
             )
         except LaunchError as error:
+            # Of the attempts before.
+            record.timeline = _finish_timeline(self._timeline, self._console)
             record.refuse(error)
             raise
         record.end(result)

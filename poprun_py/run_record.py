@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import LaunchError, UsageError
@@ -26,6 +27,11 @@ class RunRecord:
     Args:
         planned: what runs.
 
+    Attributes:
+        run_id: the name of the run.
+        folder: its folder; None without --output-dir.
+        timeline: the trace of all attempts, once it is there.
+
     Raises:
         UsageError: the user's name for the run, or the folder, cannot be used.
     """
@@ -33,6 +39,7 @@ class RunRecord:
     def __init__(self, planned: LaunchPlan) -> None:
         self.run_id = run_id(planned.environ)
         self.folder: RunFolder | None = None
+        self.timeline: Path | None = None
         self._plan = planned
         self._began = time.time()
         self._earlier: dict[str, Any] = {}
@@ -107,7 +114,15 @@ class RunRecord:
         if self.folder is not None:
             from poprun_py.views.run_report import moment
 
-            self._save({"ended_at": moment(time.time()), "exit_code": exit_code, "reason": reason})
+            ending = {"ended_at": moment(time.time()), "exit_code": exit_code, "reason": reason}
+            self._save({**ending, "timeline": self._shown_timeline()})
+
+    def _shown_timeline(self) -> str | None:
+        """Return the trace's path: from the run's folder if it is there, else the whole."""
+        if self.timeline is None or self.folder is None:
+            return None
+        whole, folder = self.timeline.absolute(), self.folder.path.absolute()
+        return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
     def _save(self, ending: dict[str, Any] | None = None) -> None:
         """Write the report of what is known now."""

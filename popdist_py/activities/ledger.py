@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
-from typing import Final
+from typing import Any, Final, Protocol
 
 from popdist_py.activities.shared_words import map_words
 
@@ -63,18 +62,34 @@ _OWN_NANOSECONDS: Final = _STEP_NANOSECONDS + _RING
 _NUM_WORDS: Final = _OWN_NANOSECONDS + _RING
 
 _WAITING, _COMPILING = _NANOSECONDS + WAITING, _NANOSECONDS + COMPILING
+_COMPUTING = _NANOSECONDS + COMPUTING
 _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
 
-Listener = Callable[[int, str, int, int], None]
+
+class Listener(Protocol):
+    """Is told of every activity, of any thread, and takes its time from the program.
+
+    Moments are of ``time.monotonic_ns()``.
+    """
+
+    def begun(self, activity: int, name: str, begin: int, /) -> Any:
+        """An activity begins; what is returned is told at its end."""
+
+    def ended(self, activity: int, name: str, begin: int, end: int, begun: Any, /) -> None:
+        """An activity has ended; ``begun`` is None if its begin was not told."""
+
+    def step(self, begin: int, end: int, /) -> None:
+        """A step has ended in which nothing computed that the ledger knows of."""
+
 
 _words: memoryview | None = None
 _owner = 0  # the thread that counts
 _waited_beside = 0  # nanoseconds that other threads have waited for other instances
 _is_program = True  # and not a process that the program forked
 _listener: Listener | None = None
-# As of the last step: when it ended (0: there was none), and the time spent beside steps, and
-# waiting, until then.
-_last_step = (0, 0, 0)
+# As of the last step: when it ended (0: there was none), and the time spent beside steps, waiting,
+# and computing until then.
+_last_step = (0, 0, 0, 0)
 
 
 def begin() -> None:
@@ -94,7 +109,7 @@ class doing:
         ValueError: there is no such activity.
     """
 
-    __slots__ = ("_activity", "_began", "_name", "_outer")
+    __slots__ = ("_activity", "_began", "_name", "_outer", "_told")
 
     def __init__(self, activity: int, name: str = "") -> None:
         if activity not in _ALL:
@@ -113,6 +128,8 @@ class doing:
             words[_NANOSECONDS + outer] += now - words[_SINCE]
             words[_ACTIVITY] = self._activity
             words[_SINCE] = now
+        told = None if _listener is None else _listener.begun(self._activity, self._name, now)
+        self._told = told
 
     def __exit__(
         self,
@@ -130,7 +147,7 @@ class doing:
         elif self._activity == WAITING:
             _waited_beside += now - self._began
         if _listener is not None:
-            _listener(self._activity, self._name, self._began, now)
+            _listener.ended(self._activity, self._name, self._began, now, self._told)
 
 
 class awaiting_background(doing):
@@ -171,10 +188,10 @@ def step_done(samples: int = 0) -> None:
     global _last_step
     words = _words or _open()
     now = time.monotonic_ns()
-    began, beside_before, waited_before = _last_step
+    began, beside_before, waited_before, computed_before = _last_step
     beside = words[_COMPILING] + words[_SAVING] + words[_VALIDATING]
-    waited = words[_WAITING]
-    _last_step = (now, beside, waited)
+    waited, computed = words[_WAITING], words[_COMPUTING]
+    _last_step = (now, beside, waited, computed)
     words[_SAMPLES] += samples
     if began:
         number = words[_TIMED_STEPS]
@@ -183,14 +200,12 @@ def step_done(samples: int = 0) -> None:
         words[_OWN_NANOSECONDS + number % _RING] = max(0, taken - (waited - waited_before))
         # After them: whoever reads in between sees whole steps only.
         words[_TIMED_STEPS] = number + 1
+        if _listener is not None and computed == computed_before:
+            _listener.step(now - taken, now)
 
 
 def listen(listener: Listener | None) -> None:
-    """Tell ``listener`` of every activity that ends, of any thread; None ends that.
-
-    It is called with the activity, its name, and when it began and ended
-    (``time.monotonic_ns()``), and takes its time from the program.
-    """
+    """Tell ``listener`` of every activity from now on; None ends that."""
     global _listener
     _listener = listener
 

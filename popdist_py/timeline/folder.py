@@ -2,6 +2,7 @@
 
     instance-3.0.spans              the program's spans; .1.spans and so on of what it starts
     instance-3.torch-4711-0.json    a trace of torch.profiler
+    instance-3.ended                when the program ended, in nanoseconds of its host's clock
     instance-3.clock                how the host's clock is compared with that of the trace
 
 Nothing here reads spans.
@@ -21,9 +22,11 @@ __all__ = [
     "SPANS_SUFFIX",
     "TORCH_SUFFIX",
     "clock_path",
+    "end_path",
     "instance_prefix",
     "instances_in",
     "read_clock",
+    "read_end",
     "save_clock",
 ]
 
@@ -46,6 +49,19 @@ def instances_in(folder: Path) -> list[int]:
 def clock_path(prefix: Path) -> Path:
     """Return where the samples of an instance's clock are."""
     return prefix.with_name(f"{prefix.name}.clock")
+
+
+def end_path(prefix: Path) -> Path:
+    """Return where the launcher's wrapper notes when an instance's program has ended."""
+    return prefix.with_name(f"{prefix.name}.ended")
+
+
+def read_end(path: Path) -> int | None:
+    """Return when a program ended, on its host's monotonic clock; None if nobody knows."""
+    try:
+        return int(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def save_clock(path: Path, samples: Sequence[ClockSample]) -> None:

@@ -10,10 +10,11 @@ import contextlib
 import glob
 import gzip
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +23,14 @@ from popdist_py.timeline.folder import (
     SPANS_SUFFIX,
     TORCH_SUFFIX,
     clock_path,
+    end_path,
     instance_prefix,
     instances_in,
     read_clock,
+    read_end,
 )
 from popdist_py.timeline.span_file import Header, Recorded, Span, read_header, read_spans
-from popdist_py.timeline.torch_traces import torch_spans
+from popdist_py.timeline.torch_traces import MAX_TORCH_BYTES, torch_spans
 from popdist_py.timeline.trace_events import (
     Call,
     Event,
@@ -41,6 +44,8 @@ __all__ = ["Instance", "Merged", "merge_files", "recorded_instances"]
 
 # Smaller files take many times as long to write.
 _COMPRESSION: Final = 4
+# A row whose number is that of its process would be taken for its main thread.
+_FIRST_ROW: Final = 100_000
 # As json.dumps, which makes another encoder for each call.
 _to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -132,16 +137,22 @@ def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
     )
 
 
-def recorded_instances(folders: Sequence[Path]) -> list[Instance]:
-    """Return the instances whose files are in the folders of a job's attempts, in that order."""
+def recorded_instances(folders: Sequence[Path], first: int = 1) -> list[Instance]:
+    """Return the instances whose files are in the folders of a job's attempts.
+
+    Args:
+        folders: of the attempts, in order.
+        first: the number of the first of them.
+    """
+    is_named = len(folders) > 1 or first > 1
     return [
         Instance(
-            label=f"instance {index}" + (f" (attempt {attempt})" if len(folders) > 1 else ""),
+            label=f"instance {index}" + (f" (attempt {attempt})" if is_named else ""),
             prefix=instance_prefix(folder, index),
             clock=read_clock(clock_path(instance_prefix(folder, index))),
             attempt=attempt,
         )
-        for attempt, folder in enumerate(folders, start=1)
+        for attempt, folder in enumerate(folders, start=first)
         for index in instances_in(folder)
     ]
 
@@ -150,8 +161,9 @@ def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
     """Yield all events, process by process."""
     origin = _origin(instances)
     calls: list[Call] = []
+    numbers = itertools.count(_FIRST_ROW)
     for process, instance in enumerate(instances, start=1):
-        rows = Rows(process)
+        rows = Rows(process, numbers)
         yield from process_events(process, instance.label)
         yield from _instance_events(instance, process, rows, calls, counts, origin)
         yield from rows.events()
@@ -168,6 +180,7 @@ def _instance_events(
 ) -> Iterator[Event]:
     line = instance.clock or LOCAL
     ahead = 0
+    labels: set[str] = set()
 
     def clock(moment: int) -> int:
         return max(0, line.ours(moment) - origin)
@@ -177,20 +190,31 @@ def _instance_events(
         if recorded is None:
             continue
         ahead = recorded.header.wall_ns - recorded.header.monotonic_ns
-        counts.spans += len(recorded.spans)
+        ended = None if recorded.label else read_end(end_path(instance.prefix))
+        spans = [*recorded.spans, *(_until(span, ended) for span in recorded.open)]
+        counts.spans += len(spans)
         counts.dropped += recorded.dropped
+        label = recorded.label
+        if label in labels:  # a row of two processes would show spans that overlap
+            label = f"{label} (process {recorded.header.pid})"
+        labels.add(label)
         yield from span_events(
-            recorded.spans,
+            spans,
             process,
             rows,
             clock,
-            suffix=f" of {recorded.label}" if recorded.label else "",
+            suffix=f" of {label}" if label else "",
             calls=None if recorded.label else calls,
             job=str(instance.attempt),
         )
     for path in instance.files(TORCH_SUFFIX):
         spans = _read_torch(path, ahead, counts)
         yield from span_events(spans, process, rows, clock)
+
+
+def _until(span: Span, ended: int | None) -> Span:
+    """Return an open span up to when its process ended, if that is known."""
+    return span if ended is None else replace(span, end=max(span.end, ended))
 
 
 def _origin(instances: Iterable[Instance]) -> int:
@@ -226,6 +250,8 @@ def _read(path: Path, counts: _Counts) -> Recorded | None:
 
 def _read_torch(path: Path, ahead: int, counts: _Counts) -> list[Span]:
     try:
+        if path.stat().st_size > MAX_TORCH_BYTES:
+            raise ValueError(f"larger than {MAX_TORCH_BYTES >> 20} MiB, left out")
         spans, left_out = torch_spans(path.read_text(encoding="utf-8", errors="replace"), ahead)
     except OSError as error:
         counts.troubles.append(f"{path}: {error.strerror}")
@@ -258,7 +284,7 @@ def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> 
                 text.write(_to_json(event))
             text.write(f'\n],"otherData":{json.dumps(about)}}}\n')
         partial.replace(path)
-    except OSError:
+    except BaseException:  # such as Ctrl-C
         with contextlib.suppress(OSError):
             partial.unlink()
         raise

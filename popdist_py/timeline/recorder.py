@@ -16,17 +16,35 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import current_thread, get_ident, main_thread
-from typing import Final
+from threading import RLock, current_thread, main_thread
+from typing import Final, NamedTuple
 
 from popdist_py import heartbeat
 from popdist_py.timeline.folder import SPANS_SUFFIX, TORCH_SUFFIX
 from popdist_py.timeline.span_file import NO_NUMBER, SpanWriter, level_of_step, read_header
 
-__all__ = ["Recorder"]
+__all__ = ["Opened", "Recorder"]
 
 # The program's file has three quarters of the bytes, the others share the rest.
 _NUM_OTHERS: Final = 8
+# A program may start threads for ever; no reader looks at more rows.
+_MOST_ROWS: Final = 200
+
+
+class Opened(NamedTuple):
+    """A span that has begun.
+
+    Attributes:
+        writer: of the process in which it has.
+        row: of the thread in which it has.
+        place: among the open spans of its file; None if there are too many.
+        number: which of the calls of its name it is; NO_NUMBER without.
+    """
+
+    writer: SpanWriter
+    row: int
+    place: int | None
+    number: int
 
 
 class Recorder:
@@ -50,9 +68,30 @@ class Recorder:
         self._moment = time.time_ns(), time.monotonic_ns()
         self._writer: SpanWriter | None = None
         self._is_broken = False
-        self._tracks: dict[tuple[str, int], int] = {}
+        self._opening = RLock()  # several threads may record first
+        self._rows: dict[tuple[str, str], int] = {}
         self._calls: dict[str, itertools.count[int]] = {}
         self._torch_files = itertools.count()
+
+    def begin(self, name: str, track: str, begin: int, *, is_call: bool = False) -> Opened | None:
+        """Note that a span of this thread has begun, in case that it never ends.
+
+        Args:
+            name: what goes on.
+            track: as of ``record``.
+            begin: nanoseconds of the monotonic clock.
+            is_call: as of ``record``.
+
+        Returns:
+            What ``record`` is told at its end; None if nothing is recorded.
+        """
+        writer = self._writer or self._open()
+        if writer is None:
+            return None
+        number = self._next_call(name) if is_call else NO_NUMBER
+        row = self._row(writer, track)
+        place = writer.open(writer.intern(name), row, begin, number)
+        return Opened(writer, row, place, number)
 
     def record(
         self,
@@ -62,7 +101,8 @@ class Recorder:
         end: int,
         arguments: str = "",
         *,
-        number: int = NO_NUMBER,
+        is_call: bool = False,
+        opened: Opened | None = None,
     ) -> None:
         """Record one span of this thread.
 
@@ -72,50 +112,67 @@ class Recorder:
             begin: nanoseconds of the monotonic clock.
             end: the same.
             arguments: a JSON object, or empty.
-            number: which of the calls of this name it is; NO_NUMBER without.
+            is_call: whether every instance makes this call: the calls of a name are counted.
+            opened: what ``begin`` returned.
         """
         writer = self._writer or self._open()
         if writer is None:
             return
-        ident = get_ident()
-        row = self._tracks.get((track, ident)) or self._track(writer, track, ident)
+        if opened is None or opened.writer is not writer:  # of the process that forked this one
+            opened = None
+            row = self._row(writer, track)
+            number = self._next_call(name) if is_call else NO_NUMBER
+        else:
+            row, number = opened.row, opened.number
         level = level_of_step(heartbeat.steps())
         writer.write(
             writer.intern(name), row, begin, end, level=level, number=number, arguments=arguments
         )
-
-    def call(self, name: str, track: str, begin: int, end: int) -> None:
-        """Record a call that every instance makes: the calls of a name are counted."""
-        counter = self._calls.get(name)
-        if counter is None:
-            counter = self._calls.setdefault(name, itertools.count())
-        self.record(name, track, begin, end, number=next(counter))
+        if opened is not None and opened.place is not None:
+            writer.close(opened.place)
 
     def torch_trace_path(self) -> Path:
         """Return the path for one more trace that torch.profiler writes of this process."""
         number = next(self._torch_files)
         return Path(f"{self._prefix}.torch-{os.getpid()}-{number}{TORCH_SUFFIX}")
 
-    def _track(self, writer: SpanWriter, track: str, ident: int) -> int:
+    def _next_call(self, name: str) -> int:
+        """Count the calls of a name."""
+        counter = self._calls.get(name)
+        if counter is None:
+            counter = self._calls.setdefault(name, itertools.count())
+        return next(counter)
+
+    def _row(self, writer: SpanWriter, track: str) -> int:
         """Return the number of this thread's row."""
+        # By name: the number of a thread that has ended is given to another one.
         thread = current_thread()
-        row = track if thread is main_thread() else f"{track} ({thread.name})"
-        found = self._tracks[track, ident] = writer.intern(row)
+        found = self._rows.get((track, thread.name))
+        if found is not None:
+            return found
+        if thread is main_thread():
+            row = track
+        elif len(self._rows) < _MOST_ROWS:
+            row = f"{track} ({thread.name})"
+        else:
+            return writer.intern(f"{track} (other threads)")
+        found = self._rows[track, thread.name] = writer.intern(row)
         return found
 
     def _open(self) -> SpanWriter | None:
         """Make the file of this process; None if that is not possible, which is said once."""
-        if self._is_broken:
-            return None
-        try:
-            with _locked(f"{self._prefix}.lock"):
-                self._writer = self._claim()
-        except OSError as error:
-            logging.getLogger(__name__).warning(
-                "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
-            )
-        self._is_broken = self._writer is None
-        return self._writer
+        with self._opening:
+            if self._is_broken or self._writer is not None:
+                return self._writer
+            try:
+                with _locked(f"{self._prefix}.lock"):
+                    self._writer = self._claim()
+            except OSError as error:
+                logging.getLogger(__name__).warning(
+                    "the timeline has no spans of process %d: %s", os.getpid(), error.strerror
+                )
+            self._is_broken = self._writer is None
+            return self._writer
 
     def _claim(self) -> SpanWriter | None:
         """Take the first file that is free, else the oldest of a process that has ended.
@@ -149,6 +206,8 @@ def _is_written(path: Path) -> bool:
             os.kill(header.pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:
+        pass  # of another user now
     return True
 
 

@@ -6,6 +6,7 @@ of the file), the latest of all steps, and, the further back, the fewer steps: o
 
 What was written is in the file also when the process is killed: the kernel holds its memory. A
 record carries its number at both ends; one that was cut short, or overwritten, shows two numbers.
+Spans that are open stand in a table of their own, so that the one in which a process died is known.
 Nothing here knows where files are, or what the spans mean.
 """
 
@@ -36,7 +37,7 @@ __all__ = [
 MIN_FILE_BYTES: Final = 1 << 14
 NO_NUMBER: Final = -1
 
-_MAGIC: Final = b"popspan1"
+_MAGIC: Final = b"popspan2"
 # Magic, process id, bytes of the file, and a moment on both clocks: of the day, monotonic.
 _HEADER: Final = struct.Struct("<8sQQqq")
 _HEADER_BYTES: Final = 256
@@ -46,6 +47,12 @@ _RECORD: Final = struct.Struct("<QqqIIqQIQ")
 # The words behind the header, each of 8 bytes: bytes used of the names and of the texts.
 _WORDS_AT: Final = 64
 _NAMES_USED, _TEXTS_USED, _FIRST_COUNT = range(3)
+# The table of open spans, behind the words: begin (0: free), the span's own number, name, track,
+# begin.
+_OPEN: Final = struct.Struct("<qqIIq")
+_NUM_OPEN: Final = 64
+_FREE: Final = bytes(8)
+_BODY_AT: Final = _HEADER_BYTES + _NUM_OPEN * _OPEN.size
 # Of every 32 parts of a file: names, texts, head, and then the ring of each level of steps.
 _NAME_PARTS, _TEXT_PARTS = 2, 5
 _REGION_PARTS: Final = (3, 10, 2, 2, 2, 2, 2, 2)
@@ -69,6 +76,7 @@ class Span:
         end: the same; not before ``begin``.
         number: which of the calls of this name it is, counted in every instance; None without.
         arguments: a JSON object, or empty.
+        is_open: whether it has not ended, as far as is known: ``end`` is what is known.
     """
 
     name: str
@@ -77,6 +85,7 @@ class Span:
     end: int
     number: int | None = None
     arguments: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +113,14 @@ class Recorded:
         header: of the file.
         label: what the process calls itself; empty for the program.
         spans: in no order.
+        open: those that had not ended, up to the last moment that the file tells of.
         dropped: how many spans the file had no room for.
     """
 
     header: Header
     label: str
     spans: tuple[Span, ...]
+    open: tuple[Span, ...]
     dropped: int
 
 
@@ -122,12 +133,12 @@ class _Layout:
     @property
     def names(self) -> tuple[int, int]:
         """Begin and size of the names."""
-        return _HEADER_BYTES, self._part(_NAME_PARTS)
+        return _BODY_AT, self._part(_NAME_PARTS)
 
     @property
     def texts(self) -> tuple[int, int]:
         """Begin and size of the texts of arguments."""
-        return _HEADER_BYTES + self._part(_NAME_PARTS), self._part(_TEXT_PARTS)
+        return _BODY_AT + self._part(_NAME_PARTS), self._part(_TEXT_PARTS)
 
     @property
     def regions(self) -> tuple[tuple[int, int], ...]:
@@ -142,7 +153,7 @@ class _Layout:
         return tuple(found)
 
     def _part(self, parts: int) -> int:
-        return (self.size - _HEADER_BYTES) * parts // _PARTS
+        return (self.size - _BODY_AT) * parts // _PARTS
 
 
 def level_of_step(step: int) -> int:
@@ -181,6 +192,7 @@ class SpanWriter:
         self._regions = layout.regions
         self._counters = [itertools.count() for _ in self._regions]
         self._has_head = True
+        self._free_places = list(range(_NUM_OPEN - 1, -1, -1))
         # Taken again by the same thread where a signal's handler records in between.
         self._lock = threading.RLock()
         self._ids: dict[str, int] = {}
@@ -207,6 +219,26 @@ class SpanWriter:
             self._words[_NAMES_USED] = end
             self._ids[name] = used
         return used
+
+    def open(self, name: int, track: int, begin: int, number: int = NO_NUMBER) -> int | None:
+        """Note a span that has begun.
+
+        Returns:
+            Its place, for ``close``; None if too many are open.
+        """
+        try:
+            place = self._free_places.pop()
+        except IndexError:
+            return None
+        at = _HEADER_BYTES + place * _OPEN.size
+        _OPEN.pack_into(self._memory, at, begin, number, name, track, begin)
+        return place
+
+    def close(self, place: int) -> None:
+        """Forget a span that was open, once it is written."""
+        at = _HEADER_BYTES + place * _OPEN.size
+        self._memory[at : at + 8] = _FREE
+        self._free_places.append(place)
 
     def write(
         self,
@@ -286,7 +318,14 @@ def read_spans(data: bytes) -> Recorded | None:
         found = list(_region(data, layout, place, names, words[_TEXTS_USED]))
         spans += found
         dropped += max(0, words[_FIRST_COUNT + region] - len(found))
-    return Recorded(header, label, tuple(spans), dropped)
+    last = max((span.end for span in spans), default=header.monotonic_ns)
+    written = {(span.name, span.track, span.begin) for span in spans}
+    still_open = [
+        span
+        for span in _open_spans(data, names, last)
+        if (span.name, span.track, span.begin) not in written  # killed before it was closed
+    ]
+    return Recorded(header, label, tuple(spans), tuple(still_open), dropped)
 
 
 def read_header(path: Path) -> Header | None:
@@ -313,6 +352,27 @@ def _names(data: bytes, layout: _Layout, used: int) -> Iterator[tuple[int, str]]
         length = data[at]
         yield at - begin, data[at + 1 : at + 1 + length].decode(errors="replace")
         at += 1 + length
+
+
+def _open_spans(data: bytes, names: dict[int, str], last: int) -> list[Span]:
+    """Return the spans that are open, up to the last moment that the file tells of."""
+    found = [
+        (begin, number, name, track)
+        for begin, number, name, track, again in _OPEN.iter_unpack(data[_HEADER_BYTES:_BODY_AT])
+        if begin and begin == again
+    ]
+    end = max([last, *(begin for begin, *_ in found)])
+    return [
+        Span(
+            names.get(name, _OVERFLOW_NAME),
+            names.get(track, ""),
+            begin,
+            end,
+            None if number == NO_NUMBER else number,
+            is_open=True,
+        )
+        for begin, number, name, track in found
+    ]
 
 
 def _region(

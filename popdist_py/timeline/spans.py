@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from popdist_py import activities, environment
-from popdist_py.timeline.recorder import Recorder
+from popdist_py.timeline.recorder import Opened, Recorder
 
 __all__ = [
     "DATA_LOADER",
@@ -46,8 +46,10 @@ _PROGRAM: Final = "program"
 DEVICE: Final = "device"
 DATA_LOADER: Final = "data loader"
 _COLLECTIVES: Final = "collectives"
+_STEPS: Final = "steps"
 # The row and the name of what the library does, by activity.
 _LIBRARY: Final = {
+    activities.OTHER: (_PROGRAM, activities.NAMES[activities.OTHER]),
     activities.COMPILING: (DEVICE, "compile"),
     activities.COMPUTING: (DEVICE, "step"),
     activities.LOADING: (DATA_LOADER, "load"),
@@ -76,17 +78,21 @@ class span:
         arguments: what else is shown; texts and numbers.
     """
 
-    __slots__ = ("_arguments", "_begin", "_name")
+    __slots__ = ("_arguments", "_begun", "_name")
 
     _track = _PROGRAM
 
     def __init__(self, name: str, /, **arguments: Any) -> None:
         self._name = name
         self._arguments = arguments
+        # Begin, what the recorder knows of it, and the same of the block around.
+        self._begun: tuple[int, Opened | None, Any] | None = None
 
     def __enter__(self) -> span:
         if _recorder is not None:
-            self._begin = time.monotonic_ns()
+            begin = time.monotonic_ns()
+            opened = _recorder.begin(str(self._name), self._track, begin)
+            self._begun = begin, opened, self._begun
         return self
 
     def __exit__(
@@ -98,9 +104,9 @@ class span:
         if _recorder is not None:
             end = time.monotonic_ns()
             # Recording may have begun inside the block.
-            begin = getattr(self, "_begin", end)
+            begin, opened, self._begun = self._begun or (end, None, None)
             arguments = _shown(self._arguments) if self._arguments else ""
-            _recorder.record(str(self._name), self._track, begin, end, arguments)
+            _recorder.record(str(self._name), self._track, begin, end, arguments, opened=opened)
 
     def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         """Return ``function``, each call of which is a span."""
@@ -223,23 +229,41 @@ def _begin(prefix: str, size: int) -> None:
 def _listen() -> None:
     """Hear of the library's activities, also in a process that was forked."""
     if _recorder is not None:
-        activities.listen(_hear)
+        activities.listen(_Activities(_recorder))
 
 
-def _hear(activity: int, name: str, begin: int, end: int) -> None:
-    row = _LIBRARY.get(activity)
-    if _recorder is None or row is None:
-        return
-    track, shown = row
+class _Activities:
+    """Records what the library does."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def begun(self, activity: int, name: str, begin: int) -> Opened | None:
+        """Note that an activity goes on."""
+        track, shown, is_call = _shown_activity(activity, name)
+        return self._recorder.begin(shown, track, begin, is_call=is_call)
+
+    def ended(self, activity: int, name: str, begin: int, end: int, begun: Opened | None) -> None:
+        """Record an activity."""
+        track, shown, is_call = _shown_activity(activity, name)
+        self._recorder.record(shown, track, begin, end, is_call=is_call, opened=begun)
+
+    def step(self, begin: int, end: int) -> None:
+        """Record a step of a program that counts its steps itself."""
+        self._recorder.record("step", _STEPS, begin, end)
+
+
+def _shown_activity(activity: int, name: str) -> tuple[str, str, bool]:
+    """Return the row and the name of what the library does, and whether all instances do it."""
+    track, shown = _LIBRARY[activity]
     if not name:
-        _recorder.record(shown, track, begin, end)
-    elif activity == activities.REDUCING:
-        # Every instance makes the named calls, in the same order. What runs beside the program got
-        # its name when it was submitted.
-        whole = call_name(name) if get_ident() == main_thread().ident else name
-        _recorder.call(f"{shown} {whole}", track, begin, end)
-    else:
-        _recorder.record(f"{shown} {name}", track, begin, end)
+        return track, shown, False
+    if activity != activities.REDUCING:
+        return track, f"{shown} {name}", False
+    # Every instance makes the named calls, in the same order. What runs beside the program got its
+    # name when it was submitted.
+    whole = call_name(name) if get_ident() == main_thread().ident else name
+    return track, f"{shown} {whole}", True
 
 
 def _write_own(prefix: Path, path: Path, pid: int) -> None:

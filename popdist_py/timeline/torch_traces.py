@@ -11,7 +11,10 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-__all__ = ["MAX_TORCH_SPANS", "torch_spans"]
+__all__ = ["MAX_TORCH_BYTES", "MAX_TORCH_SPANS", "torch_spans"]
+
+# Of one file: to read it takes ten times the memory.
+MAX_TORCH_BYTES: Final = 1 << 28
 
 # Of one trace: more would be hundreds of megabytes.
 MAX_TORCH_SPANS: Final = 200_000
@@ -34,7 +37,7 @@ def torch_spans(text: str, wall_minus_monotonic: int) -> tuple[list[Span], int]:
         # Without a base (before torch 2.4) times count from 1970.
         base = int(document.get("baseTimeNanoseconds", 0)) - wall_minus_monotonic
         found = list(_complete(events, base))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no trace of torch.profiler: {error!r}") from None
     return found[:MAX_TORCH_SPANS], max(0, len(found) - MAX_TORCH_SPANS)
 

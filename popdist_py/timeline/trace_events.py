@@ -8,6 +8,7 @@ another or apart; what would overlap half gets a row of its own. Pure: nothing h
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +22,7 @@ __all__ = ["Call", "Event", "Rows", "flow_events", "lanes", "process_events", "s
 Event = dict[str, Any]
 
 # The rows of a process, from the top; others follow by name.
-_ORDER: Final = ("program", "device", "IPU ", "collectives", "data loader", "checkpoints")
-# So many rows are kept apart for each process, so that no two processes share a thread id.
-_ROWS_PER_PROCESS: Final = 10_000
+_ORDER: Final = ("program", "steps", "device", "IPU ", "collectives", "data loader", "checkpoints")
 _STEP: Final = "step"
 
 
@@ -49,18 +48,20 @@ class Rows:
 
     Args:
         process: the number of the process, from 1.
+        numbers: gives the numbers, each once in a trace: they are its thread ids.
     """
 
-    def __init__(self, process: int) -> None:
+    def __init__(self, process: int, numbers: Iterator[int]) -> None:
         self._process = process
+        self._free = numbers
         self._numbers: dict[str, int] = {}
 
     def number(self, name: str) -> int:
         """Return the number of the row of this name, which no other process has."""
-        if name not in self._numbers and len(self._numbers) >= _ROWS_PER_PROCESS - 1:
-            name = "(more rows)"
-        first = self._process * _ROWS_PER_PROCESS
-        return self._numbers.setdefault(name, first + len(self._numbers))
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = next(self._free)
+        return found
 
     def events(self) -> Iterator[Event]:
         """Yield the names of the rows, and their order."""
@@ -130,18 +131,16 @@ def span_events(
         by_track[span.track].append(span)
     for track, members in sorted(by_track.items(), key=lambda item: _by_number(item[0])):
         for lane, of_lane in enumerate(lanes(members)):
-            name = track + suffix + (f" #{lane + 1}" if lane else "")
-            row = rows.number(name)
+            row = rows.number(track + suffix + (f" #{lane + 1}" if lane else ""))
             for span in of_lane:
-                begin = clock(span.begin)
-                event = _complete(span, begin, clock(span.end) - begin, process, row)
-                yield event
+                begin, end = clock(span.begin), clock(span.end)
+                yield _complete(span, begin, end, process, row)
                 if span.number is not None and calls is not None:
                     calls.append(Call((job, span.name, span.number), begin, process, row))
-                if span.name == _STEP:
+                if span.name == _STEP and not span.is_open:
                     yield {
                         "ph": "C", "name": "step time", "pid": process,
-                        "ts": event["ts"] + event["dur"], "args": {"ms": event["dur"] / 1000},
+                        "ts": _microseconds(end), "args": {"ms": (end - begin) / 1e6},
                     }  # fmt: skip
 
 
@@ -151,29 +150,41 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def _complete(span: Span, begin: int, length: int, process: int, row: int) -> Event:
+def _complete(span: Span, begin: int, end: int, process: int, row: int) -> Event:
     event: Event = {
         "ph": "X",
         "name": span.name,
         "cat": span.track,
         "pid": process,
         "tid": row,
-        "ts": begin / 1000,
-        "dur": max(0, length) / 1000,
+        "ts": _microseconds(begin),
+        "dur": _microseconds(end - begin),
     }
     arguments = _arguments(span.arguments)
     if span.number is not None:
         arguments = {**arguments, "call": span.number}
+    if span.is_open:
+        arguments = {**arguments, "unfinished": True}
     if arguments:
         event["args"] = arguments
     return event
 
 
+def _microseconds(nanoseconds: int) -> float:
+    """Return nanoseconds so that they are the same to a reader who does not round.
+
+    Else one would be missing here and there, and spans that nest would overlap by it.
+    """
+    found = nanoseconds / 1000
+    return found if int(found * 1000) == nanoseconds else math.nextafter(found, math.inf)
+
+
 def _arguments(text: str) -> Mapping[str, Any]:
     """Return the arguments of a span; nothing of what was overwritten meanwhile."""
     try:
-        found = json.loads(text or "{}")
-    except ValueError:
+        # NaN and Infinity, which Python writes, are no JSON: readers would refuse all of the trace.
+        found = json.loads(text or "{}", parse_constant=str)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -197,7 +208,7 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
                 "id": identity,
                 "pid": call.process,
                 "tid": call.row,
-                "ts": call.begin / 1000,
+                "ts": _microseconds(call.begin),
             }
             if place == last:
                 event["bp"] = "e"  # to the span that is open then, not to the next

@@ -1,11 +1,12 @@
-"""The files that a program leaves for its run, where the launcher is on another host.
+"""The files that a program leaves for its run, and a note of when it ended.
 
-They lie in a private folder of this host, and travel to the launcher when the program has ended.
+Where the launcher is on another host, they lie in a private folder of this one, and travel to the
+launcher when the program has ended.
 Standard library only; imported by jobs with such files alone.
 """
 
 import os
-import zlib
+import time
 from contextlib import suppress
 
 # As typing's, which takes longer to import than everything here.
@@ -17,6 +18,13 @@ _NAME = "instance"
 _PART_BYTES = 1 << 19
 # The files are mostly empty, or numbers that are alike: more effort saves little.
 _COMPRESSION = 1
+
+
+def note_end(prefix: str) -> None:
+    """Write when the program ended, which is now, beside its files of spans: nanoseconds."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+    with suppress(OSError), open(os.open(f"{prefix}.ended", flags, 0o600), "w") as file:
+        file.write(str(time.monotonic_ns()))
 
 
 class ProgramFiles:
@@ -37,15 +45,20 @@ class ProgramFiles:
             os.mkdir(folder, 0o700)
             self._folder = folder
 
+    @property
+    def prefix(self) -> str:
+        """What the paths of the program's files begin with; empty if there can be none."""
+        return self._folder and os.path.join(self._folder, _NAME)
+
     def variables(self) -> "dict[str, str]":
         """Return the variables that tell the program where to leave files."""
-        if not self._folder:
-            return {}
-        prefix = os.path.join(self._folder, _NAME)
-        return {name: begin + prefix for name, begin in self._told.items()}
+        prefix = self.prefix
+        return {name: begin + prefix for name, begin in self._told.items()} if prefix else {}
 
     def send(self, send: "Callable[[bytes], None]") -> None:
         """Send every file in parts, each with its name, and remove them."""
+        import zlib
+
         names = sorted(os.listdir(self._folder)) if self._folder else []
         for name in names:
             with suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:

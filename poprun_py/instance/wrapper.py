@@ -109,6 +109,7 @@ class Wrapper:
         self._memory: dict[str, int] = {}
         self._keyboard: Keyboard | None = None
         self._files: ProgramFiles | None = None
+        self._spans = ""  # what the paths of the program's files of spans begin with
         self._paused: list[int] = []  # processes of the program that we stopped
 
     def run(self) -> int:
@@ -132,6 +133,8 @@ class Wrapper:
         os.environ.update(self._vitals.variables(self._program, os.environ))
         if "files" in start:
             self._keep_files(start["files"])
+        if "spans" in start:
+            self._spans = start["spans"] or (self._files.prefix if self._files else "")
         if self._keyboard is not None:
             os.environ.update(self._keyboard.variables())
         self._memory = memory_state()
@@ -223,6 +226,12 @@ class Wrapper:
 
         self._files = ProgramFiles(told)
         os.environ.update(self._files.variables())
+
+    def _note_end(self, prefix: str) -> None:
+        # Only jobs with a timeline pay for it.
+        from poprun_py.instance.program_files import note_end
+
+        note_end(prefix)
 
     # --- the program ----------------------------------------------------------------------
 
@@ -333,6 +342,8 @@ class Wrapper:
 
     def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
+        if self._spans:
+            self._note_end(self._spans)
         now = memory_state()
         self._outcome = {
             "code": os.waitstatus_to_exitcode(status),

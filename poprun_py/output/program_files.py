@@ -61,7 +61,7 @@ def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
         folder=folder,
         variable=TIMELINE,
         told=f"{instance_bytes}:",
-        names=re.compile(r"\d+\.spans|torch-\d+-\d+\.json"),
+        names=re.compile(r"\d+\.spans|ended|torch-\d+-\d+\.json"),
         most_bytes=_MOST_SENT * instance_bytes,
     )
 
@@ -83,17 +83,24 @@ class ProgramFiles:
         """Return the variables that tell an instance of this host where it leaves files."""
         if instance in self._others:
             return {}
-        # Absolute: a program may change its folder.
         return {
-            each.variable: each.told + os.path.abspath(each.prefix(instance))  # noqa: PTH100 (links stay)
-            for each in self._places
+            each.variable: each.told + _absolute(each.prefix(instance)) for each in self._places
         }
 
     def start_of(self, instance: int) -> dict[str, Any]:
-        """Return what the wrapper of another host is told before its program starts."""
-        if not self._places or instance not in self._others:
-            return {}
-        return {"files": {each.variable: each.told for each in self._places}}
+        """Return what the wrapper is told before its program starts.
+
+        Another host's: what the values of the variables begin with. With a timeline, where the
+        spans are, empty if that is decided there.
+        """
+        told: dict[str, Any] = {}
+        is_other = instance in self._others
+        if is_other and self._places:
+            told["files"] = {each.variable: each.told for each in self._places}
+        for each in self._places:
+            if each.variable == TIMELINE:
+                told["spans"] = "" if is_other else _absolute(each.prefix(instance))
+        return told
 
     def take(self, instance: int, payload: bytes) -> None:
         """Add a part of a file to what came of it; what is none of the instance's is dropped.
@@ -115,6 +122,11 @@ class ProgramFiles:
             if self._received[instance, place.variable] <= place.most_bytes:
                 prefix = place.prefix(instance)
                 _append(prefix.with_name(f"{prefix.name}.{name}"), part)
+
+
+def _absolute(path: Path) -> str:
+    """Return a path that stays right where the program changes its folder."""
+    return os.path.abspath(path)  # noqa: PTH100 (links stay)
 
 
 def _append(path: Path, part: bytes) -> None:

@@ -242,24 +242,22 @@ def _owned(label: str, first: int, *, height: int, notches: int = 0, least: int 
 def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> Iterator[Block]:
     """Draw the instances of a host in their IPU-Link domains; of very many the first and last."""
     runs = list(runs_of_equal_instances(mine))
-    hidden = runs[_MOST_INSTANCES - 2 : -1] if len(runs) > _MOST_INSTANCES else []
-    if not hidden:
-        yield from _domains(plan, runs, mine, width)
-        return
-    yield from _domains(plan, runs[: _MOST_INSTANCES - 2], mine, width)
+    first, inner = mine[0].instance.index, width - 2 * _INNER_PAD
+    shown, hidden = runs, []
+    if len(runs) > _MOST_INSTANCES:
+        shown, hidden = [*runs[: _MOST_INSTANCES - 2], runs[-1]], runs[_MOST_INSTANCES - 2 : -1]
     indices = [each.instance.index for run in hidden for each in run]
-    yield paragraph(f"instances {format_cpu_list(indices)} likewise", "note", width)
-    yield from _domains(plan, runs[-1:], mine, width)
-
-
-def _domains(
-    plan: LaunchPlan, runs: Sequence[list[InstancePlan]], mine: Sequence[InstancePlan], width: int
-) -> Iterator[Block]:
-    inner = width - 2 * _INNER_PAD
-    first = mine[0].instance.index
-    for domain, own in groupby(runs, key=lambda run: run[0].instance.ild):
+    likewise = [paragraph(f"instances {format_cpu_list(indices)} likewise", "note", inner)]
+    for domain, members in groupby(shown, key=lambda run: run[0].instance.ild):
+        own = list(members)
+        # Before the last one: in its domain, or between two.
+        gap = likewise if hidden and own[-1] is runs[-1] else []
+        if len(own) == 1:
+            yield from gap
+            gap = []
+        drawn = [_instance(run, first, inner) for run in own]
         title = paragraph(_domain_title(plan.topology, domain), "name", inner)
-        parts = [title, *(_instance(run, first, inner) for run in own)]
+        parts = [title, *drawn[:-1], *gap, drawn[-1]]
         yield framed(stacked(parts, gap=_GAP), "domain", pad=_INNER_PAD, width=width)
 
 

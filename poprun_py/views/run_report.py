@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.job import (
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 REPORT_VERSION = 2
+_NOT_ENDED: Final = {"ended_at": None, "exit_code": None, "reason": "", "timeline": None}
 
 Label = Callable[[int], str]
 
@@ -53,7 +54,7 @@ def run_report(
         began_at: when the run began, as ``moment`` writes it.
         versions: what is installed here.
         attempts: all attempts, in order.
-        ending: exit code, reason and time of the end.
+        ending: time, exit code and reason of the end, and the path of the timeline.
     """
     topology = plan.topology
     return {
@@ -62,7 +63,7 @@ def run_report(
         "state": "running" if ending is None else "ended",
         "launcher": dict(launcher),
         "began_at": began_at,
-        **({"ended_at": None, "exit_code": None, "reason": ""} if ending is None else ending),
+        **(_NOT_ENDED if ending is None else ending),
         "folder": plan.folder,
         "program": list(plan.config.program),
         "command": shlex.join(plan.command),

@@ -232,12 +232,8 @@ def _place(x: int) -> str:
 
 
 def _broken(text: str, columns: int) -> list[str]:
-    """Return ``text`` in lines of at most ``columns`` letters; a longer word is broken."""
-    return [
-        piece
-        for line in wrapped(text, columns)
-        for piece in textwrap.wrap(line, columns, break_on_hyphens=False)
-    ]
+    """Return ``text`` in lines of at most ``columns`` letters; longer words are broken, too."""
+    return [piece for line in wrapped(text, columns) for piece in textwrap.wrap(line, columns)]
 
 
 def _measured(text: str, kind: str) -> int:

@@ -74,6 +74,20 @@ def test_the_report_is_whole_although_the_folder_was_removed(tmp_path):
     assert (report["state"], report["exit_code"], record.trouble) == ("ended", 0, "")
 
 
+@pytest.mark.parametrize("folder", ["mine", "elsewhere"])
+def test_the_report_names_the_trace(tmp_path, folder):
+    """From its own folder, which may be moved; else with the whole path."""
+    record = RunRecord(planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"}))
+    record.begin(planned(str(tmp_path)), 0)
+    report = tmp_path / "mine" / "report.json"
+    assert json.loads(report.read_text())["timeline"] is None
+    record.timeline = tmp_path / folder / "t.json"
+    record.finish(LaunchResult(exit_code=0))
+    record.close()
+    shown = "t.json" if folder == "mine" else str(tmp_path / folder / "t.json")
+    assert json.loads(report.read_text())["timeline"] == shown
+
+
 def test_a_run_that_was_refused_can_be_launched_again(tmp_path):
     plan = planned(str(tmp_path), {"POPRUN_RUN_ID": "mine"})
     (tmp_path / "mine").mkdir()

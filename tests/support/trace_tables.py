@@ -46,7 +46,7 @@ def events(path: Path) -> list[dict]:
     """Return the events of a trace; every one has what its kind needs."""
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    document = json.loads(text)
+    document = json.loads(text, parse_constant=_refuse)
     assert document["displayTimeUnit"] in ("ms", "ns")
     found = document["traceEvents"]
     needed = {
@@ -92,8 +92,12 @@ def tables(found: list[dict]) -> sqlite3.Connection:
     return db
 
 
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
 def _ns(microseconds: float) -> int:
-    return round(microseconds * 1000)
+    return int(microseconds * 1000)  # the importer does not round
 
 
 def _add_slices(db: sqlite3.Connection, found: list[dict]) -> None:

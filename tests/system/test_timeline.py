@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
-from support.trace_tables import query
+from support.trace_tables import events, query
 from system.timeline_program import STEPS
 
 pytestmark = pytest.mark.mpi
@@ -48,6 +51,11 @@ def test_one_line_says_where_it_is(job):
         r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans; open it at ui.perfetto.dev",
         said[0],
     )
+
+
+def test_the_report_of_the_run_names_it(job):
+    report = json.loads((job[1].parent / "report.json").read_text())
+    assert report["timeline"] == job[1].name
 
 
 def test_every_step_of_every_instance_is_there(rows):
@@ -141,7 +149,16 @@ def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
             f"SELECT process, COUNT(*) FROM {_SPANS} WHERE name = 'step' GROUP BY process",
         )
     )
-    assert counts == {"instance 0": "6", "instance 1": "6"} or counts["instance 1"] == "6"
+    assert counts["instance 1"] == "6"
+    # What went on when it ended: instance 0 waits, until the job is ended, for the one that died.
+    found = {
+        (event["pid"], event["name"]): event["dur"]
+        for event in events(tmp_path / "killed.json")
+        if event.get("args", {}).get("unfinished")
+    }
+    assert found[1, "reduce gradients"] >= found[1, "wait for instances"] > 0
+    assert (1, "step") in found
+    assert (2, "step") not in found
     assert [path.name for path in tmp_path.glob("*.json*")] == ["killed.json"]
 
 
@@ -190,6 +207,19 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(poprun, tmp_pa
         "there and can be written to\n"
     )
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_cannot_be_written_at_the_end_is_kept(poprun, script, tmp_path):
+    """The disk may be full by then; here the folder is gone."""
+    (tmp_path / "there").mkdir()
+    code = "import os, popdist_py\nwith popdist_py.span('a'): os.rmdir('there')\n"
+    done = poprun("--timeline=there/t.json", sys.executable, script(code))
+    assert done.returncode == 0
+    (command,) = re.findall(r"cannot be written .*; python (-m .*) makes it of", done.stderr)
+    merge = [sys.executable, *shlex.split(command), "-o", "t.json"]
+    subprocess.run(merge, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("a",)]
+    shutil.rmtree(shlex.split(command)[-1])
 
 
 def test_a_program_that_records_nothing_has_an_empty_timeline(poprun, tmp_path):

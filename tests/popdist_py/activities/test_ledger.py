@@ -18,6 +18,7 @@ from popdist_py.activities import (
     OTHER,
     REDUCING,
     SAVING,
+    VALIDATING,
     WAITING,
     doing,
     ledger,
@@ -45,7 +46,7 @@ def clock(monkeypatch):
 def fresh(monkeypatch, clock):
     monkeypatch.setattr(ledger, "time", clock)
     monkeypatch.setattr(ledger, "_words", None)
-    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0))
+    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0, 0))
     monkeypatch.setattr(ledger, "_listener", None)
     activities.begin()
 
@@ -179,9 +180,33 @@ def test_a_wait_that_began_before_counts_as_long_as_it_was_awaited(clock):
     assert spent() == {"computing": 1000, "waiting": 70}
 
 
-def test_a_listener_is_told_of_what_ends(clock):
-    told = []
-    activities.listen(lambda *activity: told.append(activity))
+class Listener:
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begun(self, *activity):
+        self.told.append(("begun", *activity))
+        return len(self.told)
+
+    def ended(self, *activity):
+        self.told.append(("ended", *activity))
+
+    def step(self, *moments):
+        self.told.append(("step", *moments))
+
+
+@pytest.fixture
+def told():
+    """What a listener is told."""
+    listener = Listener()
+    activities.listen(listener)
+    yield listener.told
+    activities.listen(None)
+
+
+def test_a_listener_is_told_of_what_begins_and_ends(clock, told):
     with doing(REDUCING, "gradients"):
         clock.now += 5
         with doing(WAITING):
@@ -189,7 +214,28 @@ def test_a_listener_is_told_of_what_ends(clock):
     activities.listen(None)
     with doing(LOADING):
         pass
-    assert told == [(WAITING, "", 1005, 1011), (REDUCING, "gradients", 1000, 1011)]
+    assert told == [
+        ("begun", REDUCING, "gradients", 1000),
+        ("begun", WAITING, "", 1005),
+        ("ended", WAITING, "", 1005, 1011, 2),
+        ("ended", REDUCING, "gradients", 1000, 1011, 1),
+    ]
+
+
+def test_a_listener_is_told_of_steps_in_which_nothing_computes(clock, told):
+    """The others have a span of their own. A step takes no time of a validation before it."""
+    for seconds in (5, 6):
+        clock.now += seconds
+        activities.step_done()
+    with doing(VALIDATING):
+        clock.now += 100
+    clock.now += 7
+    activities.step_done()
+    with doing(COMPUTING):
+        clock.now += 8
+    activities.step_done()
+    steps = [moments for kind, *moments in told if kind == "step"]
+    assert steps == [[1005, 1011], [1111, 1118]]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from support.trace_tables import events, query
@@ -11,9 +12,11 @@ from popdist_py.timeline.clocks import ClockSample
 from popdist_py.timeline.folder import clock_path, instance_prefix, instances_in, save_clock
 from popdist_py.timeline.merging import merge_files, recorded_instances
 from popdist_py.timeline.span_file import SpanWriter
+from popdist_py.timeline.torch_traces import MAX_TORCH_BYTES
 
 # When the hosts' clocks start, in nanoseconds.
 START = 1_000_000_000
+BAD_TIME = '{"traceEvents": [{"ph": "X", "cat": "op", "name": "a", "ts": 1e999, "dur": 1}]}'
 
 
 def write(folder, instance, spans, *, number=0, label="", start=START):
@@ -62,6 +65,53 @@ def test_instances_workers_and_calls(folder, tmp_path):
         " JOIN slice b ON slice_in = b.id ORDER BY a.ts",
     )
     assert arrows == [("10", "11", "1"), ("11", "12", "1")]
+
+
+def test_two_processes_of_one_name_have_rows_of_their_own(folder, tmp_path):
+    """Else their spans would overlap in one row, and readers would drop some."""
+    for number, begin in ((1, 0), (2, 5)):
+        write(folder, 0, [("a", "program", begin, begin + 9, -1)], number=number, label="worker")
+    path = tmp_path / "timeline.json"
+    merge_files(recorded_instances([folder]), path)
+    rows = query(path, "SELECT name FROM thread ORDER BY tid")
+    assert rows == [
+        ("program of worker",),
+        (f"program of worker (process {os.getpid()})",),
+    ]
+
+
+def test_arguments_that_are_no_numbers_of_json_are_shown_as_text(folder, tmp_path):
+    """NaN in one span would keep readers from the whole trace."""
+    writer = SpanWriter(folder / "instance-0.0.spans", 1 << 16, "", (START, START))
+    name = writer.intern("a")
+    for begin, text in enumerate(['{"loss": NaN, "norm": Infinity}', "[" * 1500, "1"]):
+        writer.write(name, name, START + begin, START + begin, arguments=text)
+    path = tmp_path / "timeline.json"
+    merge_files(recorded_instances([folder]), path)
+    found = [event.get("args") for event in events(path) if event["ph"] == "X"]
+    assert found == [{"loss": "NaN", "norm": "Infinity"}, None, None]
+
+
+def test_what_never_ended_goes_on_until_its_program_ended(folder, tmp_path):
+    for instance in range(2):
+        writer = SpanWriter(folder / f"instance-{instance}.0.spans", 1 << 16, "", (0, START))
+        row = writer.intern("collectives")
+        for name, begin in (("reduce gradients", 10 + instance), ("wait for instances", 20)):
+            number = 3 if begin < 20 else -1
+            writer.open(writer.intern(name), row, START + begin, number)
+    (folder / "instance-1.ended").write_text(str(START + 5_000))
+    path = tmp_path / "timeline.json"
+    assert merge_files(recorded_instances([folder]), path).num_spans == 4
+    rows = query(path, "SELECT name, ts, dur, depth FROM slice ORDER BY track_id, ts")
+    assert rows == [
+        ("reduce gradients", "10", "10", "0"),  # nobody knows until when
+        ("wait for instances", "20", "0", "0"),
+        ("reduce gradients", "11", "4989", "0"),
+        ("wait for instances", "20", "4980", "1"),
+    ]
+    assert query(path, "SELECT COUNT(*) FROM flow") == [("1",)]
+    found = [event["args"] for event in events(path) if event["ph"] == "X"]
+    assert all(arguments["unfinished"] is True for arguments in found)
 
 
 def test_another_host_is_put_on_the_clock_of_the_first(folder, tmp_path):
@@ -133,6 +183,32 @@ def test_a_trace_of_torch_comes_onto_our_clock(folder, tmp_path, base):
         " JOIN thread USING (utid) WHERE slice.name = 'aten::mm'",
     )
     assert rows == [("torch python", "2000", "3000")]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"traceEvents": 1}', BAD_TIME])
+def test_a_file_that_is_no_trace_of_torch_is_said(folder, tmp_path, text):
+    (folder / "instance-0.torch-9-0.json").write_text(text)
+    merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
+    assert [": no trace of torch.profiler: " in trouble for trouble in merged.troubles] == [True]
+
+
+def test_a_trace_of_torch_that_would_fill_the_memory_is_left_out(folder, tmp_path):
+    with (folder / "instance-0.torch-9-0.json").open("wb") as file:
+        file.truncate(MAX_TORCH_BYTES + 1)
+    merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
+    assert merged.troubles[0].endswith("torch-9-0.json: larger than 256 MiB, left out")
+
+
+def test_a_trace_that_is_interrupted_leaves_no_part_of_it(folder, tmp_path, monkeypatch):
+    write(folder, 0, [("a", "program", 0, 1, -1)])
+
+    def interrupted(data):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("popdist_py.timeline.merging.read_spans", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        merge_files(recorded_instances([folder]), tmp_path / "timeline.json")
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_old_one(folder, tmp_path):

@@ -70,6 +70,28 @@ def test_what_is_written_comes_back(folder, written):
     path.unlink()
 
 
+def test_what_is_open_is_there_until_it_is_closed(path):
+    """More than there are places for are not told of, and take nothing from the others."""
+    writer = SpanWriter(path, MIN_FILE_BYTES, "", (0, 5))
+    name, track = writer.intern("hangs"), writer.intern("device")
+    places = [writer.open(name, track, begin, begin) for begin in range(10, 110)]
+    assert None not in places[:64]
+    assert set(places[64:]) == {None}
+    for place in places[1:64]:
+        writer.close(place)
+    expected = Span("hangs", "device", 10, 10, 10, is_open=True)
+    assert read_spans(path.read_bytes()).open == (expected,)
+    write(writer, Span("later", "device", 20, 30))
+    assert read_spans(path.read_bytes()).open == (replace(expected, end=30),)
+    writer.write(name, track, 10, 40)  # killed before it was closed
+    assert read_spans(path.read_bytes()).open == ()
+    assert writer.open(name, track, 50) == places[-37]
+    data = bytearray(path.read_bytes())
+    assert len(read_spans(bytes(data)).open) == 1
+    data[writer._layout.names[0] - 1] ^= 4  # its begin, at the end of the last place
+    assert read_spans(bytes(data)).open == ()
+
+
 def test_100_000_spans_stay_in_a_file_of_its_size(path):
     """The first and the last are there, and of the steps between, those that 8, 64, ... divide."""
     writer = SpanWriter(path, 1 << 18, "", (0, 0))

@@ -65,6 +65,61 @@ assert f.__name__ == "f"
     assert Counter(s.track for s in recorded.spans) == {"program": 4, "program (other)": 1}
 
 
+def test_threads_one_after_another_have_rows_of_their_own(prefix):
+    """The system gives the number of a thread that has ended to the next one."""
+    _, (recorded,) = run(
+        prefix,
+        """
+import threading
+import popdist_py
+for name in ("first", "second"):
+    thread = threading.Thread(target=popdist_py.span("a")(int), name=name)
+    thread.start()
+    thread.join()
+""",
+    )
+    assert [span.track for span in recorded.spans] == ["program (first)", "program (second)"]
+
+
+def test_a_span_may_be_used_again_also_inside_itself(prefix):
+    _, (recorded,) = run(
+        prefix,
+        """
+import popdist_py
+again = popdist_py.span("a")
+for _ in range(2):
+    with again:
+        with again:
+            pass
+with popdist_py.span("b"), popdist_py.span("c"):
+    import os
+    os._exit(0)
+""",
+    )
+    inner, outer = recorded.spans[:2]
+    assert outer.begin < inner.begin <= inner.end < outer.end
+    assert names(recorded) == {"a": 4}
+    assert [span.name for span in recorded.open] == ["b", "c"]
+
+
+def test_thousands_of_threads_have_a_bounded_number_of_rows(prefix):
+    _, (recorded,) = run(
+        prefix,
+        """
+import threading
+import popdist_py
+for number in range(1000):
+    thread = threading.Thread(target=popdist_py.span("a")(int))
+    thread.start()
+    thread.join()
+with popdist_py.span("b"):
+    pass
+""",
+    )
+    rows = Counter(span.track for span in recorded.spans)
+    assert (len(rows), rows["program (other threads)"], rows["program"]) == (202, 800, 1)
+
+
 def test_what_cannot_be_shown_ends_no_program(prefix):
     done, (recorded,) = run(
         prefix,
@@ -116,6 +171,51 @@ with popdist_py.span("never ends"):
     )
     assert done.returncode == -signal.SIGKILL
     assert names(recorded) == {"work": 1000}
+    (open_one,) = recorded.open
+    assert (open_one.name, open_one.is_open) == ("never ends", True)
+    assert open_one.begin >= max(span.end for span in recorded.spans)
+
+
+def test_what_goes_on_in_every_thread_is_there_and_is_told_again_by_no_other_process(prefix):
+    _, files = run(
+        prefix,
+        """
+import os, threading
+import popdist_py
+from popdist_py import activities
+there = threading.Barrier(3)
+
+def hang(name):
+    with popdist_py.span("outer"), popdist_py.span(name):
+        there.wait()
+        threading.Event().wait()
+
+for name in ("a", "b"):
+    threading.Thread(target=hang, args=(name,), name=name, daemon=True).start()
+there.wait()
+with popdist_py.span("done"):
+    pass
+with activities.doing(activities.REDUCING, "all_reduce"):
+    pass
+with activities.doing(activities.REDUCING, "all_reduce"):
+    child = os.fork()
+    if child:
+        os.wait()
+        os._exit(0)
+""",
+    )
+    program, child = files
+    found = Counter((span.name, span.track, span.number) for span in program.open)
+    assert found == {
+        ("outer", "program (a)", None): 1,
+        ("a", "program (a)", None): 1,
+        ("outer", "program (b)", None): 1,
+        ("b", "program (b)", None): 1,
+        ("reduce all_reduce", "collectives", 1): 1,
+    }
+    assert names(program) == {"done": 1, "reduce all_reduce": 1}
+    assert names(child) == {"reduce all_reduce": 1}
+    assert child.open == ()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from hypothesis import given
@@ -58,17 +59,18 @@ def test_what_a_program_nests_is_one_lane(depth, times):
 
 @given(any_spans)
 def test_a_strict_reader_takes_every_span(spans):
-    rows = Rows(3)
-    found = [*process_events(3, "instance 2"), *span_events(spans, 3, rows, lambda ns: ns * 7)]
+    """Also one that cuts times off to nanoseconds: 1001 / 1000 * 1000 is less than 1001."""
+    rows = Rows(3, itertools.count(10))
+    found = [*process_events(3, "instance 2"), *span_events(spans, 3, rows, lambda ns: ns * 1001)]
     db = tables([*found, *rows.events()])
     count, first = db.execute("SELECT COUNT(*), MIN(ts) FROM slice").fetchone()
     assert count == len(spans)
-    assert first == min((span.begin * 7 for span in spans), default=None)
+    assert first == min((span.begin * 1001 for span in spans), default=None)
 
 
 def test_rows_of_ipus_stand_below_the_device_in_their_order():
     tracks = ["collectives", "IPU 10", "IPU 9", "device", "program", "IPU 0"]
-    rows = Rows(1)
+    rows = Rows(1, itertools.count(10))
     assert list(span_events([Span("s", track, 0, 1) for track in tracks], 1, rows, int))
     names = {event["tid"]: event["args"]["name"] for event in rows.events() if _names(event)}
     places = {

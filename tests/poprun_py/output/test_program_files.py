@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +42,13 @@ def test_an_instance_of_this_host_is_told_its_places_and_another_is_not(files, t
         "POPDIST_RUN_FILES": f"{tmp_path}/instance-0",
         "POPDIST_TIMELINE": f"{1 << 18}:{tmp_path}/spans/instance-0",
     }
-    assert files.start_of(0) == {}
+    assert files.start_of(0) == {"spans": f"{tmp_path}/spans/instance-0"}
     assert files.variables(1) == {}
     assert files.start_of(1) == {
-        "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"}
+        "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"},
+        "spans": "",
     }
+    assert ProgramFiles([place_of_run(tmp_path)], OTHERS).start_of(0) == {}
     nothing = ProgramFiles((), OTHERS)
     assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
 
@@ -78,14 +81,17 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
     }
     for name, data in content.items():
         Path(f"{prefix}.{name.partition('instance-1.')[2]}").write_bytes(data)
+    sender.note_end(sent.prefix)
     frames = []
     sent.send(frames.append)
     assert list(there.iterdir()) == []
-    assert len(frames) == 3 + 1 + 3 + 1
+    assert len(frames) == 3 + 1 + 3 + 1 + 1
     for frame in frames:
         assert len(frame) < protocol.MAX_PAYLOAD
         files.take(1, frame)
-    assert written(tmp_path) == content
+    found = written(tmp_path)
+    assert 0 < int(found.pop("spans/instance-1.ended")) <= time.monotonic_ns()
+    assert found == content
     for name in content:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert [path.name for path in AttemptFiles(tmp_path, 1).values()] == ["instance-1.values.jsonl"]
@@ -95,7 +101,7 @@ def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
 def test_a_host_without_a_folder_for_them_keeps_nothing(files, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     sent = sender.ProgramFiles(files.start_of(1)["files"])
-    assert sent.variables() == {}
+    assert (sent.variables(), sent.prefix) == ({}, "")
     sent.send(pytest.fail)
     sent.remove()
 

@@ -170,6 +170,17 @@ def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
     assert "R636" not in said
 
 
+@pytest.mark.parametrize(("num_ilds", "frames"), [(1, 1), (2, 2), (64, 11)])
+def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames):
+    job = planned("epyc-nps4", num_instances=64, num_replicas=64, num_ilds=num_ilds)
+    picture = plan_picture(job)
+    titles = [text for text in texts(picture) if text.startswith("IPU-Link domain")]
+    assert len(titles) == len(set(titles)) == frames
+    said = texts(picture)
+    assert said.index("instance 9 (replica 9)") < said.index("instances 10-62 likewise")
+    assert said.index("instances 10-62 likewise") < said.index("instance 63 (replica 63)")
+
+
 def test_warnings_of_the_plan_are_in_its_picture():
     job = CASES["oversubscribed"]()
     said = " ".join(texts(plan_picture(job)))

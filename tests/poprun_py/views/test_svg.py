@@ -41,6 +41,11 @@ def test_a_paragraph_is_all_of_its_text_in_lines_that_fit(text):
     assert all(word.right <= 200 for word in boxes(drawn(block))[0])
 
 
+def test_a_word_that_does_not_fit_is_broken_after_hyphens():
+    block = paragraph("a-very-long-host-name-0.example.com", "title", 344)
+    assert lines(block) == ["a-very-long-host-", "name-0.example.com"]
+
+
 def test_a_paragraph_is_broken_after_commas():
     assert lines(paragraph("CPUs 0-15,32-47; 64.0 GiB of memory", "text", 150)) == [
         *("CPUs 0-15,32-47;", "64.0 GiB of memory")

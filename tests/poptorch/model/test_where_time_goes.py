@@ -31,7 +31,7 @@ class SlowData(torch.utils.data.Dataset):
 def spent(monkeypatch):
     """Count anew; returns what returns the seconds of each activity by now."""
     monkeypatch.setattr(ledger, "_words", None)
-    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0))
+    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0, 0))
     activities.begin()
 
     def read():

@@ -1,0 +1,116 @@
+"""The trace of a whole run: of all attempts, also when the last one did not start."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from support.plans import plan_blindly
+from support.trace_tables import query
+
+from poprun_py import launcher
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import StartError
+from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.job_timeline import JobTimeline
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.run_record import RunRecord
+from poprun_py.supervision.job import LaunchResult
+
+
+class Console:
+    """Remembers what is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def log(self, text):
+        """Tell what nobody asked for."""
+
+    def tell(self, text):
+        self.told.append(text)
+
+
+def failing(job):
+    """Run an attempt that records nothing."""
+    (job.spans / "instance-0.ended").write_text("1")
+    return LaunchResult(exit_code=1)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Return a run whose attempts can be run: they call ``run.supervise``."""
+    plan = plan_blindly(
+        LaunchConfig(program=("x",), output_dir=str(tmp_path / "out"), timeline="auto"),
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"POPRUN_RUN_ID": "mine"},
+    )
+    record, console = RunRecord(plan), Console()
+    timeline = JobTimeline(plan, record.folder.path)
+    found = SimpleNamespace(
+        console=console,
+        timeline=timeline,
+        folder=record.folder.path,
+        attempts=launcher._Attempts(plan, record, timeline, console, (1, 2)),
+    )
+    monkeypatch.setattr(launcher, "supervise", lambda job, **_: found.supervise(job))
+    yield found
+    record.close()
+
+
+def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):
+    def does_not_start(job):
+        raise StartError("no mpirun")
+
+    run.supervise = failing
+    run.attempts.run(0)
+    run.supervise = does_not_start
+    with pytest.raises(StartError):
+        run.attempts.run(1)
+    path = run.folder / "timeline.json.gz"
+    assert query(path, "SELECT name FROM process") == [("instance 0 (attempt 1)",)]
+    assert [f"{path}: 0 spans" in told for told in run.console.told] == [True]
+    report = json.loads((run.folder / "report.json").read_text())
+    assert (report["state"], report["timeline"]) == ("ended", "timeline.json.gz")
+
+
+def test_of_many_restarts_the_last_attempts_are_kept(run):
+    """Each takes its share of the disk."""
+
+    run.supervise = failing
+    for count in range(10):
+        run.attempts.run(count)
+    assert len(list(run.folder.glob("attempt-*/spans"))) == 8
+    merged = run.timeline.finish()
+    assert "0 spans; of the last 8 attempts; open" in run.timeline.sentence(merged)
+    names = [name for (name,) in query(merged.path, "SELECT name FROM process ORDER BY pid")]
+    assert names == [f"instance 0 (attempt {number})" for number in range(3, 11)]
+
+
+def test_the_trace_of_an_earlier_launch_of_the_run_is_kept(run):
+    for name in ("timeline.json.gz", "timeline-1.json.gz"):
+        (run.folder / name).write_text(name)
+    (run.folder / "attempt-1").mkdir()
+    run.supervise = failing
+    run.attempts.run(0)
+    merged = run.timeline.finish()
+    kept = {path.name: path.read_text() for path in run.folder.glob("timeline-*")}
+    assert kept == {
+        "timeline-1.json.gz": "timeline-1.json.gz",
+        "timeline-2.json.gz": "timeline.json.gz",
+    }
+    assert query(merged.path, "SELECT name FROM process") == [("instance 0 (attempt 2)",)]
+
+
+def test_a_job_that_never_started_has_no_trace(run):
+    def does_not_start(job):
+        raise StartError("no mpirun")
+
+    run.supervise = does_not_start
+    with pytest.raises(StartError):
+        run.attempts.run(0)
+    assert run.console.told == []
+    assert not (run.folder / "timeline.json.gz").exists()
+    assert json.loads((run.folder / "report.json").read_text())["timeline"] is None
