@@ -93,6 +93,8 @@ class _Watched:
         """Take the last look, at a program that has ended: it is about all of its time."""
         self.is_running = False
         if look is None:
+            if self.state is not None:
+                self.state = replace(self.state, phase=_ENDED)
             return
         last = self.last or look
         # What only a running process tells is that of the last look before.
