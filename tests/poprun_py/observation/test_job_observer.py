@@ -40,7 +40,7 @@ def new_job(pace):
         pace=pace,
         ask=said.asked.append,
         tell=said.told.append,
-        show=lambda view, now: said.shown.append(view),
+        show=lambda *shown: said.shown.append(shown[0]),
         recorders=Recorders([said.records], said.warned.append),
         epoch=lambda: 1000.0,
     )
