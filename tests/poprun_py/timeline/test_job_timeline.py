@@ -13,6 +13,7 @@ from poprun_py import launcher
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError
 from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.job_recorders import JobRecorders
 from poprun_py.job_timeline import JobTimeline
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.run_record import RunRecord
@@ -53,7 +54,7 @@ def run(tmp_path, monkeypatch):
         console=console,
         timeline=timeline,
         folder=record.folder.path,
-        attempts=launcher._Attempts(plan, record, timeline, console, (1, 2)),
+        attempts=launcher._Attempts(plan, record, timeline, JobRecorders(), console, (1, 2)),
     )
     monkeypatch.setattr(launcher, "supervise", lambda job, **_: found.supervise(job))
     yield found
