@@ -11,6 +11,7 @@ import pytest
 from popdist_py.timeline.folder import clock_path, end_path, instance_prefix, read_clock, read_end
 from poprun_py.instance import protocol
 from poprun_py.instance.timeline_files import TimelineFiles
+from poprun_py.instance.vitals import note_end
 from poprun_py.timeline.collector import Collector, Recording
 
 
@@ -58,7 +59,8 @@ def test_files_of_another_host_arrive_whole(recording, tmp_path, monkeypatch):
     content = {"0.spans": bytes(1 << 20) + b"end", "torch-7-0.json": b"{}"}
     for name, data in content.items():
         Path(f"{prefix}.{name}").write_bytes(data)
-    files.program_ended()
+    monkeypatch.setenv("POPDIST_TIMELINE", f"{size}:{prefix}")
+    note_end()
     frames = []
     files.send(frames.append)
     assert list(there.iterdir()) == []
