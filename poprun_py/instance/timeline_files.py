@@ -5,6 +5,7 @@ Standard library only; imported by jobs with a timeline alone.
 """
 
 import os
+import time
 import zlib
 from contextlib import suppress
 
@@ -43,6 +44,12 @@ class TimelineFiles:
     def variables(self) -> dict[str, str]:
         """Return the variable that tells the program where to record."""
         return {"POPDIST_TIMELINE": f"{self._bytes}:{self._prefix}"} if self._prefix else {}
+
+    def program_ended(self) -> None:
+        """Note when, for what the program had begun by then."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        with suppress(OSError), open(os.open(f"{self._prefix}.ended", flags, 0o600), "w") as file:
+            file.write(str(time.monotonic_ns()))
 
     def send(self, send: "Callable[[bytes], None]") -> None:
         """Send every file in parts, each with its name, and remove them."""

@@ -1,4 +1,4 @@
-"""What a wrapper knows of its program from outside: steps and stacks, and its end.
+"""What a wrapper knows of its program from outside: steps and stacks.
 
 Standard library only and cheap to import. The memory that the program counts its steps in and the
 file that takes its stacks have no name in any file system: nothing can be left behind.
@@ -8,7 +8,6 @@ import mmap
 import os
 import sys
 import time
-from contextlib import suppress
 
 from poprun_py.instance import processes
 from poprun_py.instance.fast_stdlib import signal
@@ -169,15 +168,6 @@ class Vitals:
             elif size != start and time.monotonic() - quiet_since > _QUIET_SECONDS:
                 break
         return os.pread(self._stacks, _MAX_TEXT, start).decode(errors="replace")
-
-
-def note_end() -> None:
-    """Note beside the program's timeline, if there is one, when it ended: for what never did."""
-    _, _, prefix = os.environ.get("POPDIST_TIMELINE", "").partition(":")
-    if prefix:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with suppress(OSError), open(os.open(f"{prefix}.ended", flags, 0o600), "w") as file:
-            file.write(str(time.monotonic_ns()))
 
 
 def _is_python(program: "Sequence[str]") -> bool:

@@ -27,7 +27,7 @@ from poprun_py.instance.stop_steps import (
     UNLIMITED_GRACE_SECONDS,
     StopSteps,
 )
-from poprun_py.instance.vitals import Vitals, note_end
+from poprun_py.instance.vitals import Vitals
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -333,7 +333,8 @@ class Wrapper:
 
     def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
-        note_end()
+        if self._timeline is not None:
+            self._timeline.program_ended()
         now = memory_state()
         self._outcome = {
             "code": os.waitstatus_to_exitcode(status),

@@ -11,7 +11,6 @@ import pytest
 from popdist_py.timeline.folder import clock_path, end_path, instance_prefix, read_clock, read_end
 from poprun_py.instance import protocol
 from poprun_py.instance.timeline_files import TimelineFiles
-from poprun_py.instance.vitals import note_end
 from poprun_py.timeline.collector import Collector, Recording
 
 
@@ -59,8 +58,7 @@ def test_files_of_another_host_arrive_whole(recording, tmp_path, monkeypatch):
     content = {"0.spans": bytes(1 << 20) + b"end", "torch-7-0.json": b"{}"}
     for name, data in content.items():
         Path(f"{prefix}.{name}").write_bytes(data)
-    monkeypatch.setenv("POPDIST_TIMELINE", f"{size}:{prefix}")
-    note_end()
+    files.program_ended()
     frames = []
     files.send(frames.append)
     assert list(there.iterdir()) == []
