@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.metrics_destinations import WANDB
 from poprun_py.errors import (
     LaunchError,
     StartError,
@@ -23,7 +24,9 @@ from poprun_py.errors import (
     explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
+from poprun_py.job_metrics import WANDB_GROUP, JobMetrics, wandb_group
 from poprun_py.job_timeline import JobTimeline
+from poprun_py.observation.records import Recorder
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -243,23 +246,28 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
-    record = RunRecord(planned)
-    try:
-        timeline = JobTimeline(planned, record.folder.path if record.folder else None)
-        console.log(f"the run is {record.run_id}")
-        attempts = _Attempts(planned, record, timeline, console, descriptors)
+    with contextlib.closing(JobMetrics(planned)) as metrics:
+        record = RunRecord(planned)
         try:
-            result = run_with_restarts(
-                attempts.run, config.max_restarts, attempts.failed, attempts.pause
-            )
-            _finish_timeline(timeline, console)
+            folder = record.folder.path if record.folder else None
+            timeline = JobTimeline(planned, folder)
+            console.log(f"the run is {record.run_id}")
+            metrics.start(record.run_id, _short_name(config.program), folder, console.tell)
+            attempts = _Attempts(planned, record, timeline, metrics, console, descriptors)
+            try:
+                result = run_with_restarts(
+                    attempts.run, config.max_restarts, attempts.failed, attempts.pause
+                )
+                _finish_timeline(timeline, console)
+            finally:
+                timeline.close()
+                for trouble in metrics.finish(console.tell):
+                    console.warn(trouble)
+            record.finish(result)
         finally:
-            timeline.close()
-        record.finish(result)
-    finally:
-        record.close()
-        if record.trouble:
-            console.warn(record.trouble)
+            record.close()
+            if record.trouble:
+                console.warn(record.trouble)
     return replace(result, run_id=record.run_id)
 
 
@@ -285,6 +293,7 @@ class _Attempts:
         planned: the plan of the first run.
         record: what is kept of them.
         timeline: where they record what they do when.
+        metrics: where their numbers go.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
     """
@@ -294,12 +303,14 @@ class _Attempts:
         planned: LaunchPlan,
         record: RunRecord,
         timeline: JobTimeline,
+        metrics: JobMetrics,
         console: Console,
         descriptors: tuple[int, int],
     ) -> None:
         self.plan = planned
         self._record = record
         self._timeline = timeline
+        self._metrics = metrics
         self._console = console
         self._descriptors = descriptors
         self._began = time.monotonic()  # later by what does not count towards a limit
@@ -318,6 +329,7 @@ class _Attempts:
                     run_id=record.run_id,
                     folder=folder,
                     recording=self._timeline.begin(planned, folder),
+                    recorders=self._metrics.begin(count),
                 ),
                 log=self._console.log,
                 on_started=self._check_binding,
@@ -360,6 +372,7 @@ def _job(
     run_id: str,
     folder: str | None = None,
     recording: Recording | None = None,
+    recorders: tuple[Recorder, ...] = (),
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan."""
     config, hosts = planned.config, planned.topology.hosts
@@ -368,6 +381,9 @@ def _job(
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
     }
+    if any(each.tool == WANDB for each in config.metrics_destinations):
+        # The program's own runs of Weights & Biases join that of the launcher.
+        everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
     reader = config.stdin_instance
     is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(
@@ -388,6 +404,7 @@ def _job(
         output=config.output,
         output_dir=folder,
         recording=recording,
+        recorders=recorders,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,
         hang_timeout=config.hang_timeout,
