@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
@@ -25,8 +25,8 @@ from poprun_py.errors import (
 )
 from poprun_py.hosts.host_list import Host
 from poprun_py.job_metrics import WANDB_GROUP, JobMetrics, wandb_group
+from poprun_py.job_recorders import JobRecorders
 from poprun_py.job_timeline import JobTimeline
-from poprun_py.observation.records import Recorder
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -41,6 +41,8 @@ from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 from poprun_py.timeline.collector import Recording
 
+if TYPE_CHECKING:
+    
 __all__ = ["Console", "launch", "plan", "run"]
 
 Log = Callable[[str], None]
@@ -247,28 +249,37 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     with contextlib.closing(JobMetrics(planned)) as metrics:
-        record = RunRecord(planned)
-        try:
-            folder = record.folder.path if record.folder else None
-            timeline = JobTimeline(planned, folder)
-            console.log(f"the run is {record.run_id}")
-            metrics.start(record.run_id, _short_name(config.program), folder, console.tell)
-            attempts = _Attempts(planned, record, timeline, metrics, console, descriptors)
+        result, run_id = _run_recorded(planned, metrics, console, descriptors)
+    return replace(result, run_id=run_id)
+
+
+def _run_recorded(
+    planned: LaunchPlan, metrics: JobMetrics, console: Console, descriptors: tuple[int, int]
+) -> tuple[LaunchResult, str]:
+    """Run a plan, and keep what is recorded of it; returns how it ended, and its name."""
+    config = planned.config
+    record = RunRecord(planned)
+    try:
+        folder = record.folder.path if record.folder else None
+        timeline = JobTimeline(planned, folder)
+        console.log(f"the run is {record.run_id}")
+        metrics.start(record.run_id, _short_name(config.program), folder, console.tell)
+        with contextlib.closing(timeline), contextlib.closing(JobRecorders(metrics)) as recorders:
+            attempts = _Attempts(planned, record, timeline, recorders, console, descriptors)
             try:
                 result = run_with_restarts(
                     attempts.run, config.max_restarts, attempts.failed, attempts.pause
                 )
                 _finish_timeline(timeline, console)
             finally:
-                timeline.close()
                 for trouble in metrics.finish(console.tell):
                     console.warn(trouble)
-            record.finish(result)
-        finally:
-            record.close()
-            if record.trouble:
-                console.warn(record.trouble)
-    return replace(result, run_id=record.run_id)
+        record.finish(result)
+    finally:
+        record.close()
+        if record.trouble:
+            console.warn(record.trouble)
+    return result, record.run_id
 
 
 def _finish_timeline(timeline: JobTimeline, console: Console) -> None:
@@ -293,7 +304,7 @@ class _Attempts:
         planned: the plan of the first run.
         record: what is kept of them.
         timeline: where they record what they do when.
-        metrics: where their numbers go.
+        recorders: who records their steps.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
     """
@@ -303,14 +314,14 @@ class _Attempts:
         planned: LaunchPlan,
         record: RunRecord,
         timeline: JobTimeline,
-        metrics: JobMetrics,
+        recorders: JobRecorders,
         console: Console,
         descriptors: tuple[int, int],
     ) -> None:
         self.plan = planned
         self._record = record
         self._timeline = timeline
-        self._metrics = metrics
+        self._recorders = recorders
         self._console = console
         self._descriptors = descriptors
         self._began = time.monotonic()  # later by what does not count towards a limit
@@ -329,7 +340,7 @@ class _Attempts:
                     run_id=record.run_id,
                     folder=folder,
                     recording=self._timeline.begin(planned, folder),
-                    recorders=self._metrics.begin(count),
+                    recorders=self._recorders.begin(folder, count),
                 ),
                 log=self._console.log,
                 on_started=self._check_binding,
@@ -404,7 +415,6 @@ def _job(
         output=config.output,
         output_dir=folder,
         recording=recording,
-        recorders=recorders,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,
         hang_timeout=config.hang_timeout,
@@ -418,6 +428,7 @@ def _job(
         run_id=run_id,
         program=_short_name(config.program),
         live=config.live,
+        recorders=recorders,
         partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
     )
 

@@ -5,7 +5,8 @@ ends with its input, also when the launcher is killed, and writes then which sin
 sentence a line, to the standard output that it was given. Nothing here computes a number.
 
 The first document: ``{"sinks": [...]}``, each ``{"name": ..., "tensorboard": folder}`` or
-``{"name": ..., "wandb": arguments of wandb.init}``. Then ``{"begins": true}`` for each attempt, and ``{"step": 7, "values": {name: number}}``.
+``{"name": ..., "wandb": arguments of wandb.init}``. Then
+``{"begins": true}`` for each attempt, and ``{"step": 7, "values": {name: number}}``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def feed(lines: Iterable[bytes]) -> list[str]:
     A last line without an end is that of a launcher that was killed: it is left out.
     """
     documents = (json.loads(line) for line in lines if line.endswith(b"\n"))
-    sinks = [_Guarded(place) for place in next(documents, {}).get("sinks", ())]
+    sinks = [_Guarded(place) for place in next(documents, {"sinks": []})["sinks"]]
     for document in documents:
         for sink in sinks:
             if "values" in document:

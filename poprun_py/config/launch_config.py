@@ -309,8 +309,8 @@ class LaunchConfig:
         saved=False,
     )  # fmt: skip
     metrics_port: int | None = option(
-        None, whole(0, "PORT", maximum=65_535), "Output", "Serve the job's numbers while it runs, for"
-        " Prometheus, at http://127.0.0.1:PORT/metrics; 0: a free port, which is said.",
+        None, whole(0, "PORT", maximum=65_535), "Output", "Serve the job's numbers while it runs,"
+        " for Prometheus, at http://127.0.0.1:PORT/metrics; 0: a free port, which is said.",
     )  # fmt: skip
     metrics_to: tuple[str, ...] = option(
         (), METRICS_DESTINATION, "Output", "Write the job's numbers for tensorboard[:DIR] (in the"
