@@ -183,9 +183,10 @@ def _make_folder(folder: str, option: str) -> None:
         UsageError: it cannot be made or written to.
     """
     path = Path(folder)
+    expected = f"{option}: expected a folder that can be made and written to"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{option}: {error.filename or folder}: {error.strerror}") from None
+        raise UsageError(f"{expected}: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"{option}: files cannot be made in it")
+        raise UsageError(f"{expected}: Permission denied")

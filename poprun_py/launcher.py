@@ -42,7 +42,8 @@ from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 from poprun_py.timeline.collector import Recording
 
 if TYPE_CHECKING:
-    
+    from poprun_py.observation.records import Recorder
+
 __all__ = ["Console", "launch", "plan", "run"]
 
 Log = Callable[[str], None]

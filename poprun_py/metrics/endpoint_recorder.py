@@ -58,17 +58,13 @@ class EndpointRecorder:
     def __init__(self, send: Callable[[Mapping[str, Any]], object], restart_count: int) -> None:
         self._send = send
         self._restart_count = restart_count
-        self._steps: dict[int, _Durations] = {}
-        self._own_steps: dict[int, _Durations] = {}
+        self._instances: dict[int, _Steps] = {}
         send({"restarts": restart_count})
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
-        """Count how long steps took."""
+        """Count steps, and how long they took."""
         for record in records:
-            self._steps.setdefault(record.instance, _Durations()).add(record.seconds, record.every)
-            self._own_steps.setdefault(record.instance, _Durations()).add(
-                record.own_seconds, record.every
-            )
+            self._instances.setdefault(record.instance, _Steps()).add(record)
 
     def look(self, view: JobView, at: float, /) -> None:
         """Hand over what is known now."""
@@ -76,12 +72,32 @@ class EndpointRecorder:
             {
                 "restarts": self._restart_count,
                 "view": view.to_json(),
-                "steps": {str(index): each.to_json() for index, each in self._steps.items()},
-                "own_steps": {
-                    str(index): each.to_json() for index, each in self._own_steps.items()
-                },
+                "steps": {str(index): each.to_json() for index, each in self._instances.items()},
             }
         )
+
+
+class _Steps:
+    """The steps of one instance: how many, and how long they took with and without waiting."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._seconds = _Durations()
+        self._own_seconds = _Durations()
+
+    def add(self, record: StepRecord) -> None:
+        """Count a step; the first of an attempt has no duration."""
+        self._count += record.every
+        if record.seconds > 0:
+            self._seconds.add(record.seconds, record.every)
+            self._own_seconds.add(record.own_seconds, record.every)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "count": self._count,
+            "seconds": self._seconds.to_json(),
+            "own_seconds": self._own_seconds.to_json(),
+        }
 
 
 class _Durations:

@@ -35,10 +35,6 @@ _GAUGES: Final = (
 )
 # What stays true of an instance that has ended.
 _LASTING: Final = ("poprun_step", "poprun_loss")
-_COUNTERS: Final = (
-    ("poprun_steps", "num_timed_steps", "Training steps of this attempt that have a duration."),
-    ("poprun_samples", "num_samples", "Samples trained on in this attempt."),
-)
 
 
 def families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metric]:
@@ -66,17 +62,26 @@ def families(first: Mapping[str, Any], last: Mapping[str, Any]) -> Iterator[Metr
     yield GaugeMetricFamily(
         "poprun_instances_running", "Instances whose program runs.", value=len(running)
     )
-    yield from _of_instances(states)
-    yield from _durations(last, states)
+    steps: dict[str, Any] = last.get("steps", {})
+    yield from _counters(states, steps)
+    yield from _gauges(states)
+    yield from _durations(states, steps)
     yield from _slowness(view["slowest"], states)
 
 
-def _of_instances(states: list[dict[str, Any]]) -> Iterator[Metric]:
-    for name, key, text in _COUNTERS:
-        counter = CounterMetricFamily(name, text, labels=_LABELS)
-        for state in states:
-            counter.add_metric(_labels(state), state[key])
-        yield counter
+def _counters(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[Metric]:
+    made = CounterMetricFamily(
+        "poprun_steps", "Training steps made in this attempt.", labels=_LABELS
+    )
+    samples = CounterMetricFamily(
+        "poprun_samples", "Samples trained on in this attempt.", labels=_LABELS
+    )
+    for state in states:
+        recorded = steps.get(str(state["index"]), {}).get("count", 0)
+        made.add_metric(_labels(state), max(recorded, state["num_timed_steps"]))
+        samples.add_metric(_labels(state), state["num_samples"])
+    yield made
+    yield samples
     seconds = CounterMetricFamily(
         "poprun_activity_seconds",
         "Time spent on each activity in this attempt.",
@@ -87,6 +92,9 @@ def _of_instances(states: list[dict[str, Any]]) -> Iterator[Metric]:
         for activity, spent in state["seconds"].items():
             seconds.add_metric([*_labels(state), activity], spent)
     yield seconds
+
+
+def _gauges(states: list[dict[str, Any]]) -> Iterator[Metric]:
     for name, key, text in _GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)
         for state in states:
@@ -96,20 +104,23 @@ def _of_instances(states: list[dict[str, Any]]) -> Iterator[Metric]:
         yield gauge
 
 
-def _durations(last: Mapping[str, Any], states: list[dict[str, Any]]) -> Iterator[Metric]:
+def _durations(states: list[dict[str, Any]], steps: dict[str, Any]) -> Iterator[Metric]:
     for name, key, text in (
-        ("poprun_step_duration_seconds", "steps", "From the end of one training step to the next."),
+        (
+            "poprun_step_duration_seconds",
+            "seconds",
+            "From the end of one training step to the next.",
+        ),
         (
             "poprun_step_own_duration_seconds",
-            "own_steps",
+            "own_seconds",
             "The same without waiting for other instances.",
         ),
     ):
         histogram = HistogramMetricFamily(name, text, labels=_LABELS, unit="seconds")
-        by_index = last.get(key, {})
         for state in states:
-            found = by_index.get(str(state["index"]))
-            if found is not None:
+            if (of_instance := steps.get(str(state["index"]))) is not None:
+                found = of_instance[key]
                 counts = accumulate(found["counts"])
                 bounds = (*map(str, BOUNDS), "+Inf")
                 buckets = list(zip(bounds, counts, strict=True))

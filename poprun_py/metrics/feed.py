@@ -62,7 +62,7 @@ class Feed:
     ) -> None:
         self._what = what
         self._rest = b""  # of a document that the pipe had room for in part
-        self._dropped = 0
+        self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
             self._process = subprocess.Popen(
@@ -89,9 +89,10 @@ class Feed:
 
     def send(self, document: Mapping[str, Any]) -> bool:
         """Hand over a document, or drop it where the process is too slow; tells whether it went."""
+        self._num_sent += 1
         self._write()
         if self._rest or not self._is_open:
-            self._dropped += 1
+            self._num_dropped += 1
             return False
         self._rest = json.dumps(document, separators=(",", ":")).encode() + b"\n"
         self._write()
@@ -148,8 +149,9 @@ class Feed:
             troubles.append(f"{self._what} did not end in time: the last numbers may be missing")
         elif self._process.returncode:
             troubles.append(f"{self._what} ended early, with exit code {self._process.returncode}")
-        elif self._dropped:
-            troubles.append(f"{self._what} took too long: {self._dropped} times they were left out")
+        elif self._num_dropped:
+            missing = f"{self._num_dropped} of {self._num_sent} documents were left out"
+            troubles.append(f"{self._what} took too long: {missing}")
         return troubles
 
     def _write(self) -> None:
