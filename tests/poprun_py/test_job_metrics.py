@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.machinery import ModuleSpec
 
 import pytest
+
 from poprun_py import job_metrics, launcher
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError

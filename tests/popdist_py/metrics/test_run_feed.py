@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import pytest
 
@@ -10,7 +11,7 @@ from popdist_py.metrics import run_feed
 
 
 class FakeSink:
-    made: list[FakeSink] = []
+    made: ClassVar[list[FakeSink]] = []
 
     def __init__(self, folder=None, **arguments):
         self.folder, self.arguments = folder, arguments
