@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
@@ -47,7 +47,7 @@ from poprun_py.supervision.mpirun_process import Mpirun, enough_files
 from poprun_py.supervision.private_folder import is_full, make_private_folder, mpirun_files_in
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
-from poprun_py.supervision.time_limits import Limits
+from poprun_py.supervision.time_limits import Limits, Timed
 from poprun_py.timeline.collector import Collector
 
 if TYPE_CHECKING:
@@ -95,13 +95,6 @@ def supervise(
             raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Timed(Protocol):
-    """What has something to do at some time."""
-
-    def next_deadline(self) -> float:
-        """Return when that is; inf for never."""
 
 
 class _Supervisor:
@@ -216,6 +209,28 @@ class _Supervisor:
         self._drain()
         return self._result(mpirun, time.monotonic() - began, view)
 
+    def _make_observer(self, began: float) -> JobObserver:
+        """Return what looks at the instances."""
+        from poprun_py.observation.job_observer import JobObserver, Pace
+        from poprun_py.observation.live_view import LiveView
+        from poprun_py.observation.recording import Recorders
+
+        job = self._job
+        has_colour = not job.environ.get("NO_COLOR")
+        live = LiveView(self._output, has_colour, lambda: self._keyboard.is_debugging)
+        return JobObserver(
+            run_id=job.run_id,
+            pid=os.getpid(),
+            program=job.program,
+            began=began,
+            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
+            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
+            tell=lambda straggler: self._output.say(straggler.sentence),
+            show=live.show if job.live else None,
+            recorders=Recorders(job.recorders, self._output.say),
+            epoch=lambda: time.time() - time.monotonic(),
+        )
+
     # --- instances: control_channel.Listener ----------------------------------------------
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
@@ -238,7 +253,7 @@ class _Supervisor:
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
-            start["steps"] = bool(self._job.recorders)
+            start["steps"] = bool(self._job.recorders)  # whether to tell each of them
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -413,33 +428,6 @@ class _Supervisor:
         if not self._keyboard.is_debugging:
             self._paused_seconds += self._limits.resume(now)
 
-    # --- the view of the instances ----------------------------------------------------------
-
-    def _make_observer(self, began: float) -> JobObserver:
-        """Return what looks at the instances."""
-        from poprun_py.observation.job_observer import JobObserver, Pace
-        from poprun_py.observation.live_view import LiveView
-        from poprun_py.observation.recording import Recorders
-
-        job = self._job
-        live = LiveView(
-            self._output,
-            has_colour=not job.environ.get("NO_COLOR"),
-            is_taken=lambda: self._keyboard.is_debugging,
-        )
-        return JobObserver(
-            run_id=job.run_id,
-            pid=os.getpid(),
-            program=job.program,
-            began=began,
-            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
-            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
-            tell=lambda straggler: self._output.say(straggler.sentence),
-            show=live.show if job.live else None,
-            recorders=Recorders(job.recorders, self._output.say),
-            epoch=lambda: time.time() - time.monotonic(),
-        )
-
     # --- ending ---------------------------------------------------------------------------
 
     def _ask_for_stacks(self, reply: Callable[[str], None] | None = None) -> None:
@@ -518,7 +506,7 @@ class _Supervisor:
 
     def _patience(self, mpirun: Mpirun) -> float:
         """Return how long to wait for an event."""
-        timed: list[_Timed] = [
+        timed: list[Timed] = [
             self._startup,
             self._limits,
             self._suspension,
