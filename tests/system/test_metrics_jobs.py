@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -203,6 +205,20 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(poprun, script, tmp_path):
     wait_until(lambda: not poprun.survivors(), 10)
     with pytest.raises(urllib.error.URLError):
         scrape(url)
+
+
+def test_ctrl_c_of_a_terminal_ends_the_job_and_not_what_writes_its_numbers(
+    poprun, script, tmp_path
+):
+    words = ("--metrics-port", 0, "--metrics-to", f"tensorboard:{tmp_path / 'charts'}")
+    job = poprun(*words, script(PROGRAM), start=True, through=("setsid",))
+    url, _ = wait_for_url(job)
+    wait_until(lambda: total(scrape(url), "poprun_steps_total") > 1)
+    os.killpg(job.pid, signal.SIGINT)
+    _, stderr = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert "early" not in stderr
+    assert "time" not in stderr
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(poprun, tmp_path):

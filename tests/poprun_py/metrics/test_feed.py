@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 import pytest
@@ -75,6 +76,22 @@ def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
     ]
     assert time.monotonic() - began < 30
     assert told == ["waiting for the test, 0 s at most"]
+
+
+def test_ctrl_c_ends_the_wait(started):
+    fed = started(DEAF)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        troubles = fed.finish(lambda _: None)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert troubles == ["the test did not end in time: the last numbers may be missing"]
 
 
 def test_a_process_that_was_too_slow_once_is_said_to_lack_numbers(started, tmp_path):
