@@ -75,7 +75,8 @@ class JobMetrics:
         """
         first: dict[str, Any] = {
             "run_id": run_id,
-            "program": program,
+            # The name of a file need not be a text that can be sent.
+            "program": program.encode(errors="replace").decode(),
             "began": time.time(),
             "num_instances": self._num_instances,
         }

@@ -100,7 +100,7 @@ def _gauges(states: list[dict[str, Any]]) -> Iterator[Metric]:
         for state in states:
             is_true = state["phase"] != _ENDED or name in _LASTING
             if is_true and state[key] is not None:
-                gauge.add_metric(_labels(state), state[key])
+                gauge.add_metric(_labels(state), float(state[key]))
         yield gauge
 
 

@@ -207,6 +207,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(poprun, script, tmp_path):
         scrape(url)
 
 
+@pytest.mark.sweep
 def test_ctrl_c_of_a_terminal_ends_the_job_and_not_what_writes_its_numbers(
     poprun, script, tmp_path
 ):
@@ -329,3 +330,31 @@ def test_an_offline_run_of_wandb_holds_the_numbers(poprun, script, tmp_path):
     assert found["run"] == ["digits", "night-7", "launcher", "night-7"]
     assert found["steps"]
     assert all(loss == pytest.approx(1 / step, rel=0.5) for step, loss in found["steps"])
+
+
+@pytest.mark.sweep
+def test_without_an_account_the_job_runs_and_wandb_is_said_to_lack_numbers(
+    poprun, script, tmp_path
+):
+    pytest.importorskip("wandb")
+    env = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_API_KEY": ""}
+    words = ("--metrics-port", 0, "--metrics-to", "wandb:digits")
+    job = poprun(*words, script(PROGRAM), env=env, start=True)
+    url, _ = wait_for_url(job)
+    wait_until(lambda: total(scrape(url), "poprun_steps_total") > 60)
+    (tmp_path / "stop").touch()
+    _, stderr = job.communicate(timeout=90)
+    assert job.returncode == 0
+    assert "poprun-py: warning: metrics for wandb:digits are incomplete: " in stderr
+
+
+@pytest.mark.sweep
+def test_a_program_whose_name_is_no_text_is_scraped(poprun, script, tmp_path):
+    program = script(PROGRAM, "gr\udcff.py")
+    job = poprun("--metrics-port", 0, program, start=True)
+    url, _ = wait_for_url(job)
+    (run,) = (labels for (name, *labels) in scrape(url) if name == "poprun_run_info")
+    assert ("program", "gr?.py") in run
+    (tmp_path / "stop").touch()
+    job.communicate(timeout=60)
+    assert job.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -110,6 +111,13 @@ def test_what_is_not_known_is_not_shown():
     found = samples(document(instance(0, loss=None, step=None)))
     assert not {name for name, *_ in found} & {"poprun_loss", "poprun_step"}
     assert ("poprun_slowest_step_ratio",) not in found
+
+
+def test_a_loss_that_is_no_number_is_shown_as_such():
+    found = samples(document(instance(0, loss=math.nan), instance(1, loss=-math.inf)))
+    losses = [value for (name, *_), value in found.items() if name == "poprun_loss"]
+    assert math.isnan(losses[0])
+    assert losses[1] == -math.inf
 
 
 def test_the_first_step_counts_and_has_no_duration():
