@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poprun_py.job_metrics import JobMetrics
+
 if TYPE_CHECKING:
     from poprun_py.observation.records import Recorder
 
@@ -17,25 +19,32 @@ __all__ = ["JobRecorders"]
 
 
 class JobRecorders:
-    """The recorders of one run; close them when it has ended and the last look was handed on."""
+    """The recorders of one run; close them when it has ended and the last look was handed on.
 
-    def __init__(self) -> None:
+    Args:
+        metrics: where numbers go beside the files; its owner closes it.
+    """
+
+    def __init__(self, metrics: JobMetrics) -> None:
+        self._metrics = metrics
         self._close_of_attempt: Callable[[], None] | None = None
 
-    def begin(self, attempt_folder: str | None) -> tuple[Recorder, ...]:
+    def begin(self, attempt_folder: str | None, restart_count: int) -> tuple[Recorder, ...]:
         """Return who records the next attempt.
 
         Args:
             attempt_folder: of --output-dir; None without it.
+            restart_count: how often the job was started again before.
         """
         self._end_attempt()
+        others = self._metrics.begin(restart_count)
         if attempt_folder is None:
-            return ()
+            return others
         from poprun_py.observation.run_log import RunLog
 
         log = RunLog(Path(attempt_folder))
         self._close_of_attempt = log.close
-        return (log,)
+        return (log, *others)
 
     def close(self) -> None:
         """Write what is left, and let go of files and connections."""

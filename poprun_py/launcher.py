@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.metrics_destinations import WANDB
 from poprun_py.errors import (
     LaunchError,
     StartError,
@@ -25,6 +26,7 @@ from poprun_py.errors import (
     explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
+from poprun_py.job_metrics import WANDB_GROUP, JobMetrics, wandb_group
 from poprun_py.job_recorders import JobRecorders
 from poprun_py.job_timeline import JobTimeline
 from poprun_py.output.program_files import FilePlace, place_of_run
@@ -249,22 +251,38 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
+    with contextlib.closing(JobMetrics(planned)) as metrics:
+        result, run_id = _run_recorded(planned, metrics, console, descriptors)
+    return replace(result, run_id=run_id)
+
+
+def _run_recorded(
+    planned: LaunchPlan, metrics: JobMetrics, console: Console, descriptors: tuple[int, int]
+) -> tuple[LaunchResult, str]:
+    """Run a plan, and keep what is recorded of it; returns how it ended, and its name."""
+    config = planned.config
     record = RunRecord(planned)
     try:
-        timeline = JobTimeline(planned, record.folder.path if record.folder else None)
+        folder = record.folder.path if record.folder else None
+        timeline = JobTimeline(planned, folder)
         console.log(f"the run is {record.run_id}")
-        with contextlib.closing(timeline), contextlib.closing(JobRecorders()) as recorders:
+        metrics.start(record.run_id, _short_name(config.program), folder, console.tell)
+        with contextlib.closing(timeline), contextlib.closing(JobRecorders(metrics)) as recorders:
             attempts = _Attempts(planned, record, timeline, recorders, console, descriptors)
-            result = run_with_restarts(
-                attempts.run, config.max_restarts, attempts.failed, attempts.pause
-            )
-            record.timeline = _finish_timeline(timeline, console)
+            try:
+                result = run_with_restarts(
+                    attempts.run, config.max_restarts, attempts.failed, attempts.pause
+                )
+                record.timeline = _finish_timeline(timeline, console)
+            finally:
+                for trouble in metrics.finish(console.tell):
+                    console.warn(trouble)
         record.finish(result)
     finally:
         record.close()
         if record.trouble:
             console.warn(record.trouble)
-    return replace(result, run_id=record.run_id)
+    return result, record.run_id
 
 
 def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:
@@ -331,7 +349,7 @@ class _Attempts:
                     run_id=record.run_id,
                     folder=folder,
                     spans=self._timeline.begin(planned, folder),
-                    recorders=self._recorders.begin(folder),
+                    recorders=self._recorders.begin(folder, count),
                 ),
                 log=self._console.log,
                 on_started=self._check_binding,
@@ -386,6 +404,9 @@ def _job(
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
     }
+    if any(each.tool == WANDB for each in config.metrics_destinations):
+        # The program's own runs of Weights & Biases join that of the launcher.
+        everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
     reader = config.stdin_instance
     is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(

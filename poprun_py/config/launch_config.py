@@ -12,6 +12,11 @@ from os import PathLike, fspath
 from typing import Any
 
 from popdist_py.environment import TIMELINE_MIB
+from poprun_py.config.metrics_destinations import (
+    METRICS_DESTINATION,
+    TENSORBOARD,
+    MetricsDestination,
+)
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
     FILE_OR_AUTO,
@@ -304,6 +309,15 @@ class LaunchConfig:
         " how fast, where its time goes, which is slow; without a terminal a line now and then.",
         saved=False,
     )  # fmt: skip
+    metrics_port: int | None = option(
+        None, whole(0, "PORT", maximum=65_535), "Output", "Serve the job's numbers while it runs,"
+        " for Prometheus, at http://127.0.0.1:PORT/metrics; 0: a free port, which is said.",
+    )  # fmt: skip
+    metrics_to: tuple[str, ...] = option(
+        (), METRICS_DESTINATION, "Output", "Write the job's numbers for tensorboard[:DIR] (in the"
+        " run's folder) or wandb[:PROJECT]; may be repeated.",
+        repeatable=True,
+    )  # fmt: skip
     stdin_instance: int = option(
         0, whole(0, "INDEX"), "Output", "The instance that gets the launcher's standard input: the"
         " keyboard, a pipe or a file.",
@@ -532,6 +546,11 @@ class LaunchConfig:
         )
 
     @property
+    def metrics_destinations(self) -> tuple[MetricsDestination, ...]:
+        """Where the job's numbers are written, each place once."""
+        return tuple(map(MetricsDestination.read, dict.fromkeys(self.metrics_to)))
+
+    @property
     def prints_file(self) -> bool:
         """Tell whether all of standard output is a file of --print-topology: no job starts."""
         return self.print_topology in _TOPOLOGY_FILES
@@ -583,6 +602,11 @@ class LaunchConfig:
                 raise UsageError(
                     f"{self.named(one)} and {self.named(other)} exclude one another: give one"
                 )
+        if self.output_dir is None and MetricsDestination(TENSORBOARD) in self.metrics_destinations:
+            raise UsageError(
+                f"{self.origin('metrics_to').shown(TENSORBOARD)}: there is no folder of the run: "
+                "give tensorboard:DIR, or --output-dir"
+            )
         for other in ("run", "print_hardware"):
             if self.prints_file and self.is_given(other):
                 raise UsageError(

@@ -16,6 +16,7 @@ from poprun_py.config.environment_options import variables_layer
 from poprun_py.config.files import parse_config, parse_project_file
 from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.config.layers import merged, places, typed_layer
+from poprun_py.config.metrics_destinations import MetricsDestination
 from poprun_py.config.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
@@ -134,13 +135,16 @@ def _beside_file(layer: Mapping[str, Any], place: Path) -> dict[str, Any]:
     A program's bare name, such as mpirun's, is looked for on PATH.
     """
     declared = options()
-    found = {
+    found: dict[str, Any] = {
         name: str(place / value)
         for name, value in layer.items()
         if name in declared
         and (declared[name].kind is PATH or (declared[name].kind is FILE_OR_AUTO and value != AUTO))
         and (name != "mpi" or "/" in value)
     }
+    if "metrics_to" in layer:
+        destinations = map(MetricsDestination.read, layer["metrics_to"])
+        found["metrics_to"] = tuple(str(each.beside(place)) for each in destinations)
     return {**layer, **found}
 
 

@@ -1,0 +1,70 @@
+"""The spelling of --metrics-to, from all places of options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.metrics_destinations import MetricsDestination
+from poprun_py.errors import UsageError
+from poprun_py.planning.option_sources import gather_options
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "where"),
+    [
+        ("tensorboard", "tensorboard", ""),
+        ("TensorBoard:a/b:c", "tensorboard", "a/b:c"),
+        ("wandb", "wandb", ""),
+        ("wandb:team/digits", "wandb", "team/digits"),
+    ],
+)
+def test_a_tool_and_a_place(text, tool, where):
+    assert MetricsDestination.read(text) == MetricsDestination(tool, where)
+
+
+@given(st.sampled_from(["tensorboard", "wandb"]), st.text(min_size=1).filter(str.strip))
+def test_what_is_read_is_written_again(tool, where):
+    destination = MetricsDestination(tool, where)
+    assert MetricsDestination.read(str(destination)) == destination
+
+
+@pytest.mark.parametrize("text", ["", "csv", "wandb:", "tensorboard: ", ":x", "tensorboard/x", 3])
+def test_anything_else_is_refused_with_what_is_accepted(text):
+    with pytest.raises(UsageError, match=r"expected tensorboard, tensorboard:DIR, wandb or wandb:"):
+        LaunchConfig(program=("x",), metrics_to=(text,))
+
+
+def test_a_place_that_is_given_twice_is_one():
+    config = LaunchConfig(program=("x",), metrics_to=("wandb", "wandb:a", "WANDB"))
+    assert [str(each) for each in config.metrics_destinations] == ["wandb", "wandb:a"]
+
+
+def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.poprun-py]\nmetrics-to = ["tensorboard:charts", "tensorboard:/charts", "wandb:x"]\n'
+    )
+    monkeypatch.chdir(tmp_path / "below")
+    config = gather_options({}, {}).config
+    places = [f"tensorboard:{tmp_path / 'charts'}", "tensorboard:/charts", "wandb:x"]
+    assert list(config.metrics_to) == places
+    assert Path(config.metrics_destinations[1].where).is_absolute()
+
+
+def test_tensorboard_needs_a_folder():
+    with pytest.raises(UsageError, match="give tensorboard:DIR, or --output-dir"):
+        LaunchConfig(program=("x",), metrics_to=("tensorboard",))
+    LaunchConfig(program=("x",), metrics_to=("tensorboard",), output_dir="runs")
+    LaunchConfig(program=("x",), metrics_to=("tensorboard:charts",))
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, True, "8000"])
+def test_a_port_is_a_number_that_ports_have(port):
+    with pytest.raises(UsageError, match="at least 0 and at most 65535"):
+        LaunchConfig(program=("x",), metrics_port=port)

@@ -1,0 +1,146 @@
+"""What the endpoint shows of a job: pure documents to families, and the text that scrapers read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from poprun_py.metrics.endpoint_recorder import BOUNDS, EndpointRecorder
+from poprun_py.metrics.exposition import families
+from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
+from poprun_py.observation.job_view import JobView
+from poprun_py.observation.records import StepRecord
+from poprun_py.observation.stragglers import Straggler
+
+FIRST = {"run_id": "20260101-120000-abcdef", "program": "train.py", "began": 1.7e9,
+         "num_instances": 2}  # fmt: skip
+SECONDS = tuple(float(number) for number in range(len(ACTIVITIES)))
+
+
+def instance(index, **changes):
+    state = InstanceState(
+        index=index, host="node1", phase="training", step=12, num_steps=11, num_samples=96,
+        own_seconds=0.01, cpu=0.5, num_cpus=4, memory_bytes=1 << 20, seconds=SECONDS, loss=0.25,
+    )  # fmt: skip
+    return replace(state, **changes)
+
+
+def view(*states, worst=None):
+    return JobView(
+        run_id=FIRST["run_id"], pid=1, program="train.py", seconds=3, instances=states, worst=worst
+    )
+
+
+def step(instance, seconds, **changes):
+    record = StepRecord(
+        at=1.7e9, instance=instance, step=1, seconds=seconds, own_seconds=seconds / 2, samples=8
+    )
+    return replace(record, **changes)
+
+
+def shown(last, encode=openmetrics.generate_latest):
+    """Return the text for a document that has travelled as JSON."""
+
+    class Numbers(Collector):
+        def collect(self):
+            return families(FIRST, json.loads(json.dumps(last)))
+
+    registry = CollectorRegistry()
+    registry.register(Numbers())
+    return encode(registry).decode()
+
+
+def samples(last):
+    """Return every sample as a scraper reads it: value by name and labels."""
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(shown(last))
+        for sample in family.samples
+    }
+
+
+def document(*states, records=(), worst=None, restarts=0):
+    sent = []
+    recorder = EndpointRecorder(sent.append, restarts)
+    recorder.steps(records)
+    recorder.look(view(*states, worst=worst), 1.7e9)
+    return sent[-1]
+
+
+SLOW = Straggler(instance=1, host="node1", own_seconds=0.03, median_seconds=0.01)
+JOB = document(
+    instance(0),
+    instance(1, own_seconds=0.03, swap_bytes=4096),
+    records=[step(0, 0.0), step(0, 0.02), step(0, 0.001), step(1, 0.03), step(1, 1000.0)],
+    worst=SLOW,
+    restarts=1,
+)
+
+
+def test_both_texts_of_a_job(golden):
+    golden("openmetrics.txt", shown(JOB))
+    golden("prometheus.txt", shown(JOB, generate_latest))
+
+
+def test_before_the_first_look_there_is_the_run():
+    found = samples({"restarts": 0})
+    assert found["poprun_instances",] == 2
+    assert found["poprun_instances_running",] == 0
+    assert found["poprun_run_info", ("program", "train.py"), ("run_id", FIRST["run_id"])] == 1
+
+
+def test_an_instance_that_has_ended_keeps_its_counters_and_uses_nothing():
+    found = samples(document(instance(0, phase="ended"), instance(1)))
+    labels = (("host", "node1"), ("instance", "0"))
+    assert found["poprun_instances_running",] == 1
+    assert found["poprun_samples_total", *labels] == 96
+    assert found["poprun_loss", *labels] == 0.25
+    assert ("poprun_memory_bytes", *labels) not in found
+    assert ("poprun_cpus_used", *labels) not in found
+
+
+def test_what_is_not_known_is_not_shown():
+    found = samples(document(instance(0, loss=None, step=None)))
+    assert not {name for name, *_ in found} & {"poprun_loss", "poprun_step"}
+    assert ("poprun_slowest_step_ratio",) not in found
+
+
+def test_a_loss_that_is_no_number_is_shown_as_such():
+    found = samples(document(instance(0, loss=math.nan), instance(1, loss=-math.inf)))
+    losses = [value for (name, *_), value in found.items() if name == "poprun_loss"]
+    assert math.isnan(losses[0])
+    assert losses[1] == -math.inf
+
+
+def test_the_first_step_counts_and_has_no_duration():
+    found = samples(document(instance(0, num_steps=1), records=[step(0, 0.0), step(0, 0.5)]))
+    labels = (("host", "node1"), ("instance", "0"))
+    assert found["poprun_steps_total", *labels] == 2
+    assert found["poprun_step_duration_seconds_count", *labels] == 1
+    assert found["poprun_step_own_duration_seconds_sum", *labels] == 0.25
+
+
+def test_names_that_need_quotes_are_read_back(monkeypatch):
+    strange = 'a"b\\c\nd'
+    monkeypatch.setitem(FIRST, "program", strange)
+    assert ("poprun_run_info", ("program", strange), ("run_id", FIRST["run_id"])) in samples(JOB)
+
+
+@given(st.lists(st.floats(1e-6, 1e4), min_size=1), st.integers(1, 64))
+def test_buckets_are_cumulative_and_hold_every_step(seconds, every):
+    found = samples(document(instance(0), records=[step(0, s, every=every) for s in seconds]))
+    labels = (("host", "node1"), ("instance", "0"))
+    name = "poprun_step_duration_seconds"
+    for bound in BOUNDS:
+        within = every * sum(each <= bound for each in seconds)
+        assert found[f"{name}_bucket", *labels, ("le", str(bound))] == within
+    assert found[f"{name}_bucket", *labels, ("le", "+Inf")] == every * len(seconds)
+    assert found[f"{name}_count", *labels] == every * len(seconds)

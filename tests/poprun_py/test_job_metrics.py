@@ -1,0 +1,22 @@
+"""What is refused of a run's numbers before anything starts."""
+
+from __future__ import annotations
+
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from poprun_py import job_metrics, launcher
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import UsageError
+
+
+@pytest.mark.parametrize("spec", [None, ModuleSpec("wandb", None)])
+def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
+    # A folder ``wandb`` of earlier runs looks like a package without an origin.
+    monkeypatch.setattr(job_metrics, "find_spec", lambda _: spec)
+    with pytest.raises(UsageError) as caught:
+        launcher.launch(LaunchConfig(program=("true",), metrics_to=("wandb:digits",)))
+    assert str(caught.value) == (
+        "metrics_to=wandb:digits: the package wandb is not installed: pip install wandb"
+    )
