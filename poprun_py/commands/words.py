@@ -13,7 +13,7 @@ import click
 
 from poprun_py.atomic_file import write_whole
 from poprun_py.command_name import command_name
-from poprun_py.errors import UsageError
+from poprun_py.errors import UsageError, nearest
 from poprun_py.terminal import print_out
 
 __all__ = ["HELP", "check_page_name", "page_width", "print_json", "read_words", "save_page"]
@@ -37,6 +37,12 @@ def read_words(command: click.Command, words: Sequence[str]) -> dict[str, Any] |
             print_out(command.get_help(context))
             return None
         return dict(command.make_context(name, list(words)).params)
+    except click.NoSuchOption as error:
+        names = [each for param in command.params for each in param.opts]
+        hint = nearest(error.option_name, (each for each in names if each.startswith("--")))
+        raise UsageError(
+            f"unknown option {error.option_name}{hint or f'; {name} --help lists all'}"
+        ) from None
     except click.UsageError as error:
         said = error.format_message().rstrip(".")
         raise UsageError(f"{said}; {name} --help tells what is accepted") from None

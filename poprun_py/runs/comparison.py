@@ -228,7 +228,9 @@ def _entry(
         speed=speed,
         speedup=speedup,
         efficiency=None if speedup is None else speedup * base.instances / first.instances,
-        efficiency_by_replicas=None if speedup is None else speedup * base.replicas / first.replicas,
+        efficiency_by_replicas=None
+        if speedup is None
+        else speedup * base.replicas / first.replicas,
     )
 
 

@@ -23,7 +23,7 @@ from poprun_py.observation.records import StepRecord
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 from poprun_py.runs.targets import Target, losses, reached_at
 
-__all__ = ["Measured", "measure", "began_at", "moment_of"]
+__all__ = ["Measured", "began_at", "measure", "moment_of"]
 
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
@@ -239,5 +239,3 @@ def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
     if words and not words[0].startswith("-"):
         words[0] = str(PurePath(str(report.get("folder") or ""), words[0]))
     return tuple(words)
-
-

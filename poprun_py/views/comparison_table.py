@@ -11,7 +11,18 @@ from typing import Final
 
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
 
-__all__ = ["Column", "bar", "comparison_lines", "factor", "number", "percent", "table_lines"]
+__all__ = [
+    "MEASURED_BY",
+    "Column",
+    "bar",
+    "comparison_columns",
+    "comparison_lines",
+    "factor",
+    "milliseconds",
+    "number",
+    "percent",
+    "table_lines",
+]
 
 _BAR: Final = 20
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -23,10 +34,13 @@ _TITLES: Final[Mapping[str, str]] = {
     "seconds": "seconds",
     "loss": "loss",
 }
-_MEASURES: Final[Mapping[str, str]] = {
-    SAMPLES: "samples per second",
-    STEPS: "steps per second (the samples of a step are not known; as many per replica are assumed)",
-    SECONDS: "the seconds of the whole run (no run counts steps), as if each did the same work",
+#: What speeds are compared by, in words.
+MEASURED_BY: Final[Mapping[str, str]] = {
+    SAMPLES: "samples per second of all instances, without the first steps of each",
+    STEPS: (
+        "steps per second; the samples of a step are not known, as many per replica are assumed"
+    ),
+    SECONDS: "the seconds of the whole run, as if each did the same work; no run counts steps",
 }
 _SCALINGS: Final[Mapping[str, str]] = {
     "strong": "strong scaling: the global batch is the same",
@@ -55,11 +69,11 @@ def comparison_lines(
         colour: whether the bars have one.
         blocks: whether bars may be of block characters.
     """
-    told = [f"compared with {comparison.base.label} by {_MEASURES[comparison.measure]}"]
+    told = [f"compared with {comparison.base.label} by {MEASURED_BY[comparison.measure]}"]
     if comparison.scaling:
         told.append(_SCALINGS[comparison.scaling])
     return [
-        *table_lines(_columns(comparison, blocks), width=width, colour=colour),
+        *table_lines(comparison_columns(comparison, blocks=blocks), width=width, colour=colour),
         "",
         *told,
         *_missing_lines(comparison),
@@ -67,7 +81,9 @@ def comparison_lines(
     ]
 
 
-def _columns(comparison: Comparison, blocks: bool) -> list[Column]:
+def comparison_columns(
+    comparison: Comparison, *, has_bars: bool = True, blocks: bool = True
+) -> list[Column]:
     """Return the columns that tell something."""
     entries = comparison.entries
     counts_vary = len({each.instances for each in entries}) > 1
@@ -103,7 +119,7 @@ def _columns(comparison: Comparison, blocks: bool) -> list[Column]:
     ]
     if comparison.target is not None:
         columns.append(numbers("reached", 0, number, f"s to {comparison.target}"))
-    bars = tuple(bar(speed, speeds, blocks) for speed in speeds)
+    bars = tuple(bar(speed, speeds, blocks) if has_bars else "" for speed in speeds)
     columns.append(Column("speed", bars, 1, is_text=True))
     return [each for each in columns if set(each.cells) - {"-", ""}]
 
@@ -163,7 +179,7 @@ def _missing_lines(comparison: Comparison) -> list[str]:
             by_titles.setdefault(", ".join(titles), []).append(run)
         for shown, runs in by_titles.items():
             whose = "all runs" if len(runs) == len(comparison.entries) else ", ".join(runs)
-            lines.append(f"-: no {shown} of {whose}: {why}")
+            lines.append(f"no {shown} ({whose}): {why}")
     return lines
 
 
