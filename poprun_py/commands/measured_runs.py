@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -101,6 +102,9 @@ class MeasuredRuns:
             self._end_progress(f"{title}: stopped")
             return
         self._end_progress(f"{title}: failed; its output is in {self._folder / result.run_id}")
+        first = result.first_failure
+        if first is not None:  # nothing of what it wrote was shown
+            result = replace(result, first_failure=replace(first, had_last_word=False))
         if report := report_text(result, planned.instance_label):
             print_error(report.removesuffix("\n"))
 

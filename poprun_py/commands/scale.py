@@ -216,20 +216,25 @@ def _plans(asked: _Asked) -> dict[int, LaunchPlan]:
 
     Raises:
         UsageError: a count does not fit the machines.
+        StartError: the program, an MPI or a host is missing.
     """
     from poprun_py import launcher
     from poprun_py.planning.option_sources import gather_options
+    from poprun_py.planning.user_program import require_program
 
     plans: dict[int, LaunchPlan] = {}
     for count in asked.counts:
-        gathered = gather_options({**asked.values, "num_instances": count}, os.environ)
-        for warning in gathered.warnings if not plans else ():
-            print_warning(warning)
         try:
-            plans[count] = launcher.plan(_kept(gathered.config), contact_hosts=True)
-            plans[count].require_fit()
+            gathered = gather_options({**asked.values, "num_instances": count}, os.environ)
+            planned = launcher.plan(_kept(gathered.config), contact_hosts=True)
+            planned.require_fit()
         except UsageError as error:
-            raise UsageError(f"{count} of --instances: {error}; nothing was started") from None
+            raise UsageError(f"--instances {count}: {error}; nothing was started") from None
+        if not plans:
+            require_program(planned.config.program, planned.environ)
+            for warning in gathered.warnings:
+                print_warning(warning)
+        plans[count] = planned
     return plans
 
 

@@ -6,6 +6,8 @@ Pure: comparisons and recorded runs in, HTML out. Nothing here compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import PurePath
 
 from poprun_py.pages.charts import Bars, Chart, Line, Mark, bars, lines, points
 from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, Table, page
@@ -28,7 +30,8 @@ __all__ = ["comparison_page", "scaling_page"]
 
 # More values than anybody would scroll through.
 _MOST_VALUES = 24
-_UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "runs/s"}
+# What is drawn of the speed.
+_UNITS = {SAMPLES: "samples/s", STEPS: "steps/s of all replicas", SECONDS: "s"}
 
 
 def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
@@ -69,7 +72,8 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
         comparison: of the repetitions of each count, grouped.
         counts: of instances that were asked for.
     """
-    program = " ".join(comparison.base.runs[0].program)
+    script, *arguments = comparison.base.runs[0].program or ("",)
+    program = " ".join((PurePath(script).name, *arguments))
     parts: list[Part] = [_table("Scaling", scaling_columns(comparison, has_bars=False))]
     if _has_speedups(comparison):
         parts += [_speed_points(comparison), _efficiency(comparison)]
@@ -106,8 +110,12 @@ def _facts(comparison: Comparison) -> list[Part]:
 
 
 def _who(entry: Entry) -> str:
-    count = entry.instances
-    return f"{entry.label}, {count} {'instance' if count == 1 else 'instances'}"
+    count = f"{entry.instances} {'instance' if entry.instances == 1 else 'instances'}"
+    return (
+        f"{count}, median of {len(entry.runs)}"
+        if len(entry.runs) > 1
+        else f"{count}, {entry.label}"
+    )
 
 
 def _table(name: str, columns: Sequence[Column]) -> Table:
@@ -126,15 +134,27 @@ def _has_speedups(comparison: Comparison) -> bool:
 # --- charts of speed ----------------------------------------------------------------------------
 
 
-def _speed_bars(comparison: Comparison, told: Sequence[str]) -> Chart:
-    values = [each.speed.median if each.speed else None for each in comparison.entries]
+def _speed_bars(comparison: Comparison) -> Chart:
+    unit = _UNITS[comparison.measure]
+    shown = [(each.label, _drawn(comparison, each)) for each in comparison.entries]
+    told = ", ".join(f"{number(speed.median)} of {name}" for name, speed in shown if speed)
+    values = [speed.median if speed else None for _, speed in shown]
     return bars(
-        "Speed",
-        f"In {_UNITS[comparison.measure]}: {', '.join(told)}.",
-        [each.label for each in comparison.entries],
-        [Bars(_UNITS[comparison.measure], values)],
-        unit=_UNITS[comparison.measure],
+        _speed_title(comparison),
+        f"In {unit}: {told}.",
+        [name for name, _ in shown],
+        [Bars(unit, values)],
+        unit=unit,
     )
+
+
+def _speed_title(comparison: Comparison) -> str:
+    return "Time of the whole run" if comparison.measure == SECONDS else "Speed"
+
+
+def _drawn(comparison: Comparison, entry: Entry) -> Spread | None:
+    """Return what is drawn of the speed: the seconds of runs that count no steps."""
+    return entry.numbers.get("seconds") if comparison.measure == SECONDS else entry.speed
 
 
 def _by_instances(comparison: Comparison) -> list[Entry]:
@@ -142,48 +162,70 @@ def _by_instances(comparison: Comparison) -> list[Entry]:
 
 
 def _speed_points(comparison: Comparison) -> Chart:
-    known = [each for each in _by_instances(comparison) if each.speed is not None]
-    base = comparison.base.speed
-    counts = [each.instances for each in known]
-    speeds = [each.speed for each in known if each.speed is not None]
-    ideal = [ideal_speedup(comparison, each) * base.median for each in known] if base else []
+    base = _drawn(comparison, comparison.base)
+    known = [
+        (each, drawn)
+        for each in _by_instances(comparison)
+        if (drawn := _drawn(comparison, each)) is not None
+    ]
+    counts = [each.instances for each, _ in known]
     unit = _UNITS[comparison.measure]
-    told = ", ".join(
-        f"{number(speed.median)} with {count}" for count, speed in zip(counts, speeds, strict=True)
+    told = ", ".join(f"{number(drawn.median)} with {each.instances}" for each, drawn in known)
+    power = -1 if comparison.measure == SECONDS else 1
+    ideal = [base.median * ideal_speedup(comparison, e) ** power for e, _ in known] if base else []
+    return _ticked(
+        points(
+            _speed_title(comparison),
+            f"In {unit}: {told} instances; error bars are from the slowest to the fastest run.",
+            [
+                _median_line("measured", counts, [drawn for _, drawn in known]),
+                Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
+            ],
+            x="instances",
+            y=unit,
+        ),
+        counts,
     )
-    return points(
-        "Speed",
-        f"In {unit}: {told} instances; the bars are from the slowest to the fastest run.",
-        [
-            Line(
-                name="measured",
-                xs=counts,
-                ys=[each.median for each in speeds],
-                errors=[(each.median - each.least, each.most - each.median) for each in speeds],
-            ),
-            Line(name="ideal", xs=counts, ys=ideal, is_reference=True),
+
+
+def _median_line(
+    name: str, counts: Sequence[int], spreads: Sequence[Spread], scale: float = 1.0
+) -> Line:
+    return Line(
+        name=name,
+        xs=counts,
+        ys=[each.median * scale for each in spreads],
+        errors=[
+            ((each.median - each.least) * scale, (each.most - each.median) * scale)
+            for each in spreads
         ],
-        x="instances",
-        y=unit,
     )
+
+
+def _ticked(chart: Chart, counts: Sequence[int]) -> Chart:
+    """Return a chart over instances whose axis names these counts: there is no half an instance."""
+    layout = chart.figure["layout"]
+    axis = {**layout["xaxis"], "tickmode": "array", "tickvals": sorted(set(counts))}
+    return replace(chart, figure={**chart.figure, "layout": {**layout, "xaxis": axis}})
 
 
 def _efficiency(comparison: Comparison) -> Chart:
     known = [each for each in _by_instances(comparison) if each.efficiency is not None]
+    counts = [each.instances for each in known]
     told = ", ".join(f"{percent(each.efficiency)} with {each.instances}" for each in known)
-    return points(
-        "Scaling efficiency",
-        f"The speedup in parts of the ideal one: {told} instances.",
-        [
-            Line(
-                name="efficiency",
-                xs=[each.instances for each in known],
-                ys=[100 * (each.efficiency or 0.0) for each in known],
-            )
-        ],
-        x="instances",
-        y="%",
-        marks=[Mark(100, "ideal", of_y=True)],
+    measured = [100 * (each.efficiency or 0.0) for each in known]
+    return _ticked(
+        points(
+            "Scaling efficiency",
+            f"The speedup in parts of the ideal one: {told} instances.",
+            [
+                Line(name="measured", xs=counts, ys=measured),
+                Line(name="ideal", xs=counts, ys=[100.0] * len(counts), is_reference=True),
+            ],
+            x="instances",
+            y="%",
+        ),
+        counts,
     )
 
 
@@ -194,22 +236,16 @@ def _step_points(comparison: Comparison) -> Chart:
         f"{number(spread.median * 1e3)} ms with {each.instances}"
         for each, spread in zip(known, spreads, strict=True)
     )
-    return points(
-        "Time of a step",
-        f"The median of the steady steps: {told} instances.",
-        [
-            Line(
-                name="step",
-                xs=[each.instances for each in known],
-                ys=[each.median * 1e3 for each in spreads],
-                errors=[
-                    ((each.median - each.least) * 1e3, (each.most - each.median) * 1e3)
-                    for each in spreads
-                ],
-            )
-        ],
-        x="instances",
-        y="ms",
+    counts = [each.instances for each in known]
+    return _ticked(
+        points(
+            "Time of a step",
+            f"The median of the steady steps: {told} instances.",
+            [_median_line("step", counts, spreads, scale=1e3)],
+            x="instances",
+            y="ms",
+        ),
+        counts,
     )
 
 

@@ -13,6 +13,7 @@ from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry
 
 __all__ = [
     "MEASURED_BY",
+    "SCALINGS",
     "Column",
     "bar",
     "comparison_columns",
@@ -42,7 +43,8 @@ MEASURED_BY: Final[Mapping[str, str]] = {
     ),
     SECONDS: "the seconds of the whole run, as if each did the same work; no run counts steps",
 }
-_SCALINGS: Final[Mapping[str, str]] = {
+#: Which scaling it is, in words.
+SCALINGS: Final[Mapping[str, str]] = {
     "strong": "strong scaling: the global batch is the same",
     "weak": "weak scaling: the global batch grows with the run",
 }
@@ -71,7 +73,7 @@ def comparison_lines(
     """
     told = [f"compared with {comparison.base.label} by {MEASURED_BY[comparison.measure]}"]
     if comparison.scaling:
-        told.append(_SCALINGS[comparison.scaling])
+        told.append(SCALINGS[comparison.scaling])
     return [
         *table_lines(comparison_columns(comparison, blocks=blocks), width=width, colour=colour),
         "",

@@ -9,6 +9,7 @@ from poprun_py.runs.comparison import SECONDS, STEPS, Comparison
 from poprun_py.runs.scaling import ideal_speedup
 from poprun_py.views.comparison_table import (
     MEASURED_BY,
+    SCALINGS,
     Column,
     bar,
     factor,
@@ -37,6 +38,7 @@ def scaling_lines(
         *table_lines(columns, width=width, colour=colour),
         "",
         f"median of each count, by {MEASURED_BY[comparison.measure]}",
+        *([SCALINGS[comparison.scaling]] if comparison.scaling else []),
         *(f"note: {remark}" for remark in comparison.remarks),
     ]
 
