@@ -49,7 +49,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
     ]
     speed: list[Part] = [_table("Runs", columns)]
     if told:
-        speed.append(_speed_bars(comparison, told))
+        speed.append(_speed_bars(comparison))
     if len({each.instances for each in comparison.entries}) > 1 and _has_speedups(comparison):
         speed.append(_efficiency(comparison))
     sections = [
