@@ -18,7 +18,7 @@ from poprun_py.runs.comparison import Comparison, Entry
 
 __all__ = ["ScalingRun", "ideal_speedup", "interleaved", "parse_counts"]
 
-_RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _MOST_COUNTS: Final = 64
 
 
