@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poprun_py.pages.colours import LIGHT, NEUTRAL, dash, faint_colour, series_colour
+from poprun_py.pages.colours import LIGHT, NEUTRAL, NUM_COLOURS, dash, faint_colour, series_colour
 from poprun_py.pages.thinning import thinned
 
 __all__ = ["Bars", "Chart", "Line", "Mark", "Sample", "bars", "histogram", "lines", "points"]
@@ -69,11 +69,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line across a chart at ``at``, with a word; horizontal if ``of_y``."""
+    """A line across a chart at ``at``, with a word on its right or left; horizontal if ``of_y``."""
 
     at: float
     name: str
     of_y: bool = False
+    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Bars:
     name: str
     values: Sequence[float | None]
     colour: str = ""
+    is_hatched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,7 @@ def bars(
     """
     data = []
     for index, part in enumerate(parts):
+        is_hatched = part.is_hatched or (not part.colour and index >= NUM_COLOURS)
         values = [_number(each) for each in part.values]
         data.append(
             {
@@ -205,7 +208,10 @@ def bars(
                 "orientation": "h" if is_horizontal else "v",
                 "x": values if is_horizontal else [_text(name) for name in names],
                 "y": [_text(name) for name in names] if is_horizontal else values,
-                "marker": {"color": part.colour or series_colour(index)},
+                "marker": {
+                    "color": part.colour or series_colour(index),
+                    "pattern": {"shape": "/" if is_hatched else "", "solidity": 0.4},
+                },
                 "hovertemplate": f"%{{{'x' if is_horizontal else 'y'}:.4~g}}",
             }
         )
@@ -346,9 +352,10 @@ def _across(mark: Mark) -> dict[str, Any]:
 
 
 def _named(mark: Mark) -> dict[str, Any]:
+    side = "right" if mark.is_left else "left"
     place = {"x": 1, "xref": "paper", "xanchor": "right", "y": mark.at, "yanchor": "bottom"}
     if not mark.of_y:
-        place = {"x": mark.at, "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "top"}
+        place = {"x": mark.at, "xanchor": side, "y": 1, "yref": "paper", "yanchor": "top"}
     return {
         **place,
         "text": _text(mark.name),

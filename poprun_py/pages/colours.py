@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DARK", "LIGHT", "NEUTRAL", "dash", "faint_colour", "series_colour"]
+__all__ = ["DARK", "LIGHT", "NEUTRAL", "NUM_COLOURS", "dash", "faint_colour", "series_colour"]
 
 _SERIES: Final = (
     ("#0056b4", "#68adff"),  # blue
@@ -19,6 +19,7 @@ _SERIES: Final = (
     ("#ab8946", "#fade63"),  # sand
     ("#8a78e8", "#7582fa"),  # violet
 )
+NUM_COLOURS: Final = len(_SERIES)
 _DASHES: Final = ("solid", "dash", "dot", "dashdot")
 # Of everything in a chart but its series, by its use.
 _OTHERS: Final = {

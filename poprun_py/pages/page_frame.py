@@ -21,6 +21,7 @@ from poprun_py.views.svg import STYLE, escaped
 
 __all__ = [
     "Alert",
+    "Beside",
     "Code",
     "Drawing",
     "Fact",
@@ -107,6 +108,13 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Charts beside one another where the screen is wide enough."""
+
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
     """Parts that are seen when the reader opens them by their name; no charts."""
 
@@ -114,7 +122,9 @@ class Folded:
     parts: Sequence[Part]
 
 
-Part: TypeAlias = "Sentence | Alert | Facts | Table | Code | Drawing | Picture | Folded | Chart"
+Part: TypeAlias = (
+    "Sentence | Alert | Facts | Table | Code | Drawing | Picture | Folded | Beside | Chart"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +155,10 @@ figure{margin:1em 0;padding:12px 14px 8px;border:1px solid #e2e8f0;border-radius
 background:#fff;break-inside:avoid}
 figcaption{font-weight:650}figcaption span{display:block;font-weight:400;font-size:13.5px;
 color:#475569}
+.beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));
+gap:0 12px}.beside figure{min-width:0}
 .plot{width:100%}.undrawn{height:auto!important;font-size:13.5px;font-style:italic}
-.scroll{overflow-x:auto}.scroll svg,.scroll img{display:block;max-width:none}
+.scroll{display:flex;flex-wrap:wrap;gap:10px;overflow-x:auto}.scroll svg,.scroll img{display:block;max-width:none}
 .rows{margin:.7em 0}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 tr.marked td{background:#fef3c7}
 pre{overflow-x:auto;max-height:34em;overflow-y:auto}
@@ -254,9 +266,17 @@ def _part(part: Part, charts: list[Chart]) -> str:
             data = base64.b64encode(svg.encode("utf-8", "replace")).decode()
             source = f"data:image/svg+xml;base64,{data}"
             return _scrolling(f'<img src="{source}" alt="{escaped(name)}"/>', name)
+        case _:
+            return _with_charts(part, charts)
+
+
+def _with_charts(part: Folded | Beside | Chart, charts: list[Chart]) -> str:
+    match part:
         case Folded(name, inner):
             inside = "\n".join(_parts(inner, charts))
             return f"<details><summary>{escaped(name)}</summary>\n{inside}\n</details>"
+        case Beside(several):
+            return f'<div class="beside">{"".join(_parts(several, charts))}</div>'
         case Chart():
             charts.append(part)
             return _figure(part)

@@ -48,6 +48,7 @@ DRAWING: Final = (
     + """;
 const plots = [...document.querySelectorAll('.plot')];
 const figures = JSON.parse(document.getElementById('figures').textContent);
+const hovers = matchMedia('(hover: hover)').matches;
 const scheme = matchMedia('(prefers-color-scheme: dark)');
 const themed = (value, dark) => {
   if (typeof value === 'string') return dark ? DARK[value] ?? value : value;
@@ -75,6 +76,7 @@ const draw = async (dark) => {
     const {data, layout} = themed(figures[number], dark);
     await Plotly.react(plot, data, layout, {
       responsive: true, displaylogo: false, showTips: false,
+      displayModeBar: hovers ? 'hover' : false,
       modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
     });
     // Let the page be shown and scrolled between two charts.
