@@ -25,7 +25,7 @@ from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
 from poprun_py.runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
 
-__all__ = ["main"]
+__all__ = ["COMPARE", "main"]
 
 _HELP: Final = """Compare runs that --output-dir kept: samples per second, times of a step,
 seconds, loss, and speedup and scaling efficiency against the first one.
@@ -39,7 +39,7 @@ Examples:
   poprun-py compare --target accuracy=0.9 one-instance two-instances
   poprun-py compare --group --output runs.html runs/lr-*
 """
-_COMMAND: Final = click.Command(
+COMPARE: Final = click.Command(
     "compare",
     help=_HELP,
     add_help_option=False,
@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         UsageError: a word is not accepted, or there is no such run.
     """
-    values = read_words(_COMMAND, words)
+    values = read_words(COMPARE, words)
     if values is None:
         return 0
     target = parse_target(values["target"]) if values["target"] is not None else None

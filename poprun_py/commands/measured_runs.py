@@ -124,11 +124,13 @@ class MeasuredRuns:
 
 def _told(measured: Measured) -> str:
     """Return the speed of a run in a few words."""
+    from poprun_py.views.comparison_table import milliseconds, number
+
     parts = []
     if measured.samples_per_second is not None:
-        parts.append(f"{measured.samples_per_second:,.4g} samples/s")
+        parts.append(f"{number(measured.samples_per_second)} samples/s")
     if measured.step_seconds is not None:
-        parts.append(f"{measured.step_seconds * 1e3:,.3g} ms a step")
+        parts.append(f"{milliseconds(measured.step_seconds)} ms a step")
     if measured.seconds is not None:
-        parts.append(f"{measured.seconds:.2f} s")
+        parts.append(f"{number(measured.seconds)} s")
     return ", ".join(parts)

@@ -40,7 +40,7 @@ from poprun_py.runs.run_files import DEFAULT_PARENT
 from poprun_py.runs.scaling import interleaved, parse_counts
 from poprun_py.terminal import can_print, print_error, print_out, print_warning, wants_colour
 
-__all__ = ["main"]
+__all__ = ["SCALE", "main"]
 
 _HELP: Final = """Run PROGRAM with several numbers of instances, and show how its speed grows.
 
@@ -58,7 +58,7 @@ Examples:
   poprun-py scale train.py --instances 1,2 -- --output model.pt
 """
 _MOST_REPEATS: Final = 100
-_COMMAND: Final = click.Command(
+SCALE: Final = click.Command(
     "scale",
     help=_HELP,
     add_help_option=False,
@@ -168,9 +168,9 @@ def _read(words: Sequence[str]) -> _Asked | None:
     own, others = _own_words(words[:ends])
     values = parse(others)
     if "help" in values:
-        read_words(_COMMAND, ["--help"])
+        read_words(SCALE, ["--help"])
         return None
-    given = read_words(_COMMAND, own)
+    given = read_words(SCALE, own)
     assert given is not None
     for field in _ONE_RUN_ONLY:
         if values.get(field) not in (None, False):

@@ -20,6 +20,7 @@ PAGES = [
     pytest.param("examples/sweep.md", marks=pytest.mark.sweep),
     "runs.md",
     pytest.param("observe.md", marks=pytest.mark.sweep),
+    pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     "devices.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
