@@ -54,6 +54,7 @@ class MeasuredRuns:
         self.remarks: list[str] = []
         self.exit_code = 0
         self._folder = folder
+        self._has_cursor = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
@@ -114,12 +115,12 @@ class MeasuredRuns:
 
     def _show_progress(self, line: str) -> None:
         """Show what runs, on a terminal, until it has ended."""
-        if sys.stderr.isatty():
+        if self._has_cursor:
             sys.stderr.write(f"{line} ...")
             sys.stderr.flush()
 
     def _end_progress(self, line: str) -> None:
-        print_error(f"\r\x1b[K{line}" if sys.stderr.isatty() else line)
+        print_error(f"\r\x1b[K{line}" if self._has_cursor else line)
 
 
 def _told(measured: Measured) -> str:

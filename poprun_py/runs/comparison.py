@@ -11,6 +11,7 @@ Pure: measured runs in, values out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -65,15 +66,16 @@ class Spread:
         """The largest."""
         return max(self.values)
 
-    def to_json(self) -> dict[str, float]:
-        """Return the spread for programs."""
-        return {
+    def to_json(self) -> dict[str, float | None]:
+        """Return the spread for programs; what is no number, as a loss may be, is None."""
+        found = {
             "median": self.median,
             "mean": self.mean,
             "min": self.least,
             "max": self.most,
-            "runs": len(self.values),
         }
+        shown = {name: v if math.isfinite(v) else None for name, v in found.items()}
+        return {**shown, "runs": len(self.values)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +180,18 @@ def compare(
         measure=measure,
         scaling=_scaling(entries),
         target=target,
-        remarks=tuple(remarks),
+        remarks=(*remarks, *_seldom_reached(entries, target)),
     )
+
+
+def _seldom_reached(entries: Sequence[Entry], target: Target | None) -> list[str]:
+    """Return of which repetitions only some reached the target: the time is that of these."""
+    found = []
+    for entry in entries:
+        reached = len(entry.numbers["reached"].values) if "reached" in entry.numbers else 0
+        if target is not None and 0 < reached < len(entry.runs):
+            found.append(f"{entry.label}: {reached} of {len(entry.runs)} runs reached {target}")
+    return found
 
 
 def _groups(runs: Sequence[Measured]) -> list[tuple[Measured, ...]]:

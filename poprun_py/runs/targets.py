@@ -72,7 +72,7 @@ def losses(attempt: RecordedAttempt) -> list[tuple[float, int, float]]:
     """
     by_step: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     for each in attempt.steps:
-        if each.loss is not None and math.isfinite(each.loss):
+        if each.loss is not None:
             by_step[each.step].append((each.at, each.loss))
     found = [
         (max(at for at, _ in those), step, sum(loss for _, loss in those) / len(those))

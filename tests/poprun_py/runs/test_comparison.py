@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
 from poprun_py.runs.fairness import remarks_on
 from poprun_py.runs.measurement import Measured
+from poprun_py.runs.targets import Target
+from poprun_py.views.comparison_table import comparison_lines
 
 COUNTS = st.integers(1, 64)
 SPEEDS = st.floats(0.1, 1e6)
@@ -98,6 +100,21 @@ def test_repetitions_are_grouped():
     assert len(compare(runs).entries) == 6
     other = replace(runs[0], program=("train.py", "--lr", "1"))
     assert len(compare([*runs, other], grouped=True).entries) == 3
+
+
+def test_repetitions_that_did_not_reach_the_target_are_counted():
+    target = Target("accuracy", 0.9)
+    runs = [run("a", reached=3.0), run("b"), run("c", reached=4.0)]
+    comparison = compare(runs, target=target, grouped=True)
+    assert comparison.remarks == ("a + 2: 2 of 3 runs reached accuracy>=0.9",)
+    assert comparison.base.numbers["reached"].median == 3.0
+
+
+def test_a_loss_that_is_no_number_is_shown_and_null_in_json():
+    comparison = compare([run("a", loss=float("nan")), run("b", loss=1.0)])
+    found = comparison.to_json()["runs"]
+    assert [each["loss"]["median"] for each in found] == [None, 1.0]
+    assert "nan" in comparison_lines(comparison, width=100)[2]
 
 
 def test_equal_runs_need_no_remark():

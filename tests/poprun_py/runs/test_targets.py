@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,6 +67,13 @@ def test_the_loss_of_a_step_is_that_of_all_instances(tmp_path):
     assert [(step, loss) for _, step, loss in found] == list(enumerate(falling, 1))
     at, is_measured = reached_at(run, Target("loss", 0.1, at_most=True))
     assert (at, is_measured) == (pytest.approx(BEGAN + 2.0), True)
+
+
+def test_a_loss_that_is_no_number_is_the_last_one(tmp_path):
+    diverging = [1.0] * 19 + [float("nan")]
+    run = made_run(tmp_path, "run", attempts=(MadeAttempt(losses=diverging),))
+    assert math.isnan(losses(run.attempts[0])[-1][2])
+    assert reached_at(run, Target("loss", 0.5, at_most=True)) == (None, True)
 
 
 def test_a_logged_loss_counts_before_that_of_the_steps(tmp_path):
