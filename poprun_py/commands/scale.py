@@ -130,7 +130,8 @@ def main(words: Sequence[str]) -> int:
     folder = Path(config.output_dir or DEFAULT_PARENT)
     todo = interleaved(prefix, asked.counts, asked.repeats)
     program = " ".join(asked.values["program"])
-    print_error(f"{command_name()}: {len(todo)} runs of {program} in {folder}/{prefix}-*")
+    count = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
+    print_error(f"{command_name()}: {count} of {program} in {folder}/{prefix}-*")
     _leave_the_keyboard()
     gc.enable()
     runs = MeasuredRuns(folder, is_verbose=config.verbosity >= 1)

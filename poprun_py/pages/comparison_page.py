@@ -41,7 +41,7 @@ def comparison_page(comparison: Comparison, runs: Sequence[RecordedRun]) -> str:
         comparison: of the runs.
         runs: the same, with what was recorded of them.
     """
-    columns = comparison_columns(comparison, has_bars=False)
+    columns = comparison_columns(comparison)
     told = [
         f"{each.label}: {_cell(each.speed)}"
         for each in comparison.entries
@@ -74,7 +74,7 @@ def scaling_page(comparison: Comparison, counts: Sequence[int]) -> str:
     """
     script, *arguments = comparison.base.runs[0].program or ("",)
     program = " ".join((PurePath(script).name, *arguments))
-    parts: list[Part] = [_table("Scaling", scaling_columns(comparison, has_bars=False))]
+    parts: list[Part] = [_table("Scaling", scaling_columns(comparison))]
     if _has_speedups(comparison):
         parts += [_speed_points(comparison), _efficiency(comparison)]
     if any("step_seconds" in each.numbers for each in comparison.entries):

@@ -12,11 +12,11 @@ Pure: measured runs in, values out.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from poprun_py.observation.instance_state import median
 from poprun_py.runs.measurement import Measured
 from poprun_py.runs.targets import Target
 
@@ -42,14 +42,14 @@ NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A number of several runs: the median is the lower one of an even count."""
+    """A number of several runs."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The value that half of them do not exceed."""
-        return median(self.values)
+        """The middle value; of an even count the mean of the two in the middle."""
+        return statistics.median(self.values)
 
     @property
     def mean(self) -> float:

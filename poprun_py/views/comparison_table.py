@@ -16,6 +16,7 @@ __all__ = [
     "SCALINGS",
     "Column",
     "bar",
+    "bar_length",
     "comparison_columns",
     "comparison_lines",
     "factor",
@@ -25,7 +26,8 @@ __all__ = [
     "table_lines",
 ]
 
-_BAR: Final = 20
+#: Bars of a wide screen, and of a narrow one, which has fewer columns than that.
+_LONG, _SHORT, _WIDE = 20, 10, 120
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 _TITLES: Final[Mapping[str, str]] = {
     "samples_per_second": "samples/s",
@@ -75,7 +77,11 @@ def comparison_lines(
     if comparison.scaling:
         told.append(SCALINGS[comparison.scaling])
     return [
-        *table_lines(comparison_columns(comparison, blocks=blocks), width=width, colour=colour),
+        *table_lines(
+            comparison_columns(comparison, bars=bar_length(width), blocks=blocks),
+            width=width,
+            colour=colour,
+        ),
         "",
         *told,
         *_missing_lines(comparison),
@@ -84,9 +90,9 @@ def comparison_lines(
 
 
 def comparison_columns(
-    comparison: Comparison, *, has_bars: bool = True, blocks: bool = True
+    comparison: Comparison, *, bars: int = 0, blocks: bool = True
 ) -> list[Column]:
-    """Return the columns that tell something."""
+    """Return the columns that tell something, with bars of so many signs."""
     entries = comparison.entries
     counts_vary = len({each.instances for each in entries}) > 1
     replicas_vary = len({each.replicas for each in entries}) > 1
@@ -103,26 +109,26 @@ def comparison_columns(
     columns = [Column("run", tuple(each.label for each in entries), is_text=True)]
     columns.append(column("instances", lambda each: str(each.instances)))
     if any(each.replicas != each.instances for each in entries):
-        columns.append(column("replicas", lambda each: str(each.replicas), 4))
+        columns.append(column("replicas", lambda each: str(each.replicas), 3))
     if has_hosts:
-        columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 3))
+        columns.append(column("hosts", lambda each: str(len(each.runs[0].hosts)), 2))
     columns.append(numbers("samples_per_second", 0, number, _TITLES["samples_per_second"]))
     columns.append(column("speedup", lambda each: factor(each.speedup)))
     if counts_vary:
         columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
     if replicas_vary and not in_step:
         by_replicas: Callable[[Entry], str] = lambda each: percent(each.efficiency_by_replicas)  # noqa: E731
-        columns.append(column("by replicas", by_replicas, 5))
+        columns.append(column("by replicas", by_replicas, 6))
     columns += [
-        numbers("step_seconds", 6, milliseconds, _TITLES["step_seconds"]),
-        numbers("p95_seconds", 2, milliseconds, _TITLES["p95_seconds"]),
-        numbers("seconds", 8, number, _TITLES["seconds"]),
-        numbers("loss", 7, number, _TITLES["loss"]),
+        numbers("step_seconds", 4, milliseconds, _TITLES["step_seconds"]),
+        numbers("p95_seconds", 1, milliseconds, _TITLES["p95_seconds"]),
+        numbers("seconds", 7, number, _TITLES["seconds"]),
+        numbers("loss", 8, number, _TITLES["loss"]),
     ]
     if comparison.target is not None:
         columns.append(numbers("reached", 0, number, f"s to {comparison.target}"))
-    bars = tuple(bar(speed, speeds, blocks) if has_bars else "" for speed in speeds)
-    columns.append(Column("speed", bars, 1, is_text=True))
+    drawn = tuple(bar(speed, speeds, bars, blocks=blocks) for speed in speeds)
+    columns.append(Column("speed", drawn, 5, is_text=True))
     return [each for each in columns if set(each.cells) - {"-", ""}]
 
 
@@ -217,12 +223,19 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
 
 
-def bar(value: float | None, among: Sequence[float | None], blocks: bool) -> str:
-    """Return a bar as long as ``value`` in parts of the largest; plain signs without ``blocks``."""
+def bar_length(width: int) -> int:
+    """Return how long bars are on a screen of ``width`` columns."""
+    return _LONG if width >= _WIDE else _SHORT
+
+
+def bar(
+    value: float | None, among: Sequence[float | None], length: int, *, blocks: bool = True
+) -> str:
+    """Return a bar: the largest value's has ``length`` signs, plain ones without ``blocks``."""
     most = max((each for each in among if each is not None), default=0.0)
-    if value is None or most <= 0:
+    if value is None or most <= 0 or length == 0:
         return ""
     if not blocks:
-        return "#" * max(1, round(value / most * _BAR))
-    whole, eighths = divmod(max(1, round(value / most * _BAR * 8)), 8)
+        return "#" * max(1, round(value / most * length))
+    whole, eighths = divmod(max(1, round(value / most * length * 8)), 8)
     return "█" * whole + _EIGHTHS[eighths].strip()

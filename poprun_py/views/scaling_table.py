@@ -12,6 +12,7 @@ from poprun_py.views.comparison_table import (
     SCALINGS,
     Column,
     bar,
+    bar_length,
     factor,
     milliseconds,
     number,
@@ -33,7 +34,7 @@ def scaling_lines(
         colour: whether the bars have one.
         blocks: whether bars may be of block characters.
     """
-    columns = scaling_columns(comparison, blocks=blocks)
+    columns = scaling_columns(comparison, bars=bar_length(width), blocks=blocks)
     return [
         *table_lines(columns, width=width, colour=colour),
         "",
@@ -43,10 +44,8 @@ def scaling_lines(
     ]
 
 
-def scaling_columns(
-    comparison: Comparison, *, has_bars: bool = True, blocks: bool = True
-) -> list[Column]:
-    """Return the columns of the table of a scaling."""
+def scaling_columns(comparison: Comparison, *, bars: int = 0, blocks: bool = True) -> list[Column]:
+    """Return the columns of the table of a scaling, with bars of so many signs."""
     entries = comparison.entries
     by_seconds = comparison.measure == SECONDS
     medians = [each.speed.median if each.speed else None for each in entries]
@@ -57,8 +56,8 @@ def scaling_columns(
         title = "replica steps/s"
     columns = [
         Column("instances", tuple(str(each.instances) for each in entries)),
-        Column("replicas", tuple(str(each.replicas) for each in entries), 4),
-        Column("runs", tuple(str(len(each.runs)) for each in entries), 3),
+        Column("replicas", tuple(str(each.replicas) for each in entries), 3),
+        Column("runs", tuple(str(len(each.runs)) for each in entries), 1),
         Column(title, tuple("-" if each is None else number(each.median) for each in shown)),
         Column(
             "min-max",
@@ -66,7 +65,7 @@ def scaling_columns(
                 "-" if each is None else f"{number(each.least)}-{number(each.most)}"
                 for each in shown
             ),
-            5,
+            4,
         ),
         Column("speedup", tuple(factor(each.speedup) for each in entries)),
         Column("ideal", tuple(factor(ideal_speedup(comparison, each)) for each in entries), 6),
@@ -76,7 +75,7 @@ def scaling_columns(
         steps = [each.numbers.get("step_seconds") for each in entries]
         cells = tuple("-" if each is None else milliseconds(each.median) for each in steps)
         columns.append(Column("step ms", cells, 2))
-    if has_bars:
-        bars = tuple(bar(speed, medians, blocks) for speed in medians)
-        columns.append(Column("speed", bars, 1, is_text=True))
+    if bars:
+        drawn = tuple(bar(speed, medians, bars, blocks=blocks) for speed in medians)
+        columns.append(Column("speed", drawn, 5, is_text=True))
     return columns

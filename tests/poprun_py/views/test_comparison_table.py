@@ -100,6 +100,6 @@ def test_a_scaling_by_seconds(golden, tmp_path):
 
 def test_bars_are_as_long_as_their_values():
     values = [10.0, 5.0, 0.001, None]
-    assert [len(bar(each, values, blocks=False)) for each in values] == [20, 10, 1, 0]
-    assert [len(bar(each, values, blocks=True)) for each in values] == [20, 10, 1, 0]
-    assert bar(5.125, values, blocks=True).endswith("█▎")
+    assert [len(bar(each, values, 20, blocks=False)) for each in values] == [20, 10, 1, 0]
+    assert [len(bar(each, values, 20)) for each in values] == [20, 10, 1, 0]
+    assert bar(5.125, values, 20).endswith("█▎")
