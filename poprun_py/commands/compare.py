@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import click
 
+from poprun_py.command_name import command_name
 from poprun_py.commands.words import (
     HELP,
     check_page_name,
@@ -106,7 +107,7 @@ def main(words: Sequence[str]) -> int:
         from poprun_py.pages.comparison_page import comparison_page
 
         save_page(Path(values["output"]), comparison_page(comparison, runs))
-        print_error(f"poprun-py: the page is {values['output']}")
+        print_error(f"{command_name()}: the page is {values['output']}")
     return 0
 
 

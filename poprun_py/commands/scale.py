@@ -182,7 +182,7 @@ def _read(words: Sequence[str]) -> _Asked | None:
         raise UsageError("--timeline FILE would be of the last run only: give --timeline alone")
     values["program"] += tuple(words[ends + 1 :])
     if not values["program"]:
-        raise UsageError("scale needs a PROGRAM: poprun-py scale train.py --instances 1,2,4")
+        raise UsageError("scale needs a PROGRAM, such as scale train.py --instances 1,2,4")
     if given["instances"] is None:
         raise UsageError("scale needs --instances COUNTS: expected counts such as 1,2,4 or 1-4")
     check_page_name(given["output"])
