@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 
-# Modules of poprun_py/commands, each with main(words) -> exit code.
+# Modules of poprun_py/commands, each with main(words) -> exit code, and its click command.
 COMMANDS = ("report", "compare", "scale")
 # Forms of the topology that show CPUs: what the kernel made of them is shown too.
 _READ_BACK = ("tree", "cores")
@@ -60,9 +60,7 @@ def main() -> NoReturn:
     name = command_name()
     # As click spells the variable of a command's completion.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
-        from poprun_py.config.command_line import COMMAND
-
-        COMMAND.main(prog_name=name)
+        _complete(name)
     open_closed_descriptors()
     print_any_text()
     # What is made before the job starts lives until the end: collecting it would only cost time.
@@ -75,6 +73,22 @@ def main() -> NoReturn:
             stream.flush()
     # Finalising the interpreter would take longer than everything else that is left to do.
     os._exit(code)
+
+
+def _complete(name: str) -> NoReturn:
+    """Answer the shell that completes a command line of ours."""
+    from poprun_py.config.command_line import COMMAND
+
+    # The words as far as they are typed, as the shells' own scripts hand them over.
+    typed = os.environ.get("COMP_WORDS", "").split()[1:2]
+    if typed and typed[0] in COMMANDS:
+        import click
+
+        module = importlib.import_module(f"poprun_py.commands.{typed[0]}")
+        own = getattr(module, typed[0].upper())
+        click.Group(name, commands={typed[0]: own}).main(prog_name=name)
+    COMMAND.main(prog_name=name)
+    sys.exit(0)
 
 
 def run(words: Sequence[str]) -> int:

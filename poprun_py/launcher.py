@@ -279,10 +279,25 @@ def _run_recorded(
                     console.warn(trouble)
         record.finish(result)
     finally:
+        _write_page(record, console)
         record.close()
         if record.trouble:
             console.warn(record.trouble)
     return result, record.run_id
+
+
+def _write_page(record: RunRecord, console: Console) -> None:
+    """Write the page of a run that has ended; its result does not depend on it."""
+    if record.folder is None:
+        return
+    from poprun_py.page_file import write_page
+    from poprun_py.runs.run_files import RunFiles
+
+    try:
+        path = write_page(RunFiles(record.folder.path))
+        console.log(f"the page of the run is {path}")
+    except Exception as error:  # whatever its files hold
+        console.warn(f"the page of the run cannot be written ({error})")
 
 
 def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:

@@ -35,6 +35,11 @@ _EXAMPLES = (
     "-n 2 --num-replicas 8 --dry-run train.py",
     "--host node[0-3] -n 8 --num-replicas 64 -m package.train",
 )
+_COMMANDS = {
+    "report RUN": "a run that --output-dir kept, as a page for a browser",
+    "compare RUN RUN...": "such runs side by side: speed, loss, time to a target, efficiency",
+    "scale PROGRAM": "run it with several numbers of instances, and show how its speed grows",
+}
 _GRAMMAR = (
     "Options end at PROGRAM or -m MODULE; they may be given as --option VALUE or --option=VALUE, "
     "and shortened as long as they stay unique. A yes|no value may also be on, off, true, false, "
@@ -117,6 +122,8 @@ def _write_short(formatter: click.HelpFormatter) -> None:
     _write_beginning(formatter)
     by_field = {option.field: option for option in _declared() if option.field}
     _write_options(formatter, "Most used options", (by_field[name] for name in MOST_USED))
+    with formatter.section(f"Commands, each with --help: {command_name()} COMMAND"):
+        formatter.write_dl(list(_COMMANDS.items()))
     with formatter.section(f"More help: {command_name()} --help TOPIC"):
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
         rows += [("OPTION", "one option, such as --help timeout"), ("all", "every option")]

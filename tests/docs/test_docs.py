@@ -23,6 +23,7 @@ TRANSCRIPTS = [
         "runs",
         "observe",
         "monitoring",
+        "compare",
         "devices",
         "horovod",
         "sdk-programs",

@@ -21,6 +21,7 @@ PAGES = [
     "runs.md",
     pytest.param("observe.md", marks=pytest.mark.sweep),
     pytest.param("monitoring.md", marks=pytest.mark.sweep),
+    pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     "devices.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),

@@ -225,6 +225,19 @@ def test_public_names_are_frozen():
         assert getattr(poprun_py, name) is not None
 
 
+@pytest.mark.parametrize(
+    ("typed", "option"),
+    [("compare --ta", "--target"), ("scale --inst", "--instances"), ("report --op", "--open")],
+)
+def test_shell_completion_knows_the_options_of_commands(typed, option):
+    done = subprocess.run(
+        [sys.executable, "-m", "poprun_py"], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "_POPRUN_PY_COMPLETE": "bash_complete",
+             "COMP_WORDS": f"poprun-py {typed}", "COMP_CWORD": "2"},
+    )  # fmt: skip
+    assert f"plain,{option}" in done.stdout.split()
+
+
 def test_shell_completion_knows_the_options():
     done = subprocess.run(
         [sys.executable, "-m", "poprun_py"], capture_output=True, text=True, check=False,

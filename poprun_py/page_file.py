@@ -1,0 +1,42 @@
+"""The page of a run as a file: reads what the run left, and writes ``report.html``.
+
+What is on the page: poprun_py/pages. Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from poprun_py.atomic_file import write_whole
+from poprun_py.pages.run_page import run_page
+from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.run_files import RunFiles
+from poprun_py.views.run_report import moment
+
+__all__ = ["page_text", "write_page"]
+
+
+def page_text(files: RunFiles) -> str:
+    """Return the page of a run, also of one that has not ended.
+
+    Raises:
+        UsageError: its report cannot be read.
+    """
+    return run_page(read_run(files), moment(time.time()))
+
+
+def write_page(files: RunFiles, path: Path | None = None) -> Path:
+    """Write the page of a run in one step, for its owner alone; returns where it is.
+
+    Args:
+        files: of the run.
+        path: where to; by default ``report.html`` in the run's folder.
+
+    Raises:
+        UsageError: the run's report cannot be read.
+        OSError: the page cannot be written; an older one stays as it was.
+    """
+    path = files.page if path is None else path
+    write_whole(path, page_text(files) + "\n")
+    return path

@@ -1,0 +1,150 @@
+"""How each attempt went, the first failure, the instances, and what is installed.
+
+Pure: a report in, parts of a page out. Reports of other versions may lack any of it. Nothing here
+reads files or writes HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from poprun_py.pages.page_frame import Alert, Code, Folded, Part, Section, Sentence, Table
+from poprun_py.pages.wording import bytes_text, duration, moment_text
+from poprun_py.runs.recorded_run import RecordedRun
+
+__all__ = ["attempts_section", "environment_section", "failure_parts"]
+
+
+def failure_parts(run: RecordedRun) -> list[Part]:
+    """Return what an engineer has to see first of a run that failed."""
+    report = run.report
+    attempts = _attempts(run)
+    last = attempts[-1] if attempts else {}
+    if report.get("state") == "running":
+        if last.get("cause") is None:
+            return []
+    elif report.get("exit_code") in (0, None):
+        return []
+    reason = str(last.get("reason") or report.get("reason") or "")
+    parts: list[Part] = []
+    first = last.get("first_failure")
+    if isinstance(first, dict):
+        text = (
+            f"{first.get('name', 'an instance')} on {first.get('host') or 'this host'} failed "
+            f"first: {first.get('diagnosis') or first.get('ended_by') or reason}"
+        )
+        parts.append(Alert(text, is_failure=True))
+        traceback = str(first.get("traceback") or "")
+        stderr = first.get("stderr")
+        lines = "\n".join(map(str, stderr)) if isinstance(stderr, list) else ""
+        if traceback:
+            parts.append(Code(traceback.rstrip("\n")))
+        if lines and lines.strip() != traceback.strip():
+            shown = Code(lines)
+            parts.append(Folded("The end of its stderr", (shown,)) if traceback else shown)
+    elif reason:
+        parts.append(Alert(reason, is_failure=report.get("exit_code") != 0))
+    stacks = [each for each in last.get("stacks") or () if isinstance(each, dict)]
+    if stacks:
+        texts = (
+            f"instances {', '.join(map(str, each.get('instances') or ()))}"
+            f"{_waits(each)}\n{each.get('text', '')}"
+            for each in stacks
+        )
+        parts.append(Folded("What the instances were doing", (Code("\n\n".join(texts)),)))
+    return parts
+
+
+def _waits(stack: Mapping[str, Any]) -> str:
+    return f": {stack['waits']}" if stack.get("waits") else ""
+
+
+def attempts_section(run: RecordedRun) -> Section:
+    """Return the attempts, and the instances of each."""
+    attempts = _attempts(run)
+    if not attempts:
+        return Section("Attempts", (Sentence("No attempt has begun."),))
+    table = Table(
+        "Attempts",
+        ("attempt", "began", "seconds", "ended", "exit code", "went on from step", "why"),
+        [
+            (
+                _text(each.get("number")),
+                moment_text(each.get("began_at")),
+                _text(each.get("seconds")),
+                str(each.get("cause") or "running").replace("_", " "),
+                _text(each.get("exit_code")),
+                _text(each.get("resumed_step")),
+                _text(each.get("reason")),
+            )
+            for each in attempts
+        ],
+        frozenset(
+            index
+            for index, each in enumerate(attempts)
+            if each.get("cause") not in (None, "completed", "checkpoint")
+        ),
+    )
+    *earlier, last = attempts
+    parts: list[Part] = [table, *_instances(last)]
+    for each in earlier:
+        if tables := list(_instances(each)):
+            parts.append(Folded(f"Instances of attempt {_text(each.get('number'))}", tables))
+    return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
+
+
+def _instances(attempt: Mapping[str, Any]) -> Iterator[Part]:
+    instances = [each for each in attempt.get("instances") or () if isinstance(each, dict)]
+    if not instances:
+        return
+    first = attempt.get("first_failure")
+    failed = first.get("index") if isinstance(first, dict) else None
+    yield Table(
+        "Instances",
+        ("instance", "host", "process", "ended by", "steps", "inference calls", "most memory"),
+        [
+            (
+                str(each.get("name") or each.get("index")),
+                _text(each.get("host")),
+                _text(each.get("pid")),
+                _text(each.get("ended_by")),
+                _text(each.get("training_step")),
+                _text(each.get("inference_calls")),
+                bytes_text(each["max_rss_bytes"]) if each.get("max_rss_bytes") else "-",
+            )
+            for each in instances
+        ],
+        frozenset(i for i, each in enumerate(instances) if each.get("index") == failed),
+    )
+
+
+def environment_section(run: RecordedRun) -> Section:
+    """Return the numbers of the plan, where it ran, and what is installed."""
+    report = run.report
+    plan, launcher, versions = (
+        each if isinstance(each := report.get(key), dict) else {}
+        for key in ("plan", "launcher", "versions")
+    )
+    rows = [
+        ("program", " ".join(map(str, report.get("program") or ()))),
+        ("folder", _text(report.get("folder"))),
+        ("launcher", f"{_text(launcher.get('host'))}, process {_text(launcher.get('pid'))}"),
+        *((name.replace("_", " "), _text(value)) for name, value in plan.items()),
+        *((name, _text(value)) for name, value in versions.items()),
+        ("files of the run", str(run.files.folder)),
+    ]
+    parts: list[Part] = [Table("Environment", ("what", "value"), rows)]
+    parts += [Sentence(trouble) for trouble in run.troubles]
+    return Section("Environment", tuple(parts))
+
+
+def _attempts(run: RecordedRun) -> list[Mapping[str, Any]]:
+    return [each for each in run.report.get("attempts") or () if isinstance(each, dict)]
+
+
+def _text(value: Any) -> str:
+    """Return a value of a report in a cell."""
+    if value is None or value == "":
+        return "-"
+    return duration(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,176 @@
+"""A run as a page, in the order of an engineer's questions.
+
+How did it end, how fast was it, who was slow and why, where did time and memory go, what ran where,
+and how is it run again. Pure: a recorded run in, HTML out. What a section shows: its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from poprun_py.observation.instance_state import median
+from poprun_py.observation.job_view import JobView
+from poprun_py.pages.attempt_sections import attempts_section, environment_section, failure_parts
+from poprun_py.pages.machine_sections import (
+    device_section,
+    placement_section,
+    read_plan,
+    rerun_section,
+)
+from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, page
+from poprun_py.pages.resource_sections import resource_section, where_time_went
+from poprun_py.pages.training_sections import (
+    StepTimes,
+    step_times,
+    time_sections,
+    training_section,
+)
+from poprun_py.pages.wording import duration, milliseconds, moment_text, number, seconds_of
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+
+__all__ = ["run_page"]
+
+
+def run_page(run: RecordedRun, made_at: str) -> str:
+    """Return the page of a run, also of one that has not ended.
+
+    Args:
+        run: as its files tell.
+        made_at: when this is, as reports write times.
+    """
+    began = seconds_of(run.report.get("began_at"))
+    if began is None:
+        began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
+    view = _last_view(run)
+    times = step_times(run)
+    plan, _ = read_plan(run)
+    return page(
+        f"{_program(run, view)}: {run.run_id}",
+        (
+            training_section(run, began),
+            time_sections(times),
+            where_time_went(view),
+            resource_section(run, began),
+            device_section(run),
+            placement_section(plan),
+            attempts_section(run),
+            rerun_section(run),
+            environment_section(run),
+        ),
+        lead=_lead(run, made_at),
+        opening=_opening(run, view, times),
+        footer=f"Made {moment_text(made_at)} from {run.files.folder}",
+    )
+
+
+def _program(run: RecordedRun, view: JobView | None) -> str:
+    """Return what people call the program: its script."""
+    if view is not None and view.program:
+        return view.program
+    words = [str(word) for word in run.report.get("program") or ("program",)]
+    scripts = (word for word in words[:3] if word.endswith((".py", ".sh")))
+    return next(scripts, words[0]).rpartition("/")[2]
+
+
+def _lead(run: RecordedRun, made_at: str) -> str:
+    """Say how the run ended, when it began, and how long it took."""
+    report = run.report
+    began, ended = seconds_of(report.get("began_at")), seconds_of(report.get("ended_at"))
+    if report.get("state") == "running":
+        ended = seconds_of(made_at)
+        how = "Running"
+    else:
+        code: Any = report.get("exit_code")
+        cause = run.attempts[-1].report.get("cause") if run.attempts else None
+        words = str(cause or "").replace("_", " ")
+        how = {0: "Completed", 75: "Stopped at a checkpoint"}.get(
+            code, f"Failed ({words}) with exit code {code}" if words else f"Exit code {code}"
+        )
+    took = ""
+    if began is not None and ended is not None:
+        took = f" {'for' if how == 'Running' else 'after'} {duration(max(0.0, ended - began))}"
+    return f"{how}{took}; began {moment_text(report.get('began_at'))}."
+
+
+def _opening(run: RecordedRun, view: JobView | None, times: list[StepTimes]) -> list[Part]:
+    parts: list[Part] = failure_parts(run)
+    if view is not None and view.worst is not None and view.worst.is_slow:
+        parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
+    if run.report.get("state") == "running":
+        parts.append(
+            Alert(
+                "The run has not ended, or its launcher was killed: this is what is known so far."
+            )
+        )
+    parts.append(Facts([*_speed(run, view), *_steps(times, view), *_size(run)]))
+    return parts
+
+
+def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
+    """Return how many samples all instances train on in a second, in the last attempt."""
+    trained = [attempt for attempt in run.attempts if attempt.steps]
+    rate, note = (_samples_per_second(trained[-1]), "") if trained else (0.0, "")
+    if not rate and view is not None:
+        rate = view.samples_per_second
+    if not rate:
+        return []
+    if trained and (total := sum(r.samples * r.every for a in trained for r in a.steps)):
+        note = f"{number(total)} samples in total"
+    return [Fact("samples/s, all instances", number(rate), note)]
+
+
+def _samples_per_second(attempt: RecordedAttempt) -> float:
+    samples: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for record in attempt.steps:
+        samples[record.instance] = samples.get(record.instance, 0) + record.samples
+        seconds[record.instance] = seconds.get(record.instance, 0.0) + record.seconds
+    return sum(samples[i] / seconds[i] for i in samples if seconds[i] > 0)
+
+
+def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
+    facts = []
+    if times:
+        middle = median([each.median for each in times])
+        slow = max(each.p95 for each in times)
+        facts.append(
+            Fact("step time, median", milliseconds(middle), f"95th percentile {milliseconds(slow)}")
+        )
+    if view is not None and view.worst is not None:
+        worst = view.worst
+        own = f"{milliseconds(worst.own_seconds)} a step without waiting"
+        usual = f"median instance {milliseconds(worst.median_seconds)}"
+        facts.append(Fact("slowest", f"instance {worst.instance}", f"{own}, {usual}"))
+    return facts
+
+
+def _size(run: RecordedRun) -> list[Fact]:
+    plan: Mapping[str, Any] = run.report["plan"]
+    hosts = run.attempts[-1].report.get("hosts") if run.attempts else None
+    facts = [Fact("instances", str(plan["num_instances"]))]
+    if isinstance(hosts, list) and hosts:
+        names = ", ".join(map(str, hosts[:3])) + (", ..." if len(hosts) > 3 else "")
+        facts[0] = Fact("instances", str(plan["num_instances"]), f"on {names}")
+    replicas, per_replica = plan.get("num_replicas"), plan.get("ipus_per_replica")
+    if isinstance(replicas, int) and isinstance(per_replica, int):
+        each = f"{per_replica} IPU{'s' if per_replica != 1 else ''} each"
+        facts.append(Fact("replicas", str(replicas), f"{each}, {replicas * per_replica} in total"))
+    restarts = len(run.attempts) - 1
+    if restarts > 0:
+        facts.append(Fact("attempts", str(restarts + 1), f"{restarts} after a failure or stop"))
+    return facts
+
+
+def _last_view(run: RecordedRun) -> JobView | None:
+    """Return the last look at the instances that a report or a file has."""
+    for attempt in reversed(run.attempts):
+        observation = attempt.report.get("observation")
+        if isinstance(observation, dict):
+            try:
+                return JobView.from_json(observation)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                pass
+        if attempt.looks:
+            return attempt.looks[-1][1]
+    return None

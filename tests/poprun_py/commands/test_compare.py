@@ -1,0 +1,109 @@
+"""poprun-py compare: its words, and runs compared on the command line."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+import pytest
+from support.made_runs import MadeAttempt, made_run
+
+from poprun_py.cli import run
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Make two runs in the folder runs of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "runs", "one")
+    attempt = MadeAttempt(values={10: {"accuracy": 0.9}})
+    made_run(tmp_path / "runs", "two", instances=2, attempts=(attempt,))
+    return tmp_path / "runs"
+
+
+def test_runs_by_name_and_by_folder(runs, capsys):
+    assert run(["compare", "one", str(runs / "two")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split()[:3] == ["run", "instances", "samples/s"]
+    assert shown[2].split()[:4] == ["one", "1", "80", "1.00x"]
+    assert shown[3].split()[:5] == ["two", "2", "160", "2.00x", "100%"]
+
+
+def test_runs_of_another_folder(runs, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    assert run(["compare", "--output-dir", str(runs), "one", "two"]) == 0
+    assert run(["compare", "one", "two"]) == 2
+    assert "there is no such run" in capsys.readouterr().err
+
+
+def test_json(runs, capsys):
+    assert run(["compare", "one", "two", "--target", "accuracy=0.9", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["measure"], found["scaling"]) == ("samples/s", "weak")
+    one, two = found["runs"]
+    assert (one["runs"], two["runs"]) == (["one"], ["two"])
+    assert two["samples_per_second"]["median"] == pytest.approx(160)
+    assert two["reached"]["median"] == pytest.approx(2.0)
+    assert one["reached"] is None
+    assert one["missing"]["reached"] == "nothing of that name was logged"
+
+
+def test_repetitions_are_grouped_where_asked(runs, capsys):
+    made_run(runs, "one-again")
+    assert run(["compare", "--group", "one", "one-again", "two"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2].startswith("one + 1 ")
+    assert shown[3].startswith("two ")
+
+
+def test_a_page_is_private_and_whole(runs, capsys, tmp_path):
+    assert run(["compare", "one", "two", "--output", "both.html"]) == 0
+    page = tmp_path / "both.html"
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert page.read_text().endswith("</html>")
+    assert "the page is both.html" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_run_with_unreadable_lines_is_compared_and_named(runs, capsys):
+    with (runs / "one" / "attempt-1" / "steps.jsonl").open("a") as file:
+        file.write("no step\n")
+    assert run(["compare", "one", "two"]) == 0
+    assert "note: one: steps.jsonl: 1 lines cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "compare needs at least two runs, none is given"),
+        (["one"], "compare needs at least two runs, only 'one' is given"),
+        (["one", "three"], "three: there is no such run"),
+        (["one", "runs"], "runs: no run: it has no report.json"),
+        (["one", "runs/one"], "one and runs/one are the same run: give it once"),
+        (["one", "two", "--traget", "x"], "unknown option --traget; did you mean --target?"),
+        (["one", "two", "--target", "best"], "--target 'best': expected a name and a number"),
+        (["one", "two", "--target"], "requires an argument"),
+        (["one", "two", "--format", "xml"], "'xml' is not one of 'text', 'json'"),
+        (["one", "two", "--output", "x.png"], "expected a name that ends in .html"),
+        (["one", "two", "--output", "no/x.html"], "there is no folder no"),
+    ],
+)
+def test_what_is_not_accepted_is_said_in_one_line(runs, capsys, words, said):
+    assert run(["compare", *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert shown.err.startswith("poprun-py: error: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_a_broken_report_is_named(runs, capsys):
+    (runs / "one" / "report.json").write_text("[]")
+    assert run(["compare", "one", "two"]) == 2
+    assert "is no report of a run" in capsys.readouterr().err
+
+
+def test_help_teaches_with_examples(golden, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["compare", "--help"]) == 0
+    golden("compare_help.txt", capsys.readouterr().out)

@@ -1,0 +1,156 @@
+"""poprun-py scale: its words, what is refused before anything starts, and real runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from conftest import wait_until
+
+from poprun_py.cli import run
+from poprun_py.commands.scale import _own_words
+
+STEPS = """
+import sys, time
+import popdist_py
+from popdist_py import heartbeat
+popdist_py.init()
+print("arguments", *sys.argv[1:])
+while "forever" in sys.argv or heartbeat.steps() < 12:
+    time.sleep(0.01)
+    heartbeat.step(samples=8)
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Be in a folder with a program."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(STEPS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "others"),
+    [
+        ("train.py --instances 1,2 --lr 1", "--instances 1,2", "train.py --lr 1"),
+        ("--repeats=2 --host a -m x --format json", "--repeats=2 --format json", "--host a -m x"),
+        ("train.py --instances", "--instances", "train.py"),
+    ],
+)
+def test_own_options_stand_anywhere(words, own, others):
+    assert _own_words(words.split()) == (own.split(), others.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train.py", "scale needs --instances COUNTS"),
+        ("--instances 1,2", "scale needs a PROGRAM"),
+        ("--instances 1,2 --", "scale needs a PROGRAM"),
+        ("--instances 2,x train.py", "expected counts of instances"),
+        ("--instances 1,9999 train.py", "--instances 9999: 9999 instances on a host with"),
+        ("--instances 1,3 --num-replicas 4 train.py", "--instances 3: --num-replicas 4 cannot"),
+        ("-n 2 --instances 1 train.py", "--num-instances is no option of scale"),
+        ("--dry-run --instances 1 train.py", "--dry-run is no option of scale"),
+        ("--live --instances 1 train.py", "--live is no option of scale"),
+        ("--version --instances 1 train.py", "--version is no option of scale"),
+        ("--timeline=t.json.gz --instances 1 train.py", "give --timeline alone"),
+        ("--instances 1 --repeats 0 train.py", "0 is not in the range"),
+        ("--instances 1 --output x.png train.py", "expected a name that ends in .html"),
+        ("--bogus --instances 1 train.py", "unknown option --bogus"),
+        ("--instances 1 train.py --instances", "requires an argument"),
+    ],
+)
+def test_what_is_not_accepted_starts_nothing(here, capsys, words, said):
+    assert run(["scale", *words.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+def test_a_program_that_is_not_there_starts_nothing(here, capsys):
+    assert run(["scale", "--instances", "1,2", "other.py"]) == 3
+    assert "other.py does not exist" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_help_teaches_with_examples(golden, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["scale", "--help"]) == 0
+    golden("scale_help.txt", capsys.readouterr().out)
+
+
+@pytest.mark.mpi
+def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path):
+    script(
+        "import os, sys\n"
+        "if os.environ['WORLD_SIZE'] == '2': sys.exit('two are too many')\n"
+        "print('not shown')\n"
+    )
+    done = poprun("scale", "program.py", "--instances", "1,2", "--repeats", "2")
+    assert done.returncode == 1
+    assert "[2/4] 2 instances: failed; its output is in runs/scale-" in done.stderr
+    assert "two are too many" in done.stderr
+    assert "not shown" not in done.stdout + done.stderr
+    assert "note: 1 of 4 runs are measured" in done.stdout
+    assert len(list((tmp_path / "runs").glob("scale-*-n*"))) == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_program_is_scaled(poprun, here):
+    done = poprun(
+        "scale", "--num-replicas", "2", "train.py", "--instances", "1,2", "--repeats", "2",
+        "--format", "json", "--lr", "1", "--", "--output", "x",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    one, two = found["runs"]
+    assert (found["measure"], found["scaling"]) == ("samples/s", "weak")
+    assert [each["num_instances"] for each in (one, two)] == [1, 2]
+    assert [each["num_replicas"] for each in (one, two)] == [2, 2]
+    assert len(one["runs"]) == len(two["runs"]) == 2
+    assert one["speedup"] == 1.0
+    assert two["speedup"] > 1
+    folder = here / "runs" / two["runs"][0]
+    written = (folder / "attempt-1" / "instance-1.stdout").read_text()
+    assert written == "arguments --lr 1 --output x\n"
+    prefix = one["runs"][0].removesuffix("-n1-1")
+    assert (here / "runs" / f"{prefix}.html").read_text().endswith("</html>")
+    names = [path.name for path in (here / "runs").glob("scale-*-n*")]
+    assert sorted(names) == sorted([*one["runs"], *two["runs"]])
+    done = poprun("compare", *two["runs"], *one["runs"], "--group")
+    assert done.returncode == 0, done.stderr
+    assert f"compared with {two['runs'][0]} + 1 by samples per second" in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_time_limit_is_one_of_each_run(poprun, here):
+    done = poprun("scale", "--timeout", "8", "train.py", "forever", "--instances=1", "--repeats=1")
+    assert done.returncode == 0, done.stderr
+    assert "note: runs were ended by --timeout" in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_series_and_shows_what_is_there(poprun, script, tmp_path, number):
+    script(
+        "import os, pathlib, time\n"
+        "if os.environ['WORLD_SIZE'] == '2':\n"
+        "    pathlib.Path('waits').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    process = poprun("scale", "program.py", "--instances", "1,2", start=True)
+    wait_until((tmp_path / "waits").exists)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "[2/6] 2 instances: stopped" in stderr
+    assert "note: 1 of 6 runs are measured" in stdout
+    wait_until(lambda: not poprun.survivors())

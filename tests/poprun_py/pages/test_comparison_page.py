@@ -1,0 +1,117 @@
+"""The pages of comparisons and scalings: what charts they hold, and that text is only text."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from support.made_runs import MadeAttempt, made_run
+
+from poprun_py.pages.comparison_page import comparison_page, scaling_page
+from poprun_py.runs.comparison import compare
+from poprun_py.runs.measurement import measure
+from poprun_py.runs.targets import parse_target
+
+LOSSES = [2 / step for step in range(1, 21)]
+VALUES = {10: {"accuracy": 0.8, "loss": 0.4}, 20: {"accuracy": 0.92, "loss": 0.2}}
+
+
+def figures_of(page):
+    text = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.S)
+    return json.loads(text[1])
+
+
+def titles_of(page):
+    return re.findall(r"<figcaption>(.*?)<span>", page)
+
+
+def runs_of(folder, **attempt):
+    attempts = (MadeAttempt(losses=LOSSES, values=VALUES, **attempt),)
+    return [
+        made_run(folder, "one", attempts=attempts),
+        made_run(folder, "two", instances=2, attempts=attempts),
+    ]
+
+
+def test_a_comparison_has_its_charts(tmp_path):
+    runs = runs_of(tmp_path)
+    target = parse_target("accuracy=0.9")
+    comparison = compare([measure(run, target) for run in runs], target=target, remarks=["unfair"])
+    page = comparison_page(comparison, runs)
+    assert titles_of(page) == [
+        "Speed", "Scaling efficiency", "Loss over time", "Loss over samples", "accuracy",
+    ]  # fmt: skip
+    assert "unfair" in page
+    speed, efficiency, over_time, over_samples, accuracy = figures_of(page)
+    assert speed["data"][0]["x"] == pytest.approx([80, 160])
+    assert efficiency["data"][0]["y"] == pytest.approx([100, 100])
+    assert efficiency["layout"]["xaxis"]["tickvals"] == [1, 2]
+    assert [line["name"] for line in over_time["data"]] == ["one", "two"]
+    assert over_time["data"][0]["x"][0] == pytest.approx(1.1, abs=0.01)
+    # Two instances see twice the samples in each step.
+    assert [line["x"][-1] for line in over_samples["data"]] == [160, 320]
+    assert accuracy["data"][0]["y"] == [0.8, 0.92]
+    assert accuracy["layout"]["shapes"][0]["y0"] == 0.9
+
+
+def test_without_samples_the_loss_is_over_steps(tmp_path):
+    runs = runs_of(tmp_path, samples=0)
+    page = comparison_page(compare([measure(run) for run in runs]), runs)
+    assert "Loss over steps" in titles_of(page)
+    assert "Loss over samples" not in titles_of(page)
+
+
+def test_runs_without_any_number_still_have_a_page(tmp_path):
+    attempts = (MadeAttempt(steps=0),)
+    runs = [made_run(tmp_path, n, attempts=attempts, seconds=None) for n in ("a", "b")]
+    page = comparison_page(compare([measure(run) for run in runs]), runs)
+    assert titles_of(page) == []
+    assert "2 runs compared" in page
+
+
+def scaling_of(folder, **attempt):
+    runs = [
+        made_run(
+            folder, f"n{count}-{repeat}", instances=count, seconds=8.0 / count + repeat,
+            attempts=(MadeAttempt(step_seconds=0.1 + repeat / 100, **attempt),),
+        )
+        for repeat in (0, 1, 2)
+        for count in (1, 2)
+    ]  # fmt: skip
+    return compare([measure(run) for run in runs], grouped=True)
+
+
+def test_a_scaling_has_error_bars_and_an_ideal_line(tmp_path):
+    page = scaling_page(scaling_of(tmp_path), (1, 2))
+    assert titles_of(page) == ["Speed", "Scaling efficiency", "Time of a step"]
+    speed = figures_of(page)[0]
+    measured, ideal = speed["data"]
+    low, middle, high = (8 / (0.1 + repeat / 100) for repeat in (2, 1, 0))
+    assert measured["y"] == pytest.approx([middle, 2 * middle])
+    assert measured["error_y"]["array"][0] == pytest.approx(high - middle)
+    assert measured["error_y"]["arrayminus"][0] == pytest.approx(middle - low)
+    assert ideal["y"] == pytest.approx([middle, 2 * middle])
+
+
+def test_a_scaling_of_whole_runs_is_drawn_in_seconds(tmp_path):
+    page = scaling_page(scaling_of(tmp_path, steps=0), (1, 2))
+    assert titles_of(page) == ["Time of the whole run", "Scaling efficiency"]
+    measured, ideal = figures_of(page)[0]["data"]
+    assert measured["y"] == [9.0, 5.0]
+    assert ideal["y"] == [9.0, 4.5]
+
+
+def test_names_are_text(tmp_path):
+    evil = "<script>alert(1)</script>"
+    runs = [
+        made_run(
+            tmp_path, name, program=(evil, evil), attempts=(MadeAttempt(values={1: {evil: 1}}),)
+        )
+        for name in ("a", "b")
+    ]
+    comparison = compare([measure(run) for run in runs], remarks=[evil])
+    for page in (comparison_page(comparison, runs), scaling_page(comparison, (1,))):
+        assert evil not in page
+        assert html.escape(evil) in page

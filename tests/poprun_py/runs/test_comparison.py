@@ -1,0 +1,158 @@
+"""Comparisons: speedups, efficiencies, groups, and remarks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
+from poprun_py.runs.fairness import remarks_on
+from poprun_py.runs.measurement import Measured
+from poprun_py.runs.targets import Target
+from poprun_py.views.comparison_table import comparison_lines
+
+COUNTS = st.integers(1, 64)
+SPEEDS = st.floats(0.1, 1e6)
+
+
+def run(name: str = "run", **numbers) -> Measured:
+    usual = {"seconds": 10.0, "step_seconds": 0.1, "samples_per_second": 80.0, "batch": 8.0}
+    return Measured(name=name, **{**usual, **numbers})
+
+
+@given(st.lists(COUNTS, min_size=1, max_size=6), SPEEDS)
+def test_ideal_runs_are_fully_efficient(counts, speed):
+    runs = [run(f"r{n}", instances=n, replicas=n, samples_per_second=n * speed) for n in counts]
+    comparison = compare(runs)
+    for entry in comparison.entries:
+        assert entry.efficiency == pytest.approx(1)
+        assert entry.efficiency_by_replicas == pytest.approx(1)
+        assert entry.speedup == pytest.approx(entry.instances / counts[0])
+
+
+@given(st.permutations(list(range(1, 6))), st.lists(SPEEDS, min_size=6, max_size=6))
+def test_the_order_of_the_others_does_not_matter(order, speeds):
+    base = run("base", samples_per_second=speeds[0])
+    others = [run(f"r{n}", instances=n, samples_per_second=speeds[n]) for n in range(1, 6)]
+    straight = {entry.label: entry for entry in compare([base, *others]).entries}
+    shuffled = compare([base, *(others[n - 1] for n in order)])
+    assert {entry.label: entry for entry in shuffled.entries} == straight
+
+
+def test_the_first_run_is_the_base():
+    slow, fast = run("slow", samples_per_second=50.0), run("fast", samples_per_second=100.0)
+    assert [each.speedup for each in compare([slow, fast]).entries] == [1.0, 2.0]
+    assert [each.speedup for each in compare([fast, slow]).entries] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("batches", "scaling"),
+    [((8, 16, 32), "weak"), ((8, 8, 8), "strong"), ((8, 16, 16), ""), ((8, 12, 99), "")],
+)
+def test_the_global_batch_tells_the_scaling(batches, scaling):
+    runs = [
+        run(f"r{n}", instances=n, replicas=n, batch=batch)
+        for n, batch in zip((1, 2, 4), batches, strict=True)
+    ]
+    assert compare(runs).scaling == scaling
+
+
+def test_runs_of_the_same_counts_do_not_scale():
+    assert compare([run("a"), run("b", batch=16.0)]).scaling == ""
+
+
+def test_runs_are_compared_by_what_all_have():
+    silent = {"samples_per_second": None, "batch": None}
+    runs = [run("a"), run("b")]
+    assert compare(runs).measure == SAMPLES
+    runs = [run("a"), run("b", instances=2, replicas=2, step_seconds=0.1, **silent)]
+    assert compare(runs).measure == STEPS
+    # Twice the replicas in the same time.
+    assert compare(runs).entries[1].speedup == pytest.approx(2)
+    none = [run(each.name, step_seconds=None, **silent) for each in runs]
+    assert compare(none).measure == SECONDS
+    assert compare([none[0], replace(none[1], seconds=5.0)]).entries[1].speedup == 2
+
+
+def test_a_run_without_the_number_has_no_speedup():
+    known, unknown = run("a"), run("b", samples_per_second=None, step_seconds=None)
+    entries = compare([known, unknown]).entries
+    assert [each.speedup for each in entries] == [1.0, None]
+    assert [each.efficiency for each in compare([unknown, known]).entries] == [None, None]
+
+
+def test_repetitions_are_grouped():
+    runs = [
+        run(f"{n}-{repeat}", instances=n, samples_per_second=n * 100.0 + repeat)
+        for repeat in (1, 2, 3)
+        for n in (1, 2)
+    ]
+    one, two = compare(runs, grouped=True).entries
+    assert one.label == "1-1 + 2"
+    assert one.speed == Spread((101.0, 102.0, 103.0))
+    assert (one.speed.median, one.speed.mean, one.speed.least, one.speed.most) == (
+        102.0, 102.0, 101.0, 103.0,
+    )  # fmt: skip
+    assert two.speedup == pytest.approx(202 / 102)
+    assert len(compare(runs).entries) == 6
+    other = replace(runs[0], program=("train.py", "--lr", "1"))
+    assert len(compare([*runs, other], grouped=True).entries) == 3
+
+
+def test_repetitions_that_did_not_reach_the_target_are_counted():
+    target = Target("accuracy", 0.9)
+    runs = [run("a", reached=3.0), run("b"), run("c", reached=4.0)]
+    comparison = compare(runs, target=target, grouped=True)
+    assert comparison.remarks == ("a + 2: 2 of 3 runs reached accuracy>=0.9",)
+    assert comparison.base.numbers["reached"].median == 3.0
+
+
+def test_a_loss_that_is_no_number_is_shown_and_null_in_json():
+    comparison = compare([run("a", loss=float("nan")), run("b", loss=1.0)])
+    found = comparison.to_json()["runs"]
+    assert [each["loss"]["median"] for each in found] == [None, 1.0]
+    assert "nan" in comparison_lines(comparison, width=100)[2]
+
+
+def test_equal_runs_need_no_remark():
+    runs = [run("a", program=("train.py",)), run("b", program=("train.py",), instances=2)]
+    assert remarks_on(runs) == ()
+
+
+def test_what_is_unfair_is_said():
+    first = run(
+        "a", program=("/x/train.py",), hosts=("one",), versions={"torch": "2.9", "x": "1"}, steps=20
+    )
+    second = run(
+        "b", program=("/x/other.py", "--lr", "1"), hosts=("one", "two"), batch=16.0,
+        versions={"torch": "2.8", "y": "1"}, steps=30, exit_code=3,
+    )  # fmt: skip
+    assert remarks_on([first, second]) == (
+        "not the same program: train.py (a), other.py (b)",
+        "not the same arguments: none (a), --lr 1 (b)",
+        "not the same version of torch: 2.9 (a), 2.8 (b)",
+        "not the same hosts: one (a), one,two (b)",
+        "not the same number of steps: 20 (a), 30 (b)",
+        "not the same global batch: 8 (a), 16 (b)",
+        "b ended with exit code 3",
+    )
+    many = [replace(first, name=f"r{n}", program=("/x/train.py",)) for n in range(5)]
+    elsewhere = replace(first, name="z", program=("/y/train.py",))
+    assert remarks_on([*many, elsewhere]) == (
+        "not the same program: /x/train.py (r0, r1, r2 and 2 more), /y/train.py (z)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "remark"),
+    [
+        ({"exit_code": None}, "b has not ended"),
+        ({"attempts": 3}, "b needed 3 attempts; its seconds are those of all"),
+        ({"resumed_step": 40}, "b went on from a checkpoint of step 40"),
+    ],
+)
+def test_a_run_that_is_no_whole_one_is_named(changed, remark):
+    assert remarks_on([run("a"), run("b", **changed)]) == (remark,)

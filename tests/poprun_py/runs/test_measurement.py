@@ -1,0 +1,87 @@
+"""The numbers of one run, and why one is missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.made_runs import MadeAttempt, made_run
+
+from poprun_py.observation.instance_state import InstanceState
+from poprun_py.observation.job_view import JobView
+from poprun_py.runs.measurement import measure, moment_of
+from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.targets import Target
+
+
+def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
+    """The first step of a made run takes 50 times as long as the others."""
+    found = measure(made_run(tmp_path, "run", instances=2, replicas=4))
+    assert found.samples_per_second == pytest.approx(2 * 8 / 0.1)
+    assert found.batch == 16
+    assert found.step_seconds == found.p95_seconds == pytest.approx(0.1)
+    assert (found.steps, found.seconds, found.replicas) == (20, 10.0, 4)
+    assert found.program == ("/home/me/train.py",)
+    assert set(found.missing) == {"loss"}
+
+
+def test_the_attempt_with_the_most_steps_tells_the_speed(tmp_path):
+    short, long = MadeAttempt(steps=3, step_seconds=1.0), MadeAttempt(steps=30, samples=4)
+    found = measure(made_run(tmp_path, "run", attempts=(long, short)))
+    assert found.samples_per_second == pytest.approx(40)
+    assert found.attempts == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_too_few_steps_have_no_speed(tmp_path, steps):
+    found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(steps=steps),)))
+    assert found.samples_per_second is None
+    assert found.step_seconds is None
+    assert found.missing["step_seconds"]
+
+
+def test_steps_without_samples_have_a_time(tmp_path):
+    found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(samples=0),)))
+    assert found.step_seconds == pytest.approx(0.1)
+    assert found.samples_per_second is None
+    assert found.missing["samples_per_second"] == (
+        "the program does not say how many samples a step has"
+    )
+
+
+def test_a_run_that_goes_on_has_no_seconds(tmp_path):
+    found = measure(made_run(tmp_path, "run", seconds=None))
+    assert (found.seconds, found.exit_code) == (None, None)
+    assert found.missing["seconds"] == "it has not ended"
+
+
+def test_without_recorded_steps_the_last_look_tells_the_speed(tmp_path):
+    run = made_run(tmp_path, "run", attempts=(MadeAttempt(steps=0),))
+    states = [
+        InstanceState(
+            index=index, num_steps=9, samples_per_second=50.0, step_seconds=0.02, num_samples=80,
+            p95_seconds=0.03, loss=0.5 + index,
+        )
+        for index in (0, 1)
+    ]  # fmt: skip
+    view = JobView(run_id="run", pid=1, program="x", seconds=1, instances=tuple(states))
+    report = {**run.report}
+    report["attempts"][0]["observation"] = view.to_json()
+    run.files.report.write_text(json.dumps(report))
+    found = measure(read_run(run.files))
+    assert (found.samples_per_second, found.batch, found.loss) == (100.0, 16.0, 1.0)
+    assert (found.step_seconds, found.p95_seconds) == (0.02, 0.03)
+
+
+def test_the_time_to_a_target_begins_with_the_run(tmp_path):
+    attempt = MadeAttempt(delay=3.0, values={10: {"accuracy": 0.95}})
+    run = made_run(tmp_path, "run", attempts=(attempt,))
+    assert measure(run, Target("accuracy", 0.9)).reached == pytest.approx(4.0)
+    assert measure(run, Target("accuracy", 0.99)).missing["reached"] == "never reached"
+    assert measure(run, Target("f1", 0.9)).missing["reached"] == "nothing of that name was logged"
+    assert "reached" not in measure(run).missing
+
+
+@pytest.mark.parametrize("text", [None, "", "yesterday", 17])
+def test_what_is_no_time_is_none(text):
+    assert moment_of(text) is None

@@ -1,0 +1,46 @@
+"""Which runs a scaling makes, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.errors import UsageError
+from poprun_py.runs.scaling import interleaved, parse_counts
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1", (1,)), ("1,2,4", (1, 2, 4)), ("1-4", (1, 2, 3, 4)), ("8, 1-2", (8, 1, 2))],
+)
+def test_counts_as_they_are_spelled(text, counts):
+    assert parse_counts(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "1,", "4-1", "1-", "-1", "two", "1-65", "1-1000000", "²"]
+)
+def test_what_are_no_counts_is_refused(text):
+    with pytest.raises(UsageError, match="expected counts of instances"):
+        parse_counts(text)
+
+
+def test_a_count_given_twice_is_refused():
+    with pytest.raises(UsageError, match="2 is given twice"):
+        parse_counts("1-3,2")
+
+
+def test_too_many_counts_are_refused():
+    with pytest.raises(UsageError, match="at most 64"):
+        parse_counts("1-40,101-140")
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6, unique=True), st.integers(1, 5))
+def test_counts_take_turns(counts, repeats):
+    runs = interleaved("scale-x", counts, repeats)
+    assert [each.instances for each in runs] == counts * repeats
+    assert len({each.name for each in runs}) == len(runs)
+    for turn in range(repeats):
+        own = runs[turn * len(counts) : (turn + 1) * len(counts)]
+        assert {each.repeat for each in own} == {turn + 1}
