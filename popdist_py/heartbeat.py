@@ -13,7 +13,7 @@ import operator
 import os
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, SupportsFloat
 
 from popdist_py import activities, environment
 from popdist_py.activities.shared_words import map_words
@@ -49,21 +49,48 @@ def begin() -> None:
     _answer_with_stacks()
 
 
-def step(samples: int = 0) -> None:
-    """Tell the launcher that one more training step is done; takes about a microsecond.
+def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
+    """Tell the launcher that one more training step is done; takes about two microseconds.
 
     ``popdist_py.poptorch`` calls this itself, once for each call of a training model.
 
     Args:
         samples: that this instance trained on in the step, for the samples per second that the
             launcher shows.
+        loss: of the step on this instance: a number, or a tensor or array of one element. It may
+            be NaN or infinite.
+
+    Raises:
+        TypeError: ``loss`` is not one number; nothing was counted.
     """
+    number = None if loss is None else _one_number(loss)
     words = _words or _open()
     # In this order: whoever reads in between sees the calls of no step but the last.
     words[_CALLS] = 0
-    words[_STEP] += 1
+    words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
-    activities.step_done(samples)
+    activities.step_done(samples, number, done)
+
+
+def _one_number(loss: SupportsFloat) -> float:
+    """Return a loss as a number.
+
+    Raises:
+        TypeError: it is not one.
+    """
+    if type(loss) is float:
+        return loss
+    try:
+        if not isinstance(loss, str | bytes | bytearray):
+            # float() of a tensor with a graph warns.
+            return float(loss.item() if hasattr(loss, "item") else loss)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    shown = repr(loss)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    raise TypeError(
+        f"loss={shown}: expected one number, or a tensor of one element, such as losses.mean()"
+    )
 
 
 def call() -> None:

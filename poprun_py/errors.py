@@ -10,9 +10,10 @@ The message is one line: what was given, what is accepted, what to do.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = [
     "LaunchError",
@@ -21,6 +22,7 @@ __all__ = [
     "UsageError",
     "explain_os_error",
     "nearest",
+    "start_errors",
 ]
 
 
@@ -56,6 +58,19 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing."""
     close = difflib.get_close_matches(word, list(accepted), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+@contextlib.contextmanager
+def start_errors(problem: str) -> Iterator[None]:
+    """Turn what the system refuses in the block into an error of the start.
+
+    Raises:
+        StartError: it refused something.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StartError(explain_os_error(error, problem)) from error
 
 
 def explain_os_error(error: OSError, problem: str) -> str:

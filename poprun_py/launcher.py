@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
@@ -23,6 +23,7 @@ from poprun_py.errors import (
     explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
+from poprun_py.job_recorders import JobRecorders
 from poprun_py.job_timeline import JobTimeline
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
@@ -37,6 +38,9 @@ from poprun_py.run_record import RunRecord
 from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 from poprun_py.timeline.collector import Recording
+
+if TYPE_CHECKING:
+    from poprun_py.observation.records import Recorder
 
 __all__ = ["Console", "launch", "plan", "run"]
 
@@ -247,14 +251,12 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     try:
         timeline = JobTimeline(planned, record.folder.path if record.folder else None)
         console.log(f"the run is {record.run_id}")
-        attempts = _Attempts(planned, record, timeline, console, descriptors)
-        try:
+        with contextlib.closing(timeline), contextlib.closing(JobRecorders()) as recorders:
+            attempts = _Attempts(planned, record, timeline, recorders, console, descriptors)
             result = run_with_restarts(
                 attempts.run, config.max_restarts, attempts.failed, attempts.pause
             )
             _finish_timeline(timeline, console)
-        finally:
-            timeline.close()
         record.finish(result)
     finally:
         _write_page(record, console)
@@ -300,6 +302,7 @@ class _Attempts:
         planned: the plan of the first run.
         record: what is kept of them.
         timeline: where they record what they do when.
+        recorders: who records their steps.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
     """
@@ -309,12 +312,14 @@ class _Attempts:
         planned: LaunchPlan,
         record: RunRecord,
         timeline: JobTimeline,
+        recorders: JobRecorders,
         console: Console,
         descriptors: tuple[int, int],
     ) -> None:
         self.plan = planned
         self._record = record
         self._timeline = timeline
+        self._recorders = recorders
         self._console = console
         self._descriptors = descriptors
         self._began = time.monotonic()  # later by what does not count towards a limit
@@ -333,6 +338,7 @@ class _Attempts:
                     run_id=record.run_id,
                     folder=folder,
                     recording=self._timeline.begin(planned, folder),
+                    recorders=self._recorders.begin(folder),
                 ),
                 log=self._console.log,
                 on_started=self._check_binding,
@@ -375,6 +381,7 @@ def _job(
     run_id: str,
     folder: str | None = None,
     recording: Recording | None = None,
+    recorders: tuple[Recorder, ...] = (),
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan."""
     config, hosts = planned.config, planned.topology.hosts
@@ -416,6 +423,7 @@ def _job(
         run_id=run_id,
         program=_short_name(config.program),
         live=config.live,
+        recorders=recorders,
         partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
     )
 

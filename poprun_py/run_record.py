@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
+from poprun_py.atomic_file import write_whole
 from poprun_py.errors import LaunchError, UsageError
 from poprun_py.output.run_folder import RunFolder, run_id
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -81,9 +83,25 @@ class RunRecord:
                 raise UsageError(trouble) from None
             self.folder.trouble = trouble
             number, path = len(self._attempts) + 1, None
+        if path is not None:
+            self._keep_plan(path)
         self._attempts.append(begun_attempt(planned, number, restart_count, time.time()))
         self._save()
         return None if path is None else str(path)
+
+    def _keep_plan(self, folder: Path) -> None:
+        """Write the plan of an attempt, as --from-plan reads it; without it the job runs as well.
+
+        No value of --env is in there.
+        """
+        from poprun_py.planning.plan_file import plan_to_json, portable
+
+        assert self.folder is not None
+        document = plan_to_json(portable(self._plan), with_user_values=False)
+        try:
+            write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            self.folder.trouble = f"{folder} has no plan: {error.strerror}"
 
     def end(self, result: LaunchResult) -> None:
         """Note how the attempt ended."""

@@ -11,7 +11,9 @@ Nothing here reads the numbers: that is the wrapper's vitals.py.
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -55,12 +57,21 @@ NAMES: Final = (
 # The words, after those of the heartbeat; vitals.py of the launcher's wrapper reads the same.
 # _BEGAN and _SINCE are time.monotonic_ns(): when counting began, and up to when the nanoseconds of
 # the activities tell of all time.
-_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
+# _STEPS counts all steps of this memory, _TIMED_STEPS those whose beginning is known.
+_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # one word for each activity
-_RING: Final = 256
-_STEP_NANOSECONDS: Final = 32  # of the last steps: all of it, and without waiting for others
-_OWN_NANOSECONDS: Final = _STEP_NANOSECONDS + _RING
-_NUM_WORDS: Final = _OWN_NANOSECONDS + _RING
+# The last steps, in a ring: of each the number of steps done by then, when it ended, its
+# nanoseconds, those without waiting for others, its samples, and the bits of its loss.
+_ROWS: Final = 32
+_RING: Final = 4096
+_ROW: Final = struct.Struct("=5qd")
+_ROW_WORDS: Final = _ROW.size // 8
+_NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
+# The nanoseconds of a step whose beginning nobody knows.
+_UNTIMED: Final = -1
+# The bits of a loss that nobody knows: of a NaN that no computation makes.
+_UNKNOWN_BITS: Final = 0x7FF8_7374_6570_6C6F
+(_UNKNOWN_LOSS,) = struct.unpack("=d", struct.pack("=q", _UNKNOWN_BITS))
 
 _WAITING, _COMPILING = _NANOSECONDS + WAITING, _NANOSECONDS + COMPILING
 _SAVING, _VALIDATING = _NANOSECONDS + SAVING, _NANOSECONDS + VALIDATING
@@ -160,13 +171,15 @@ class awaiting_background(doing):
             words[_NANOSECONDS + WAITING] += waited
 
 
-def step_done(samples: int = 0) -> None:
+def step_done(samples: int = 0, loss: float | None = None, number: int | None = None) -> None:
     """Note that a training step has ended, which took the time since the one before it.
 
     Compiling, validating and saving in between are not of the step.
 
     Args:
         samples: that this instance trained on in it; 0 where nobody knows.
+        loss: of the step; None where nobody knows.
+        number: of steps done by now; by default those noted here.
     """
     global _last_step
     words = _words or _open()
@@ -176,13 +189,28 @@ def step_done(samples: int = 0) -> None:
     waited = words[_WAITING]
     _last_step = (now, beside, waited)
     words[_SAMPLES] += samples
+    steps = words[_STEPS]
+    taken = own = _UNTIMED
     if began:
-        number = words[_TIMED_STEPS]
-        taken = now - began - (beside - beside_before)
-        words[_STEP_NANOSECONDS + number % _RING] = taken
-        words[_OWN_NANOSECONDS + number % _RING] = max(0, taken - (waited - waited_before))
-        # After them: whoever reads in between sees whole steps only.
-        words[_TIMED_STEPS] = number + 1
+        taken = max(0, now - began - (beside - beside_before))
+        own = max(0, taken - (waited - waited_before))
+        words[_TIMED_STEPS] += 1
+    if loss is None:
+        loss = _UNKNOWN_LOSS
+    elif loss != loss:
+        loss = math.nan  # of whatever bits it is
+    _ROW.pack_into(
+        words,
+        8 * (_ROWS + steps % _RING * _ROW_WORDS),
+        steps + 1 if number is None else number,
+        now,
+        taken,
+        own,
+        samples,
+        loss,
+    )
+    # After the row: whoever reads in between sees whole rows only.
+    words[_STEPS] = steps + 1
 
 
 def listen(listener: Listener | None) -> None:

@@ -23,13 +23,17 @@ _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
 # Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
-# what goes on, the samples, the steps timed; the nanoseconds of each activity; of the last steps
-# how long they took, and how long without waiting for others.
-_LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS = range(10, 15)
+# what goes on, the samples, the steps timed and all steps; the nanoseconds of each activity; a row
+# for each of the last steps: its number, when it ended, how long it took (_UNTIMED: nobody knows),
+# and how long without waiting for others, its samples, its loss (of these bits: nobody knows).
+_LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
-_RING, _STEP_NANOSECONDS, _OWN_NANOSECONDS = 256, 32, 288
-_ALL_WORDS = 544
-_OWN_STEPS = 10
+_ROWS, _RING, _ROW_WORDS = 32, 4096, 6
+_ALL_WORDS = 24608
+_TAKEN, _OWN, _LOSS = 2, 3, 5
+_UNTIMED, _UNKNOWN_BITS = -1, 0x7FF8_7374_6570_6C6F
+# Of the last steps: how many are read for a look, and how many of them without their waiting.
+_LAST_STEPS, _OWN_STEPS = 255, 10
 # After a store of ours, by then every earlier store of the program can be seen.
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
@@ -50,7 +54,8 @@ class Vitals:
     def __init__(self) -> None:
         self._heartbeat = os.memfd_create("poprun-heartbeat")
         os.ftruncate(self._heartbeat, 8 * _ALL_WORDS)
-        self._words = memoryview(mmap.mmap(self._heartbeat, 8 * _ALL_WORDS)).cast("q")
+        memory = memoryview(mmap.mmap(self._heartbeat, 8 * _ALL_WORDS))
+        self._words, self._numbers = memory.cast("q"), memory.cast("d")
         self._counts = False  # whether the program was ever seen to count
         self._stacks = os.memfd_create("poprun-stacks")
 
@@ -86,7 +91,7 @@ class Vitals:
             goes on, and ``since`` when; the ``nanoseconds`` of each one until now; the
             ``samples``; the number of steps ``timed``, and how long the last of them took, and
             the last ten without waiting for others, in nanoseconds, the oldest first: ``steps``,
-            ``own``.
+            ``own``; the ``loss`` of the last step, None if nobody knows.
         """
         words = self._words
         began = words[_LEDGER_BEGAN]
@@ -97,8 +102,9 @@ class Vitals:
         now = time.monotonic_ns()
         # Whatever the program wrote meanwhile, all of its time is some activity's.
         spent[activity if 0 <= activity < _NUM_ACTIVITIES else 0] += now - began - sum(spent)
-        timed = words[_TIMED_STEPS]
-        last = [step % _RING for step in range(max(0, timed - _RING + 1), timed)]
+        timed, made = words[_TIMED_STEPS], words[_STEPS]
+        rows = [_row(step) for step in range(max(0, made - _LAST_STEPS), made)]
+        last = [row for row in rows if words[row + _TAKEN] != _UNTIMED]
         return {
             "now": now,
             "began": began,
@@ -107,9 +113,39 @@ class Vitals:
             "nanoseconds": spent,
             "samples": words[_SAMPLES],
             "timed": timed,
-            "steps": [words[_STEP_NANOSECONDS + place] for place in last],
-            "own": [words[_OWN_NANOSECONDS + place] for place in last[-_OWN_STEPS:]],
+            "steps": [words[row + _TAKEN] for row in last],
+            "own": [words[row + _OWN] for row in last[-_OWN_STEPS:]],
+            "loss": self._loss(self._words, self._numbers, rows[-1]) if rows else None,
         }
+
+    def steps(self, since: int) -> "dict[str, Any]":
+        """Return the steps that the program made after the first ``since`` of them.
+
+        The ring keeps the last ones only: those before are ``lost``.
+
+        Returns:
+            ``made``, how many there are now, and ``lost``; ``rows``, the oldest first: of each step
+            its number, when it ended on the clock of ``time.monotonic_ns``, its nanoseconds and
+            those without waiting for others, negative if nobody knows, its samples, and its loss,
+            None if nobody knows.
+        """
+        made = self._words[_STEPS]
+        if made <= since:
+            return {"made": made, "lost": 0, "rows": []}
+        copied = memoryview(self._words.tobytes())
+        words, numbers = copied.cast("q"), copied.cast("d")
+        # While it was copied the program may have gone on, over the oldest rows.
+        first = max(since, self._words[_STEPS] - _RING + 1)
+        rows = []
+        for row in map(_row, range(first, made)):
+            rows.append([*words[row : row + _LOSS].tolist(), self._loss(words, numbers, row)])
+        return {"made": made, "lost": first - since if rows else made - since, "rows": rows}
+
+    @staticmethod
+    def _loss(words: "memoryview[int]", numbers: "memoryview[float]", row: int) -> "float | None":
+        """Return the loss that a row tells."""
+        place = row + _LOSS
+        return None if words[place] == _UNKNOWN_BITS else numbers[place]
 
     def polls(self) -> int:
         """Return how often the program asked whether to stop."""
@@ -168,6 +204,11 @@ class Vitals:
             elif size != start and time.monotonic() - quiet_since > _QUIET_SECONDS:
                 break
         return os.pread(self._stacks, _MAX_TEXT, start).decode(errors="replace")
+
+
+def _row(step: int) -> int:
+    """Return where the row of a step begins, in words."""
+    return _ROWS + step % _RING * _ROW_WORDS
 
 
 def _is_python(program: "Sequence[str]") -> bool:

@@ -106,6 +106,7 @@ class Wrapper:
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
         self._sample_at = 0.0
         self._told_progress: list[int] | None = None
+        self._told_steps: int | None = None  # that the launcher knows of; None: it wants none
         self._memory: dict[str, int] = {}
         self._keyboard: Keyboard | None = None
         self._timeline: TimelineFiles | None = None
@@ -126,6 +127,7 @@ class Wrapper:
         launcher_link.set_other_names()
         launcher_link.drop_empty()
         self._sample_seconds = start.get("sample_seconds")
+        self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
         os.environ.update(sdk_names.variables(os.environ))
@@ -349,7 +351,8 @@ class Wrapper:
         }
         if self._keyboard is not None:
             self._keyboard.ended()
-        self._send(protocol.DIED, self._outcome)
+        # With the last steps: the memory that they are counted in is ours.
+        self._send(protocol.DIED, {**self._outcome, **self._new_steps()})
         # A clean end may take its time with what it started.
         limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
@@ -373,7 +376,16 @@ class Wrapper:
 
         if self._outcome is None:
             found = {**observe(self._pid), "progress": self._vitals.progress()}
-            self._send(protocol.OBSERVED, {**found, "ledger": self._vitals.ledger()})
+            found["ledger"] = self._vitals.ledger()
+            self._send(protocol.OBSERVED, {**found, **self._new_steps()})
+
+    def _new_steps(self) -> "dict[str, Any]":
+        """Return the steps since the last time, if the launcher wants them, each once."""
+        if self._told_steps is None:
+            return {}
+        steps = self._vitals.steps(self._told_steps)
+        self._told_steps = steps["made"]
+        return {"steps": steps}
 
     # --- the loop -------------------------------------------------------------------------
 

@@ -5,11 +5,20 @@ Pure: messages of wrappers in, values out. Nothing here compares instances: stra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["ACTIVITIES", "InstanceState", "Look", "median", "percentile"]
+__all__ = [
+    "ACTIVITIES",
+    "InstanceState",
+    "Look",
+    "loss_from_json",
+    "loss_to_json",
+    "median",
+    "percentile",
+]
 
 # As popdist_py/activities/ledger.py numbers them; "other" is the program's own code.
 ACTIVITIES: Final = (
@@ -28,7 +37,8 @@ class Look:
     ``at`` and ``began`` (of counting) are on the clock of the instance's host; ``spent`` is the
     time of each activity until ``at``. ``activity`` goes on for ``lasting``. ``steps`` are
     how long the last steps took, ``own`` how long the last ten without waiting for others, the
-    oldest first; ``timed`` counts all such steps. ``calls`` were made since the last step.
+    oldest first; ``timed`` counts all such steps. ``calls`` were made since the last step, which
+    had this ``loss``; None where nobody knows.
     """
 
     at: float = 0.0
@@ -42,6 +52,7 @@ class Look:
     own: tuple[float, ...] = field(default=(), repr=False)
     step: int | None = None
     calls: int = 0
+    loss: float | None = None
     cpu_seconds: float = 0.0
     memory_bytes: int = 0
     swap_bytes: int = 0
@@ -68,6 +79,7 @@ class Look:
             own=tuple(each / 1e9 for each in ledger["own"]),
             step=progress[0],
             calls=progress[1],
+            loss=ledger.get("loss"),
             cpu_seconds=message.get("cpu_seconds", 0.0),
             memory_bytes=message.get("memory_bytes", 0),
             swap_bytes=message.get("swap_bytes", 0),
@@ -155,6 +167,7 @@ class InstanceState:
             ),
             num_samples=now.samples,
             seconds=now.spent,
+            loss=now.loss,
         )
 
     def share(self, *names: str) -> float:
@@ -189,7 +202,7 @@ class InstanceState:
             "seconds": {
                 name: round(each, 3) for name, each in zip(ACTIVITIES, self.seconds, strict=True)
             },
-            "loss": self.loss,
+            "loss": loss_to_json(self.loss),
         }
 
     @classmethod
@@ -216,8 +229,22 @@ class InstanceState:
             throttled=data["throttled_share"],
             num_samples=data["num_samples"],
             seconds=tuple(data["seconds"][name] for name in ACTIVITIES),
-            loss=data["loss"],
+            loss=loss_from_json(data["loss"]),
         )
+
+
+def loss_to_json(loss: float | None) -> float | str | None:
+    """Return a loss for a file: one that is no JSON number is "nan", "inf" or "-inf"."""
+    return loss if loss is None or math.isfinite(loss) else str(loss)
+
+
+def loss_from_json(loss: float | str | None) -> float | None:
+    """Read what ``loss_to_json`` wrote.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    return None if loss is None else float(loss)
 
 
 def median(values: Sequence[float]) -> float:

@@ -11,13 +11,17 @@ from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState, Look
 from poprun_py.observation.job_view import JobView
+from poprun_py.observation.recording import InstanceSteps, Recorders
 from poprun_py.observation.stragglers import Straggler, slowest, stragglers
 
-__all__ = ["FIRST_SECONDS", "LIVE_SECONDS", "SECONDS", "JobObserver"]
+__all__ = ["JobObserver", "Pace"]
 
-# How often all instances are asked: for the view of --live, and else to find stragglers, for which
-# a job has to last some time: of a short one nobody asks what could be quicker.
-LIVE_SECONDS, SECONDS, FIRST_SECONDS = 1.0, 2.0, 10.0
+# How often all instances are asked: for the view of --live and for recorders, and else to find
+# stragglers, for which a job has to last some time: of a short one nobody asks what could be
+# quicker.
+_SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
+# So many answers in a second leave the launcher time for all else.
+_ANSWERS_PER_SECOND = 500
 # An instance whose host is busy answers late.
 _ANSWER_SECONDS = 2.0
 # An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
@@ -27,10 +31,35 @@ _APART_SECONDS = 0.5
 _ENDED = "ended"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How often to look at all instances, in seconds.
+
+    ``between`` looks; None: only when somebody asks. ``first``: after the start. ``judged``: until
+    then nobody is called slow.
+    """
+
+    between: float | None
+    first: float = 0.0
+    judged: float = 0.0
+
+    @classmethod
+    def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> Pace:
+        """Return the pace of a job: it looks by itself where somebody may be waited for."""
+        if is_live:
+            return cls(between=_SHOWN_SECONDS, first=_SHOWN_SECONDS)
+        if is_recorded:
+            between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
+            return cls(between=between, first=between, judged=_FIRST_SECONDS)
+        alone = num_instances == 1
+        return cls(between=None if alone else _SECONDS, first=_FIRST_SECONDS)
+
+
 @dataclass(slots=True)
 class _Watched:
     """One instance: the last looks, and what they told.
 
+    ``asked_at`` is when it was asked what it has not answered yet.
     ``state`` is for the views. ``training`` is about a time in which steps were made: only that
     says whether the instance is slow, in so many such times in a row, ``slow_looks``.
     """
@@ -38,7 +67,9 @@ class _Watched:
     index: int
     host: str
     pid: int
+    steps: InstanceSteps
     is_running: bool = True
+    asked_at: float | None = None
     last: Look | None = None
     last_with_steps: Look | None = None
     state: InstanceState | None = None
@@ -65,6 +96,8 @@ class _Watched:
         """Take the last look, at a program that has ended: it is about all of its time."""
         self.is_running = False
         if look is None:
+            if self.state is not None:
+                self.state = replace(self.state, phase=_ENDED)
             return
         last = self.last or look
         # What only a running process tells is that of the last look before.
@@ -85,11 +118,12 @@ class JobObserver:
         pid: of the launcher.
         program: as the user calls it.
         began: when the job began.
-        seconds: how often to look at all instances by itself; None: only when somebody asks.
-        first_seconds: how long after the start to look for the first time.
+        pace: how often to look at all instances by itself.
         ask: asks an instance to tell; ``observed`` takes the answer.
         tell: takes a straggler, once for each instance and reason.
-        show: takes the view each time that all instances have told.
+        show: takes the view, and when it is of, each time that all instances have told.
+        recorders: take all steps and looks.
+        epoch: returns what is added to a time given here to get the seconds since the epoch.
     """
 
     def __init__(
@@ -99,42 +133,50 @@ class JobObserver:
         pid: int,
         program: str,
         began: float,
-        seconds: float | None,
-        first_seconds: float,
+        pace: Pace,
         ask: Callable[[int], None],
         tell: Callable[[Straggler], None],
-        show: Callable[[JobView], None],
+        show: Callable[[JobView, float], None] | None,
+        recorders: Recorders,
+        epoch: Callable[[], float],
     ) -> None:
         self._facts = (run_id, pid, program)
         self._began = began
-        self._seconds = seconds
-        self._first_seconds = first_seconds
+        self._pace = pace
         self._ask = ask
         self._tell = tell
         self._show = show
+        self._recorders = recorders
+        self._epoch = epoch
         self._watched: dict[int, _Watched] = {}
         self._awaited: set[int] = set()
         self._told: set[tuple[int, str]] = set()
         self._slow: Straggler | None = None
         self._next_look = float("inf")
+        self._judge_at = float("inf")
         self._deadline = float("inf")  # of the answers that are awaited
         self._replies: list[Callable[[JobView], None]] = []
 
     def started(self, index: int, host: str, pid: int, now: float) -> None:
         """Watch an instance whose program runs."""
-        self._watched[index] = _Watched(index, host, pid)
-        if self._seconds is not None:
-            self._next_look = min(self._next_look, now + self._first_seconds)
+        self._watched[index] = _Watched(index, host, pid, InstanceSteps(index))
+        self._judge_at = min(self._judge_at, now + self._pace.judged)
+        if self._pace.between is not None:
+            self._next_look = min(self._next_look, now + self._pace.first)
 
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
         """Take what an instance told."""
-        self._watched[index].take(Look.of(message))
+        watched = self._watched[index]
+        self._record(watched, message, now)
+        watched.asked_at = None
+        watched.take(Look.of(message))
         self._answered(index, now)
 
     def ended(self, index: int, message: Mapping[str, Any], now: float) -> None:
         """Take the last that an instance told: its program has ended."""
         watched = self._watched.get(index)
         if watched is not None and watched.is_running:
+            self._record(watched, message, now)
             watched.end(Look.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
         self._answered(index, now)
 
@@ -142,6 +184,14 @@ class JobObserver:
         """Have ``reply`` called with the view, once all instances have told or are late."""
         self._replies.append(reply)
         self._look(now)
+
+    def finish(self, now: float) -> JobView:
+        """Return the job as it has ended, which is the last look."""
+        view = self.view(now)
+        if self._watched:
+            lost = {index: each.steps.lost for index, each in sorted(self._watched.items())}
+            self._recorders.end(view, now + self._epoch(), lost)
+        return view
 
     def view(self, now: float) -> JobView:
         """Return the job as the last looks tell."""
@@ -159,8 +209,8 @@ class JobObserver:
         """Look when it is time, and stop waiting for those who are late."""
         if now >= self._deadline:
             self._complete(now)
-        if self._seconds is not None and now >= self._next_look:
-            self._next_look = now + self._seconds
+        if self._pace.between is not None and now >= self._next_look:
+            self._next_look = now + self._pace.between
             if not self._awaited:
                 self._look(now)
 
@@ -185,7 +235,9 @@ class JobObserver:
     def _look(self, now: float) -> None:
         running = [each.index for each in self._watched.values() if each.is_running]
         for index in running:
-            if index not in self._awaited:
+            # Who is late is not asked twice: its answers would pile up.
+            if self._watched[index].asked_at is None:
+                self._watched[index].asked_at = now
                 self._ask(index)
         self._awaited.update(running)
         self._deadline = now + _ANSWER_SECONDS
@@ -202,12 +254,21 @@ class JobObserver:
         """All have told, or are late: name the stragglers, and answer."""
         self._awaited.clear()
         self._deadline = float("inf")
-        self._name_stragglers()
+        if now >= self._judge_at:
+            self._name_stragglers()
         view = self.view(now)
-        self._show(view)
+        if self._show is not None:
+            self._show(view, now)
+        self._recorders.look(view, now + self._epoch())
         replies, self._replies = self._replies, []
         for reply in replies:
             reply(view)
+
+    def _record(self, watched: _Watched, message: Mapping[str, Any], now: float) -> None:
+        """Hand on the steps that a message tells of."""
+        epoch = self._epoch()
+        asked = float("-inf") if watched.asked_at is None else watched.asked_at + epoch
+        self._recorders.steps(watched.steps.take(message, asked, now + epoch))
 
     def _name_stragglers(self) -> None:
         """Name who is slow, if it was in the look before as well."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from poprun_py.observation.instance_state import loss_from_json, loss_to_json
 from poprun_py.observation.job_view import JobView
 
 __all__ = ["Recorder", "StepRecord"]
@@ -23,6 +24,7 @@ class StepRecord:
         instance: whose.
         step: its number: how many are done, those before a checkpoint resumed from included.
         seconds: from the end of the step before; compiling, validating and saving do not count.
+            0 for a program's first step: nobody knows when it began.
         own_seconds: of these, without waiting for other instances.
         samples: that the instance trained on in it; 0 where nobody knows.
         loss: of the step; None where nobody knows.
@@ -47,7 +49,7 @@ class StepRecord:
             "seconds": round(self.seconds, 9),
             "own_seconds": round(self.own_seconds, 9),
             "samples": self.samples,
-            **({} if self.loss is None else {"loss": self.loss}),
+            **({} if self.loss is None else {"loss": loss_to_json(self.loss)}),
             **({} if self.every == 1 else {"every": self.every}),
         }
 
@@ -58,7 +60,6 @@ class StepRecord:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        loss = data.get("loss")
         return cls(
             at=float(data["at"]),
             instance=int(data["instance"]),
@@ -66,7 +67,7 @@ class StepRecord:
             seconds=float(data["seconds"]),
             own_seconds=float(data["own_seconds"]),
             samples=int(data["samples"]),
-            loss=None if loss is None else float(loss),
+            loss=loss_from_json(data.get("loss")),
             every=int(data.get("every", 1)),
         )
 

@@ -56,8 +56,14 @@ def _parts(command: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(part) for part in parts]
 
 
-def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """Return ``plan`` as JSON values; values of variables whose name says secret are null."""
+def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str, Any]:
+    """Return ``plan`` as JSON values.
+
+    Args:
+        plan: the plan.
+        with_user_values: keep the values of --env and --env-file, but those of variables whose name
+            says secret; null stands for the others.
+    """
     from poprun_py.config.files import config_to_dict
 
     topology = plan.topology
@@ -91,7 +97,10 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
                 "threads": p.placement.threads,
                 "env": dict(p.env),
                 "kept_out": list(p.unset),
-                "user_env": {n: None if _SECRET.search(n) else v for n, v in p.user_env},
+                "user_env": {
+                    name: value if with_user_values and not _SECRET.search(name) else None
+                    for name, value in p.user_env
+                },
             }
             for p in plan.instances
         ],

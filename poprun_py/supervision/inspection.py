@@ -1,6 +1,7 @@
 """Asking the launchers of running jobs: for stacks, how the instances do, or what the jobs hold.
 
-Only the jobs of this user are found, and for root all: a launcher's socket is in a private folder.
+``holdings`` is what a launcher answers to the last. Only the jobs of this user are found, and for
+root all: a launcher's socket is in a private folder.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
 from poprun_py.supervision.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
-__all__ = ["NEWEST", "ask", "ask_status", "running_jobs"]
+if TYPE_CHECKING:
+    from poprun_py.supervision.control_channel import Peer
+    from poprun_py.supervision.job import Job
+
+__all__ = ["NEWEST", "ask", "ask_status", "holdings", "running_jobs"]
 
 _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
@@ -96,6 +101,24 @@ def _age(path: Path) -> float:
         return -path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def holdings(job: Job, peers: Mapping[int, Peer]) -> dict[str, Any]:
+    """Return the emulated IPUs of a job, and the programs that hold them."""
+    running = [peer for peer in peers.values() if peer.started and peer.died is None]
+    return {
+        "partition": job.partition,
+        "num_ipus": sum(map(len, job.ipus)),
+        "instances": [
+            {
+                "index": peer.index,
+                "host": peer.host,
+                "pid": peer.started["pid"],
+                "ipus": list(job.ipus[peer.index]) if job.ipus else [],
+            }
+            for peer in sorted(running, key=lambda peer: peer.index)
+        ],
+    }
 
 
 def running_jobs() -> dict[int, dict[str, Any] | None]:

@@ -14,12 +14,12 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from poprun_py.errors import StartError, explain_os_error
+from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
@@ -32,6 +32,7 @@ from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
 from poprun_py.supervision.control_channel import ControlChannel, Peer
 from poprun_py.supervision.hang_detection import HangWatch
+from poprun_py.supervision.inspection import holdings
 from poprun_py.supervision.instance_output import InstanceOutput
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
@@ -46,7 +47,7 @@ from poprun_py.supervision.mpirun_process import Mpirun, enough_files
 from poprun_py.supervision.private_folder import is_full, make_private_folder, mpirun_files_in
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
-from poprun_py.supervision.time_limits import Limits
+from poprun_py.supervision.time_limits import Limits, Timed
 from poprun_py.timeline.collector import Collector
 
 if TYPE_CHECKING:
@@ -59,8 +60,7 @@ __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 _SILENCE_SECONDS = 10.0
 # The longest wait for an event: while a job ends, and else.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
-# Between two lines of --live where there is no terminal; rows of its panel that are no instance.
-_LINE_SECONDS, _PANEL_EXTRA_ROWS = 30.0, 5
+_CANNOT_RUN = "the launcher cannot run the job"
 
 Started = Callable[[dict[int, dict[str, Any]]], None]
 
@@ -97,26 +97,6 @@ def supervise(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _start_errors() -> Iterator[None]:
-    """Turn what the system refuses to the launcher itself into an error of the start.
-
-    Raises:
-        StartError: it refused something.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StartError(explain_os_error(error, "the launcher cannot run the job")) from error
-
-
-class _Timed(Protocol):
-    """What has something to do at some time."""
-
-    def next_deadline(self) -> float:
-        """Return when that is; inf for never."""
-
-
 class _Supervisor:
     """One run of one job. Everything happens in ``run``, in one thread."""
 
@@ -143,7 +123,6 @@ class _Supervisor:
         self._timeline = Collector(job.recording, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._observer: JobObserver | None = None
-        self._next_line = 0.0  # of a --live job whose output is no terminal
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
         self._suspension = Suspension(self._stop_here)
@@ -167,7 +146,7 @@ class _Supervisor:
 
     def __enter__(self) -> _Supervisor:
         """Acquire what the run needs; what was acquired is released also if the rest fails."""
-        with _start_errors(), contextlib.ExitStack() as resources:
+        with start_errors(_CANNOT_RUN), contextlib.ExitStack() as resources:
             self._open_files = processes.raise_open_files()
             resources.callback(processes.set_open_files, self._open_files)
             self._mpirun_files = enough_files(self._job, self._open_files)
@@ -203,7 +182,7 @@ class _Supervisor:
             "POPRUN_CONTROL": address,
             "POPRUN_TOKEN": token,
         }
-        with _start_errors():
+        with start_errors(_CANNOT_RUN):
             self._mpirun = mpirun = Mpirun(
                 job.command,
                 environ,
@@ -213,7 +192,7 @@ class _Supervisor:
                 self._mpirun_files,
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
             )
-        self._observer = self._make_observer(began)  # while mpirun starts
+        self._observer = observer = self._make_observer(began)  # while mpirun starts
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())
@@ -225,9 +204,32 @@ class _Supervisor:
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
             self._output.finish(peer)
+        view = observer.finish(time.monotonic())
         self._output.show_panel(())
         self._drain()
-        return self._result(mpirun, time.monotonic() - began)
+        return self._result(mpirun, time.monotonic() - began, view)
+
+    def _make_observer(self, began: float) -> JobObserver:
+        """Return what looks at the instances."""
+        from poprun_py.observation.job_observer import JobObserver, Pace
+        from poprun_py.observation.live_view import LiveView
+        from poprun_py.observation.recording import Recorders
+
+        job = self._job
+        has_colour = not job.environ.get("NO_COLOR")
+        live = LiveView(self._output, has_colour, lambda: self._keyboard.is_debugging)
+        return JobObserver(
+            run_id=job.run_id,
+            pid=os.getpid(),
+            program=job.program,
+            began=began,
+            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
+            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
+            tell=lambda straggler: self._output.say(straggler.sentence),
+            show=live.show if job.live else None,
+            recorders=Recorders(job.recorders, self._output.say),
+            epoch=lambda: time.time() - time.monotonic(),
+        )
 
     # --- instances: control_channel.Listener ----------------------------------------------
 
@@ -251,6 +253,7 @@ class _Supervisor:
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
+            start["steps"] = bool(self._job.recorders)  # whether to tell each of them
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -338,27 +341,9 @@ class _Supervisor:
                 lambda view: answer(json.dumps(view.to_json())), time.monotonic()
             )
         elif want == "holdings":
-            answer(json.dumps(self._holdings()))
+            answer(json.dumps(holdings(self._job, self._peers)))
         else:
             answer("")
-
-    def _holdings(self) -> dict[str, Any]:
-        """Return the emulated IPUs of the job, and the programs that hold them."""
-        running = [p for p in self._peers.values() if p.started and p.died is None]
-        ipus = self._job.ipus
-        return {
-            "partition": self._job.partition,
-            "num_ipus": sum(map(len, ipus)),
-            "instances": [
-                {
-                    "index": peer.index,
-                    "host": peer.host,
-                    "pid": peer.started["pid"],
-                    "ipus": list(ipus[peer.index]) if ipus else [],
-                }
-                for peer in sorted(running, key=lambda peer: peer.index)
-            ],
-        }
 
     def _on_death(self, peer: Peer, end: dict[str, Any]) -> None:
         """A program ended; the first failure ends all the others."""
@@ -443,47 +428,6 @@ class _Supervisor:
         if not self._keyboard.is_debugging:
             self._paused_seconds += self._limits.resume(now)
 
-    # --- the view of the instances ----------------------------------------------------------
-
-    def _make_observer(self, began: float) -> JobObserver:
-        """Return what looks at the instances: by itself where somebody may be waited for."""
-        from poprun_py.observation import job_observer
-
-        job = self._job
-        seconds = job_observer.SECONDS if len(job.variables) > 1 else None
-        live = job_observer.LIVE_SECONDS
-        return job_observer.JobObserver(
-            run_id=job.run_id,
-            pid=os.getpid(),
-            program=job.program,
-            began=began,
-            seconds=live if job.live else seconds,
-            first_seconds=live if job.live else job_observer.FIRST_SECONDS,
-            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
-            tell=lambda straggler: self._output.say(straggler.sentence),
-            show=self._show_view,
-        )
-
-    def _show_view(self, view: JobView) -> None:
-        """Show the view of --live: below the output of a terminal, elsewhere as a line at times."""
-        if not self._job.live:
-            return
-        from poprun_py.observation.job_view import headline, table_lines
-
-        now, size = time.monotonic(), self._output.panel_size
-        if size is not None:
-            columns, rows = size
-            has_colour = not self._job.environ.get("NO_COLOR")
-            most_rows = max(1, rows // 2 - _PANEL_EXTRA_ROWS)
-            lines = table_lines(view, width=columns - 1, most_rows=most_rows, colour=has_colour)
-            # A debugger has the terminal for itself.
-            hidden = self._keyboard.is_debugging or rows <= len(lines) + 1
-            self._output.show_panel(() if hidden else lines)
-        elif now >= self._next_line:
-            self._next_line = now + _LINE_SECONDS
-            for line in headline(view):
-                self._output.say(line)
-
     # --- ending ---------------------------------------------------------------------------
 
     def _ask_for_stacks(self, reply: Callable[[str], None] | None = None) -> None:
@@ -562,7 +506,7 @@ class _Supervisor:
 
     def _patience(self, mpirun: Mpirun) -> float:
         """Return how long to wait for an event."""
-        timed: list[_Timed] = [
+        timed: list[Timed] = [
             self._startup,
             self._limits,
             self._suspension,
@@ -597,7 +541,7 @@ class _Supervisor:
             is_stopped = self._stopping.stop is not None
             self._output.on_time(now, asked_at if is_stopped else None, patience=0.1)
 
-    def _result(self, mpirun: Mpirun, seconds: float) -> LaunchResult:
+    def _result(self, mpirun: Mpirun, seconds: float, view: JobView) -> LaunchResult:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
         result = outcome.judge(
@@ -613,5 +557,4 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
-        view = self._observer.view(time.monotonic()) if self._observer is not None else None
         return replace(result, paused_seconds=self._paused_seconds, view=view)

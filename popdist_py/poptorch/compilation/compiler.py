@@ -363,6 +363,7 @@ class Compiler:
             context=model.context,
             num_outputs=len(executable.trace.shared),
             returns_results=not self.options.synthetic_data,
+            loss_output=executable.trace.loss_output if self.training else None,
             anchors=anchors,
             counters=Counters(
                 batching,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.batching import Batching, Collector
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.execution.anchors import Anchors
@@ -34,6 +35,7 @@ class Program:
         context: where the model and its update run.
         num_outputs: result tensors of a call.
         returns_results: whether results leave the device; if not, a call returns zeros.
+        loss_output: index of the output that is the loss; None if none is.
         anchors: tensors inside the model that calls also return.
         counters: when micro-batches came and went.
 
@@ -51,6 +53,7 @@ class Program:
         context: DeviceContext,
         num_outputs: int,
         returns_results: bool = True,
+        loss_output: int | None = None,
         anchors: Anchors,
         counters: Counters,
     ) -> None:
@@ -66,6 +69,9 @@ class Program:
         self._update_needs_context = bool(context.is_random or context.modes)
         self._num_outputs = num_outputs
         self._returns_results = returns_results
+        self._loss_output = loss_output if returns_results else None
+        is_sum = batching.output_mode == enums.OutputMode.Sum
+        self._losses_in_sum = batching.num_steps if is_sum else 1
         self._like: list[torch.Tensor] | None = None  # results that are not returned, without data
 
     def run(self, call: Call, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -104,6 +110,14 @@ class Program:
                         for collector, values in zip(collectors, outputs, strict=True):
                             collector.add(step, values)
         return self._results(collectors)
+
+    def loss_in(self, results: Sequence[torch.Tensor]) -> float | None:
+        """Return the mean of the loss over what a call returns of it; None if that is nothing."""
+        if self._loss_output is None:
+            return None
+        loss = results[self._loss_output]
+        mean = loss if loss.numel() == 1 else loss.mean(dtype=torch.float64)
+        return mean.item() / self._losses_in_sum
 
     def _collectors(self) -> list[Collector]:
         """Return what gathers the outputs; nothing if only their shapes count, and are known."""

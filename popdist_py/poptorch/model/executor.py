@@ -293,7 +293,7 @@ class PoplarExecutor(DeviceReports):
         with activities.doing(activities.TRANSFERRING, "results"):
             results = self._transfer.to_host(results)
         if self._training:
-            heartbeat.step(_num_samples(call))
+            heartbeat.step(_num_samples(call), compiled.program.loss_in(results))
         else:
             heartbeat.call()
         if self._link is not None:

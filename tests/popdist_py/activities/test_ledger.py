@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import threading
@@ -57,9 +58,12 @@ def spent():
     return {name: count for name, count in counts.items() if count}
 
 
-def ring(first):
-    words = ledger._words
-    return list(words[first : first + words[ledger._TIMED_STEPS]])
+def rows():
+    """Return the rows of the last steps, the oldest first."""
+    words, made = ledger._words, ledger._words[ledger._STEPS]
+    kept = range(max(0, made - ledger._RING), made)
+    places = (ledger._ROWS + step % ledger._RING * ledger._ROW_WORDS for step in kept)
+    return [ledger._ROW.unpack_from(words, 8 * place) for place in places]
 
 
 def test_time_inside_another_activity_is_not_the_outers(clock):
@@ -119,18 +123,45 @@ def test_steps_leave_out_what_is_no_step_and_know_what_they_waited(clock):
         clock.now += 1000
     clock.now += 40
     heartbeat.step(8)
-    assert ring(ledger._STEP_NANOSECONDS) == [42, 40]
-    assert ring(ledger._OWN_NANOSECONDS) == [30, 40]
-    assert ledger._words[ledger._SAMPLES] == 24
+    assert [row[:5] for row in rows()] == [
+        (1, 1_000, -1, -1, 8),
+        (2, 1_042, 42, 30, 8),
+        (3, 2_082, 40, 40, 8),
+    ]
+    assert (ledger._words[ledger._SAMPLES], ledger._words[ledger._TIMED_STEPS]) == (24, 2)
 
 
 def test_the_ring_keeps_the_last_steps(clock):
     for step in range(ledger._RING + 11):
         clock.now += step
         heartbeat.step()
-    words, first = ledger._words, ledger._STEP_NANOSECONDS
-    kept = sorted(words[first : first + ledger._RING])
-    assert kept == list(range(11, ledger._RING + 11))
+    assert [row[2] for row in rows()] == list(range(11, ledger._RING + 11))
+
+
+def test_a_step_that_ends_inside_what_is_no_step_took_no_less_than_nothing(clock):
+    heartbeat.step()
+    with doing(SAVING):
+        clock.now += 50
+        heartbeat.step()
+        clock.now += 7
+    clock.now += 1
+    heartbeat.step()
+    assert [row[2] for row in rows()] == [-1, 50, 0]
+
+
+@pytest.mark.parametrize("loss", [None, 0.0, -1.5, 5e-324, math.inf, -math.inf, math.nan])
+def test_a_loss_that_nobody_knows_is_told_from_every_number(clock, loss):
+    heartbeat.step(1, loss)
+    word = ledger._words[ledger._ROWS + ledger._ROW_WORDS - 1]
+    assert (word == ledger._UNKNOWN_BITS) == (loss is None)
+    if loss is not None:
+        assert repr(rows()[0][5]) == repr(loss)
+
+
+def test_a_nan_of_the_very_bits_is_a_nan(clock):
+    heartbeat.step(1, ledger._UNKNOWN_LOSS)
+    assert ledger._words[ledger._ROWS + ledger._ROW_WORDS - 1] != ledger._UNKNOWN_BITS
+    assert math.isnan(rows()[0][5])
 
 
 def test_another_thread_takes_none_of_the_programs_time(clock):

@@ -11,9 +11,12 @@ import time
 
 import pytest
 from conftest import wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from popdist_py.activities import ledger
-from poprun_py.instance import observation, processes, vitals
+from poprun_py.instance import observation, processes, protocol, vitals
+from poprun_py.instance.fast_stdlib import dumps
 from poprun_py.instance.observation import observe
 from poprun_py.instance.vitals import Vitals
 
@@ -100,9 +103,9 @@ def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text
 
 
 def test_both_sides_name_the_same_words():
-    for name in ("_SINCE", "_ACTIVITY", "_SAMPLES", "_TIMED_STEPS", "_NANOSECONDS", "_RING"):
+    for name in ("_SINCE", "_ACTIVITY", "_SAMPLES", "_TIMED_STEPS", "_STEPS", "_NANOSECONDS"):
         assert getattr(vitals, name) == getattr(ledger, name), name
-    for name in ("_STEP_NANOSECONDS", "_OWN_NANOSECONDS"):
+    for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
         assert getattr(vitals, name) == getattr(ledger, name), name
     assert vitals._ALL_WORDS == ledger._NUM_WORDS
     assert vitals._NUM_WORDS <= ledger._BEGAN  # after those of the heartbeat
@@ -126,8 +129,7 @@ def test_the_wrapper_reads_what_the_program_counts(program):
     program(code, **seen.variables([sys.executable], os.environ))
     read = seen.ledger()
     assert json.loads(json.dumps(read)) == read
-    assert (read["samples"], read["timed"]) == (8 * 301, 300)
-    # The place that is written next is left out.
+    assert (read["samples"], read["timed"], read["loss"]) == (8 * 301, 300, None)
     assert len(read["steps"]) == 255
     last = read["steps"][-10:]
     assert all(0 < own <= step for own, step in zip(read["own"], last, strict=True))
@@ -149,3 +151,71 @@ def test_a_program_that_writes_all_the_time_is_read_whole(program):
     while time.monotonic_ns() < first + 500_000_000:
         read = seen.ledger()
         assert sum(read["nanoseconds"]) == read["now"] - read["began"]
+
+
+def counting(monkeypatch, seen):
+    """Count in the memory that is seen, in this process."""
+    for name, value in seen.variables(["program"], {}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ledger, "_words", None)
+    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0))
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 2 * ledger._RING), min_size=1, max_size=4))
+def test_each_step_is_told_once_or_counted_as_lost(bursts):
+    with pytest.MonkeyPatch.context() as patch:
+        seen, made, told = Vitals(), 0, 0
+        counting(patch, seen)
+        for burst in bursts:
+            for number in range(made + 1, made + burst + 1):
+                ledger.step_done(number, number / 2, number)
+            made += burst
+            steps = seen.steps(told)
+            assert steps["made"] == made
+            assert steps["lost"] == max(0, burst - (ledger._RING - 1))
+            numbers = list(range(told + steps["lost"] + 1, made + 1))
+            assert [(row[0], row[4], row[5]) for row in steps["rows"]] == [
+                (number, number, number / 2) for number in numbers
+            ]
+            told = made
+        ledger.step_done()
+        assert seen.steps(told)["rows"][0][5] is None
+        assert seen.ledger()["loss"] is None
+
+
+def test_the_largest_answer_fits_into_a_frame(monkeypatch):
+    seen, longest = Vitals(), (-(2**63), *[-(2**63)] * 4, -1.7976931348623157e308)
+    counting(monkeypatch, seen)
+    words = ledger._open()
+    for row in range(ledger._RING):
+        ledger._ROW.pack_into(words, 8 * (ledger._ROWS + row * ledger._ROW_WORDS), *longest)
+    words[ledger._STEPS] = 10**18
+    told = dumps({"steps": seen.steps(10**18 - ledger._RING), "ledger": seen.ledger()})
+    assert 500_000 < len(told) < protocol.MAX_PAYLOAD / 1.5
+
+
+def test_steps_are_read_whole_while_the_program_makes_more(program):
+    """Every row tells of one step, in order, and what is missing is counted."""
+    seen, told, lost, rows = Vitals(), 0, 0, 0
+    code = (
+        "from popdist_py import heartbeat\n" + READY + "number = 0\n"
+        "while True:\n"
+        "    number += 1\n"
+        "    heartbeat.step(3 * number, number / 8)\n"
+    )
+    program(code, **seen.variables([sys.executable], os.environ))
+    for turn in range(100):
+        ahead = told + (ledger._RING - 20 if turn % 5 else 2 * ledger._RING)
+        wait_until(lambda ahead=ahead: seen._words[vitals._STEPS] >= ahead)
+        steps = seen.steps(told)
+        lost += steps["lost"]
+        before = told + steps["lost"]
+        for place, (number, ended, taken, own, samples, loss) in enumerate(steps["rows"], 1):
+            assert (number, samples, loss) == (before + place, 3 * number, number / 8)
+            assert number == 1 or 0 < own <= taken < ended
+        rows += len(steps["rows"])
+        told = steps["made"]
+        assert told == lost + rows
+    assert lost > 20 * ledger._RING
+    assert rows > 1000

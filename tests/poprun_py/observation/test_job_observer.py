@@ -7,23 +7,42 @@ from types import SimpleNamespace
 import pytest
 
 from poprun_py.observation.instance_state import ACTIVITIES
-from poprun_py.observation.job_observer import JobObserver
+from poprun_py.observation.job_observer import JobObserver, Pace
+from poprun_py.observation.recording import Recorders
+
+
+class Records:
+    """Takes what is recorded."""
+
+    def __init__(self):
+        self.taken, self.looks = [], []
+
+    def steps(self, records):
+        self.taken += records
+
+    def look(self, view, at):
+        self.looks.append((at, view))
 
 
 @pytest.fixture
 def job():
-    """A job of three instances and what its observer asked, told, showed."""
-    said = SimpleNamespace(asked=[], told=[], shown=[])
+    """A job of three instances and what its observer asked, told, showed, recorded."""
+    return new_job(Pace(between=2.0, first=2.0))
+
+
+def new_job(pace):
+    said = SimpleNamespace(asked=[], told=[], shown=[], warned=[], records=Records())
     said.observer = JobObserver(
         run_id="r",
         pid=1,
         program="train.py",
         began=0.0,
-        seconds=2.0,
-        first_seconds=2.0,
+        pace=pace,
         ask=said.asked.append,
         tell=said.told.append,
-        show=said.shown.append,
+        show=lambda *shown: said.shown.append(shown[0]),
+        recorders=Recorders([said.records], said.warned.append),
+        epoch=lambda: 1000.0,
     )
     for index in range(3):
         said.observer.started(index, "a", 100 + index, 0.0)
@@ -65,8 +84,13 @@ def test_all_are_asked_again_and_again_but_not_before_they_have_answered(job):
     assert job.asked == []
     job.observer.on_time(2.0)
     assert sorted(job.asked) == [0, 1, 2]
-    job.observer.on_time(4.1)  # all are late, and are not waited for: they are asked anew
-    assert len(job.asked) == 6
+    job.observer.observed(0, message(2.1, 50), 2.1)
+    job.observer.on_time(4.1)  # the others are late, and not waited for: their answers will come
+    assert job.asked[3:] == [0]
+    job.observer.observed(1, message(4.2, 50), 4.2)
+    job.observer.on_time(6.2)
+    assert job.asked[4:] == [1]
+    assert len(job.shown) == 2
 
 
 def test_a_straggler_is_told_after_two_looks_and_once(job):
@@ -157,3 +181,77 @@ def test_among_unequal_instances_only_who_is_slower_than_the_median_one_is_told(
     for index in range(3):
         job.observer.ended(index, {"ledger": None}, 6.0)
     assert job.observer.view(6.0).worst is job.told[0]
+
+
+def with_steps(said, *ends, first=1, lost=0):
+    """Add steps that ended at these times to a message."""
+    ns = 1_000_000_000
+    rows = [[first + n, int(end * ns), ns // 50, ns // 100, 4, 0.5] for n, end in enumerate(ends)]
+    return {**said, "steps": {"made": 0, "lost": lost, "rows": rows}}
+
+
+def test_steps_and_looks_are_recorded_until_the_end(job):
+    job.observer.on_time(2.0)
+    for index in range(3):
+        job.observer.observed(index, with_steps(message(2.0, 2), 1.5, 1.9), 2.0)
+    job.observer.ended(1, with_steps(message(2.5, 3), 2.25, first=3), 2.5)
+    for index in (0, 2):
+        job.observer.ended(index, {}, 3.0)  # its wrapper is gone: it tells nothing
+    view = job.observer.finish(3.5)
+    assert [(each.instance, each.step, each.at) for each in job.records.taken] == [
+        *[(0, 1, 1001.5), (0, 2, 1001.9), (1, 1, 1001.5), (1, 2, 1001.9)],
+        *[(2, 1, 1001.5), (2, 2, 1001.9), (1, 3, 1002.25)],
+    ]
+    step = job.records.taken[0]
+    assert (step.seconds, step.own_seconds, step.samples, step.loss) == (0.02, 0.01, 4, 0.5)
+    assert [at for at, _ in job.records.looks] == [1002.0, 1003.5]
+    assert job.records.looks[-1][1] is view
+    assert [each.phase for each in view.instances] == ["ended"] * 3
+
+
+def test_of_a_job_that_never_began_nothing_is_recorded():
+    said = SimpleNamespace(records=Records())
+    observer = JobObserver(
+        run_id="r", pid=1, program="x", began=0.0, pace=Pace(between=None), ask=None, tell=None,
+        show=None, recorders=Recorders([said.records], None), epoch=lambda: 0.0,
+    )  # fmt: skip
+    observer.finish(1.0)
+    assert said.records.looks == []
+
+
+def test_a_look_shows_the_last_loss(job):
+    job.observer.on_time(2.0)
+    for index in range(3):
+        said = message(2.0, 2)
+        said["ledger"]["loss"] = float("nan") if index else None
+        job.observer.observed(index, said, 2.0)
+    assert [str(each.loss) for each in job.shown[-1].instances] == ["None", "nan", "nan"]
+
+
+def test_steps_that_were_too_quick_are_said_at_the_end(job):
+    job.observer.on_time(2.0)
+    job.observer.observed(1, with_steps(message(2.0, 2), 1.5, lost=70), 2.0)
+    job.observer.ended(1, with_steps(message(2.5, 3), 2.25, lost=7), 2.5)
+    assert job.warned == []
+    job.observer.finish(3.0)
+    assert job.warned == ["77 steps of instance 1 were too quick to be recorded"]
+
+
+def test_of_a_young_job_that_is_recorded_nobody_is_called_slow():
+    job = new_job(Pace.of(3, is_live=False, is_recorded=True))
+    for at in range(1, 10):
+        look(job, float(at), slow=1, own=18)
+    assert job.told == []
+    look(job, 10.0, slow=1, own=18)
+    look(job, 11.0, slow=1, own=18)
+    assert [each.instance for each in job.told] == [1]
+    assert len(job.records.looks) == 11
+
+
+@pytest.mark.parametrize(("num_instances", "seconds"), [(1, 1.0), (3, 1.0), (4000, 8.0)])
+def test_who_is_recorded_is_looked_at_every_second_and_of_very_many_less_often(
+    num_instances, seconds
+):
+    assert Pace.of(num_instances, is_live=False, is_recorded=True).between == seconds
+    alone = Pace.of(num_instances, is_live=False, is_recorded=False)
+    assert alone.between == (None if num_instances == 1 else 2.0)
