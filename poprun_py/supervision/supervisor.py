@@ -27,6 +27,7 @@ from poprun_py.instance.stop_steps import (
 )
 from poprun_py.keyboard.keyboard import Keyboard, open_terminal
 from poprun_py.keyboard.suspension import Suspension, take_signal
+from poprun_py.output.program_files import ProgramFiles
 from poprun_py.output.screen import OutputStream, keep_end, tag_width
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
@@ -48,7 +49,7 @@ from poprun_py.supervision.private_folder import is_full, make_private_folder, m
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits, Timed
-from poprun_py.timeline.collector import Collector
+from poprun_py.timeline.host_clocks import HostClocks
 
 if TYPE_CHECKING:
     from poprun_py.observation.job_observer import JobObserver
@@ -120,7 +121,8 @@ class _Supervisor:
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
-        self._timeline = Collector(job.recording, self._control.send_to)
+        self._files = ProgramFiles(job.places, job.others)
+        self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
@@ -252,15 +254,16 @@ class _Supervisor:
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
+            variables.update(self._files.variables(index))
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
             start.update(self._keyboard.start_of(index))
-            start.update(self._timeline.start_of(index))
+            start.update(self._files.start_of(index))
             self._control.send(each, protocol.GO, start)
-            self._timeline.ask_time(index)
+            self._clocks.ask(index)
         self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
@@ -272,9 +275,9 @@ class _Supervisor:
             peer.tail = keep_end(peer.tail, payload)
             self._output.feed_stderr(peer, payload)
         elif kind == protocol.FILE:
-            self._timeline.take_file(peer.index, payload)
+            self._files.take(peer.index, payload)
         elif kind == protocol.CLOCK:
-            self._timeline.take_time(peer.index, *json.loads(payload))
+            self._clocks.take(peer.index, *json.loads(payload))
         else:
             self._on_message(peer, kind, json.loads(payload))
 
@@ -359,7 +362,7 @@ class _Supervisor:
         self._suspension.stopped(peer.index)
         self._keyboard.ended(peer.index)
         if peer.is_open:
-            self._timeline.ask_time(peer.index)
+            self._clocks.ask(peer.index)
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
