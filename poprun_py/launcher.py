@@ -288,13 +288,13 @@ def _run_recorded(
 
 def _write_page(record: RunRecord, console: Console) -> None:
     """Write the page of a run that has ended; its result does not depend on it."""
-    if record.folder is None:
+    if record.folder is None or not record.has_begun:
         return
-    from poprun_py.page_file import write_page
-    from poprun_py.runs.run_files import RunFiles
-
     try:
-        path = write_page(RunFiles(record.folder.path))
+        from poprun_py.page_file import write_page
+        from poprun_py.runs.run_files import RunFiles
+
+        path = write_page(RunFiles(record.folder.path.resolve()))
         console.log(f"the page of the run is {path}")
     except Exception as error:  # whatever its files hold
         console.warn(f"the page of the run cannot be written ({error})")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
-from poprun_py.pages.charts import Bars, Chart, Line, Mark, Sample, bars, histogram, lines
+from poprun_py.pages.chart import Chart
+from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines
 from poprun_py.pages.colours import NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
 from poprun_py.pages.wording import listed, milliseconds, number, seconds_of
@@ -26,10 +27,6 @@ _WINDOWS = 200
 # More lines than these are no picture.
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
-_WITHOUT_STEPS = (
-    "No training steps were recorded. They are with PopTorch models, and in other programs with "
-    "popdist_py.heartbeat.step()."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +97,9 @@ def chosen(instances: Iterable[int], most: int = _MOST_LINES) -> list[int]:
 
 def training_section(run: RecordedRun, began: float) -> Section:
     """Return how throughput, loss and what the program logged went."""
-    has_steps = any(attempt.steps for attempt in run.attempts)
     parts: list[Part] = []
-    if has_steps:
+    if any(attempt.steps for attempt in run.attempts):
         parts.append(_throughput(run, began))
-    elif run.report.get("state") != "running" or not run.attempts:
-        parts.append(Sentence(_WITHOUT_STEPS))
     loss = _loss(run)
     values, rest = _values(run)
     if smaller := [*([loss] if loss else []), *values]:
