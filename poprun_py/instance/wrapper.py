@@ -92,6 +92,7 @@ class Wrapper:
         self._early: list[tuple[bytes, bytes]] = []
         self._unsent = bytearray()
         self._pid = 0
+        self._started_ns = 0
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
@@ -242,6 +243,7 @@ class Wrapper:
         report_read, report_write = os.pipe()
         parent = os.getpid()
         self._bound = _bind()
+        self._started_ns = time.monotonic_ns()
         self._pid = os.fork()
         if self._pid == 0:
             try:
@@ -342,6 +344,8 @@ class Wrapper:
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
             "polls": self._vitals.polls(),
+            "started": self._started_ns,
+            "now": time.monotonic_ns(),
             "ledger": self._vitals.ledger(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "stopped": self._steps.asked_at is not None,
@@ -373,7 +377,8 @@ class Wrapper:
 
         if self._outcome is None:
             found = {**observe(self._pid), "progress": self._vitals.progress()}
-            self._send(protocol.OBSERVED, {**found, "ledger": self._vitals.ledger()})
+            times = {"started": self._started_ns, "now": time.monotonic_ns()}
+            self._send(protocol.OBSERVED, {**found, **times, "ledger": self._vitals.ledger()})
 
     # --- the loop -------------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ class JobView:
                 host=worst["host"],
                 own_seconds=worst["step_seconds_without_waiting"],
                 median_seconds=worst["median_of_all"],
+                is_slow=worst["is_straggler"],
                 cause=worst["cause"],
                 detail=worst["detail"],
             ),

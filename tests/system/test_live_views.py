@@ -203,3 +203,43 @@ def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
         user.type("echo code $?; exit\r")
         user.expect("code 0")
         user.ended()
+
+
+# Instance 1 is late three times in a step: before the buffers are broadcast, before the gradients
+# are reduced, and before a collective of the program's own.
+DDP = """
+import os, time
+import torch
+import torch.distributed as dist
+from popdist_py import heartbeat
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+index, late = dist.get_rank(), os.environ["LATE"]
+layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+for _ in range(40):
+    time.sleep(0.05 if (index, late) == (0, "forward") else 0)
+    loss = model(torch.randn(16, 64)).square().mean()
+    time.sleep(0.05 if (index, late) == (1, "backward") else 0)
+    loss.backward()
+    time.sleep(0.05 if (index, late) == (1, "all_reduce") else 0)
+    dist.all_reduce(loss.detach())
+    heartbeat.step(16)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("late", "slow"), [("forward", 0), ("backward", 1), ("all_reduce", 1)])
+def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow):
+    done = poprun(
+        "-n", 2, "--live", "--output-dir", "out", "--env", f"LATE={late}", script(DDP)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out/latest/report.json").read_text())
+    instances = report["attempts"][-1]["observation"]["instances"]
+    waited = [each["seconds"]["waiting"] for each in instances]
+    assert waited[1 - slow] > 39 * 0.05 * 0.8
+    assert waited[slow] < waited[1 - slow] / 2

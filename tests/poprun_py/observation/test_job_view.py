@@ -40,6 +40,7 @@ SLOW = Straggler(
     host="node1",
     own_seconds=0.015,
     median_seconds=0.0107,
+    is_slow=True,
     cause="it loads data longer",
     detail="40% of its time",
 )
