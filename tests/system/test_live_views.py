@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -119,6 +120,38 @@ def test_no_job_and_a_job_that_nobody_knows_are_said(poprun):
     unknown = poprun("--status", "nobodys-run")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (3, 1)
     assert "--status=nobodys-run: no such job of yours runs on this host" in unknown.stderr
+
+
+WAITS = """
+import popdist_py, sys
+popdist_py.init()
+print("begun", flush=True)
+sys.stdin.read() if popdist_py.getInstanceIndex() == 0 else popdist_py.barrier()
+"""
+
+
+@pytest.mark.sweep
+def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(poprun, script, tmp_path):
+    program, pipe = script(WAITS), subprocess.PIPE
+    jobs = [
+        poprun("-n", 1, "--output-dir", name, program, start=True, stdin=pipe) for name in "ab"
+    ]
+    for job in jobs:
+        assert "begun" in job.stdout.readline()
+    first, second = jobs
+    for stopped, other, folder in ((first, second, "b"), (second, first, "a")):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        asked = poprun(f"--status={stopped.pid}")
+        by_folder = poprun(f"--status={tmp_path / folder / 'latest'}")
+        unknown = poprun("--status=nobodys-run")
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert (asked.returncode, asked.stdout) == (3, "")
+        assert f"launcher {stopped.pid} is stopped (Ctrl-Z)" in asked.stderr
+        assert f"kill -CONT {stopped.pid}" in asked.stderr
+        assert f"launcher {other.pid}" in by_folder.stdout
+        assert "no job that answers has this name; launcher" in unknown.stderr
+    for job in jobs:
+        job.communicate("", timeout=60)
 
 
 TALKS = """
