@@ -133,9 +133,7 @@ sys.stdin.read() if popdist_py.getInstanceIndex() == 0 else popdist_py.barrier()
 @pytest.mark.sweep
 def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(poprun, script, tmp_path):
     program, pipe = script(WAITS), subprocess.PIPE
-    jobs = [
-        poprun("-n", 1, "--output-dir", name, program, start=True, stdin=pipe) for name in "ab"
-    ]
+    jobs = [poprun("-n", 1, "--output-dir", name, program, start=True, stdin=pipe) for name in "ab"]
     for job in jobs:
         assert "begun" in job.stdout.readline()
     first, second = jobs

@@ -65,8 +65,8 @@ def test_where_backward_and_the_buffers_sleep_they_wait(torch, where):
     place = torch.autograd if where == "backward" else torch.distributed
     with activities.doing(COMPUTING):
         assert getattr(place, where)(1, 2) == (1, 2)
-    assert NANOSECONDS * 0.9 <= spent(WAITING)
-    assert 0 <= spent(COMPUTING)
+    assert spent(WAITING) >= NANOSECONDS * 0.9
+    assert spent(COMPUTING) >= 0
 
 
 def test_what_backward_computes_is_the_programs_own(torch):
