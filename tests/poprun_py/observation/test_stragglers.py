@@ -84,7 +84,8 @@ def test_what_is_no_part_of_a_step_is_no_reason():
 
 
 def test_ten_slow_steps_on_a_busy_host_are_not_yet_slow():
-    hit = replace(training(2, computing=0.021), own_seconds=0.04)  # what lies between two looks
+    # Between two looks it worked hardly more than the others; saving is no part of a step.
+    hit = replace(training(2, computing=0.021, saving=0.02), own_seconds=0.04)
     assert stragglers([*usual(2), hit]) == []
     worst = slowest([*usual(2), hit])
     assert worst is not None
