@@ -30,9 +30,9 @@ _NOTHING_COUNTED: Final[Mapping[str, Any]] = {
 class Look:
     """What the wrapper of one instance said at one time; times are in seconds.
 
-    ``at`` and ``started`` (of the program) are on the clock of the instance's host. Its
-    steps and activities are known if it ``counts``. ``spent`` is the time of each
-    activity until ``at``. ``activity`` goes on for ``lasting``. ``steps`` are how long the last steps took, ``own`` how
+    ``at`` and ``started`` (of the program) are on the clock of the instance's host. Its steps and
+    activities are known if it ``counts``. ``spent`` is the time of each activity until ``at``.
+    ``activity`` goes on for ``lasting``. ``steps`` are how long the last steps took, ``own`` how
     long the last ten without waiting for others, the oldest first; ``timed`` counts all such
     steps. ``calls`` were made since the last step.
     """
