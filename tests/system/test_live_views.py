@@ -140,13 +140,16 @@ def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(poprun, script,
     for stopped, other, folder in ((first, second, "b"), (second, first, "a")):
         os.kill(stopped.pid, signal.SIGSTOP)
         asked = poprun(f"--status={stopped.pid}")
-        by_folder = poprun(f"--status={tmp_path / folder / 'latest'}")
+        by_folder = poprun(
+            f"--status={tmp_path / folder / 'latest'}", env={"PYTHONIOENCODING": "ascii"}
+        )
         unknown = poprun("--status=nobodys-run")
         os.kill(stopped.pid, signal.SIGCONT)
         assert (asked.returncode, asked.stdout) == (3, "")
         assert f"launcher {stopped.pid} is stopped (Ctrl-Z)" in asked.stderr
         assert f"kill -CONT {stopped.pid}" in asked.stderr
         assert f"launcher {other.pid}" in by_folder.stdout
+        assert "\n-----" in by_folder.stdout
         assert "no job that answers has this name; launcher" in unknown.stderr
     for job in jobs:
         job.communicate("", timeout=60)
@@ -205,6 +208,19 @@ def test_at_a_terminal_the_view_stays_below_the_output(script, tmp_path):
     assert not any(line.startswith("instance ") for line in shown)
     assert sum(line.startswith("poprun-py: speed: ") for line in shown) == 1
     assert shown[-1].startswith("poprun-py: use: ")
+
+
+@pytest.mark.sweep
+def test_a_terminal_that_cannot_move_the_cursor_gets_lines(script, tmp_path):
+    command = [*LAUNCHER, "--live", "-n", "2", script(TALKS)]
+    with Typist(command, cwd=tmp_path, size=(ROWS, COLUMNS), env={"TERM": "dumb"}) as user:
+        user.expect("poprun-py: program.py: run ")
+        (tmp_path / "stop").touch()
+        user.expect(r"name\? ")
+        user.type("someone\r")
+        user.expect("bye someone")
+        assert user.ended() == 0
+    assert "\x1b" not in user.seen
 
 
 def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
