@@ -43,7 +43,11 @@ def torch(monkeypatch):
         get_world_size=lambda: 2,
         _broadcast_coalesced=blocked,
     )
-    torch = SimpleNamespace(autograd=SimpleNamespace(backward=blocked), distributed=distributed)
+    torch = SimpleNamespace(
+        autograd=SimpleNamespace(backward=blocked),
+        compiler=SimpleNamespace(is_compiling=lambda: False),
+        distributed=distributed,
+    )
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
     return torch
@@ -90,6 +94,13 @@ def test_what_waits_within_backward_is_counted_once(torch):
     began = time.monotonic_ns()
     torch.autograd.backward()
     assert NANOSECONDS <= spent(WAITING) <= time.monotonic_ns() - began
+
+
+def test_what_torch_compiles_is_left_as_it_is(torch):
+    torch.compiler.is_compiling = lambda: True
+    heartbeat.step()
+    assert torch.autograd.backward(1) == (1,)
+    assert spent(WAITING) == 0
 
 
 def test_another_thread_takes_no_time_of_the_program(torch):
