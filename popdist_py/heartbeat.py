@@ -39,6 +39,7 @@ _WAIT_SECONDS = 0.0005
 
 _words: memoryview | None = None
 _stacks_file: BinaryIO | None = None
+_has_stepped = False
 
 
 def begin() -> None:
@@ -70,6 +71,8 @@ def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
     words[_STEP] = done = words[_STEP] + 1
     words[_DOING] = BETWEEN_CALLS
     activities.step_done(samples, number, done)
+    if not _has_stepped:
+        _note_first_step()
 
 
 def _one_number(loss: SupportsFloat) -> float:
@@ -167,6 +170,15 @@ def lent_terminal() -> int:
     A negative number says why there is none, as in ``errno``.
     """
     return int((_words or _open())[_TERMINAL])
+
+
+def _note_first_step() -> None:
+    """By now a program that uses torch.distributed has begun to."""
+    global _has_stepped
+    _has_stepped = True
+    from popdist_py.activities import torch_waits
+
+    torch_waits.watch()
 
 
 def _answer_with_stacks() -> None:

@@ -286,7 +286,9 @@ def _print_status(config: LaunchConfig) -> int:
         return 0
     # A pipe gets whole lines, a terminal what fits.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-    print_out("\n".join(table_lines(JobView.from_json(status), width=width, colour=wants_colour())))
+    lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
+    text = "\n".join(lines)
+    print_out(text if can_print(text) else text.replace("─", "-"))
     if others:
         pids = ", ".join(map(str, others))
         print_error(f"{command_name()}: other jobs run too: --status={pids}")

@@ -37,9 +37,11 @@ __all__ = [
     "Listener",
     "awaiting_background",
     "begin",
+    "count_as_waiting",
     "doing",
     "listen",
     "step_done",
+    "waited",
 ]
 
 # OTHER is the program's own code; WAITING is for other instances.
@@ -230,6 +232,19 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
     )
     # After the row: whoever reads in between sees whole rows only.
     words[_STEPS] = steps + 1
+
+
+def waited() -> int:
+    """Return for how many nanoseconds this instance has waited for others."""
+    return int((_words or _open())[_WAITING])
+
+
+def count_as_waiting(nanoseconds: int) -> None:
+    """Note that so much of the last time of what goes on now was waiting for others."""
+    words = _words or _open()
+    if nanoseconds > 0 and get_ident() == _owner:
+        words[_NANOSECONDS + words[_ACTIVITY]] -= nanoseconds
+        words[_WAITING] += nanoseconds
 
 
 def listen(listener: Listener | None) -> None:

@@ -92,6 +92,7 @@ class Wrapper:
         self._early: list[tuple[bytes, bytes]] = []
         self._unsent = bytearray()
         self._pid = 0
+        self._started_ns = 0
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
@@ -253,6 +254,7 @@ class Wrapper:
         report_read, report_write = os.pipe()
         parent = os.getpid()
         self._bound = _bind()
+        self._started_ns = time.monotonic_ns()
         self._pid = os.fork()
         if self._pid == 0:
             try:
@@ -355,6 +357,8 @@ class Wrapper:
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
             "polls": self._vitals.polls(),
+            "started": self._started_ns,
+            "now": time.monotonic_ns(),
             "ledger": self._vitals.ledger(),
             "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "stopped": self._steps.asked_at is not None,
@@ -387,8 +391,9 @@ class Wrapper:
 
         if self._outcome is None:
             found = {**observe(self._pid), "progress": self._vitals.progress()}
+            times = {"started": self._started_ns, "now": time.monotonic_ns()}
             found["ledger"] = self._vitals.ledger()
-            self._send(protocol.OBSERVED, {**found, **self._new_steps()})
+            self._send(protocol.OBSERVED, {**found, **times, **self._new_steps()})
 
     def _new_steps(self) -> "dict[str, Any]":
         """Return the steps since the last time, if the launcher wants them, each once."""

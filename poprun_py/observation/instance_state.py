@@ -28,21 +28,28 @@ ACTIVITIES: Final = (
 # What lasts longer than this is no part of a quick step: it is shown as the phase.
 _LONG_SECONDS = 1.0
 _P95 = 0.95
+# In place of the ledger of a program that has none.
+_NOTHING_COUNTED: Final[Mapping[str, Any]] = {
+    "began": None, "activity": 0, "nanoseconds": [0] * len(ACTIVITIES),
+    "samples": 0, "timed": 0, "steps": [], "own": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """What the wrapper of one instance said at one time; times are in seconds.
 
-    ``at`` and ``began`` (of counting) are on the clock of the instance's host; ``spent`` is the
-    time of each activity until ``at``. ``activity`` goes on for ``lasting``. ``steps`` are
-    how long the last steps took, ``own`` how long the last ten without waiting for others, the
-    oldest first; ``timed`` counts all such steps. ``calls`` were made since the last step, which
-    had this ``loss``; None where nobody knows.
+    ``at`` and ``started`` (of the program) are on the clock of the instance's host. Its steps and
+    activities are known if it ``counts``. ``spent`` is the time of each activity until ``at``.
+    ``activity`` goes on for ``lasting``. ``steps`` are how long the last steps took, ``own`` how
+    long the last ten without waiting for others, the oldest first; ``timed`` counts all such
+    steps. ``calls`` were made since the last step, which had this ``loss``; None where nobody
+    knows.
     """
 
     at: float = 0.0
-    began: float = 0.0
+    started: float = 0.0
+    counts: bool = True
     spent: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
     activity: int = 0
     lasting: float = 0.0
@@ -62,14 +69,16 @@ class Look:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> Look | None:
-        """Return what a wrapper's message says; None for a program that does not count."""
-        ledger = message.get("ledger")
-        if ledger is None:
+        """Return what a wrapper's message says; None for one that was lost with its wrapper."""
+        now = message.get("now")
+        if now is None:
             return None
+        ledger = message.get("ledger") or {**_NOTHING_COUNTED, "now": now, "since": now}
         progress = message.get("progress") or [None, 0]
         return cls(
             at=ledger["now"] / 1e9,
-            began=ledger["began"] / 1e9,
+            started=message["started"] / 1e9,
+            counts=ledger["began"] is not None,
             spent=tuple(each / 1e9 for each in ledger["nanoseconds"]),
             activity=ledger["activity"],
             lasting=(ledger["now"] - ledger["since"]) / 1e9,
@@ -91,6 +100,8 @@ class Look:
     @property
     def phase(self) -> str:
         """What the instance does, in the words of the views."""
+        if not self.counts:
+            return "running"
         name = ACTIVITIES[self.activity]
         if name in ("compiling", "saving", "validating"):
             return name
@@ -139,8 +150,9 @@ class InstanceState:
     def between(
         cls, before: Look | None, now: Look, *, index: int, host: str = "", pid: int = 0
     ) -> InstanceState:
-        """Return the state from two looks; from one, that since counting began."""
-        before = before or Look(at=now.began)
+        """Return the state from two looks; from one, that since the program began."""
+        # The control group is older than the program: what it was throttled before is not known.
+        before = before or Look(at=now.started, throttled_seconds=now.throttled_seconds)
         seconds = max(now.at - before.at, 1e-9)
         spent = [max(0.0, b - a) for a, b in zip(before.spent, now.spent, strict=True)]
         mean = sum(now.steps) / len(now.steps) if now.steps else 0.0

@@ -83,6 +83,7 @@ class JobView:
                 host=worst["host"],
                 own_seconds=worst["step_seconds_without_waiting"],
                 median_seconds=worst["median_of_all"],
+                is_slow=worst["is_straggler"],
                 cause=worst["cause"],
                 detail=worst["detail"],
             ),
@@ -107,7 +108,8 @@ def table_lines(
     Args:
         view: what to show.
         width: of the lines, in columns; columns of the table that do not fit are left out.
-        most_rows: with more instances than this, those with the longest steps are shown.
+        most_rows: with more instances than this, those with the longest steps are shown: one
+            at least.
         colour: whether phases and the slowest instance have colours.
     """
     from io import StringIO
@@ -118,7 +120,7 @@ def table_lines(
 
     states: Sequence[InstanceState] = view.instances
     if most_rows is not None and len(states) > most_rows:
-        by_need = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 0)]
+        by_need = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
         states = sorted(by_need, key=lambda state: state.index)
     rows = [dict(zip(_COLUMNS, _row(state), strict=True)) for state in states]
     columns = _columns_within(width, rows)
@@ -146,7 +148,8 @@ def table_lines(
     console.print(table)
     left = len(view.instances) - len(states)
     if left:
-        console.print(f"and {_count(left, 'instance')} whose steps are shorter")
+        why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
+        console.print(f"and {_count(left, 'more instance')}{why}")
     return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import methodcaller
 
 from poprun_py.observation.instance_state import InstanceState, median
@@ -21,29 +22,31 @@ _NOTICED_SECONDS = 0.5e-3
 # The part of what a step takes too long that a reason has to explain.
 _EXPLAINS = 0.4
 _CAUSES = {
-    "other": "the program's own code between calls takes longer",
-    "compiling": "it compiles",
+    "other": "the program's own code takes longer",
     "computing": "it computes longer",
     "loading": "it loads data longer",
     "transferring": "its transfers take longer",
     "reducing": "its collectives take longer",
     "updating": "its update takes longer",
-    "saving": "it saves",
-    "validating": "it validates",
 }
+# Neither is work of a step.
+_NO_WORK = ("waiting", "compiling", "saving", "validating")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
     """The instance that others wait for: its step without waiting, the median one, and why.
 
-    ``cause`` says why in general, ``detail`` in numbers; both are empty where nothing shows it.
+    The times are those of the last ten steps. ``is_slow`` tells whether they differ by so much, and
+    over all the time between two looks, that others wait for it. ``cause`` says why in general,
+    ``detail`` in numbers; both are empty where nothing shows it.
     """
 
     instance: int
     host: str
     own_seconds: float
     median_seconds: float
+    is_slow: bool
     cause: str = ""
     detail: str = ""
 
@@ -51,12 +54,6 @@ class Straggler:
     def reason(self) -> str:
         """Why, in words and numbers."""
         return f"{self.cause} ({self.detail})" if self.detail else self.cause
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether it takes longer than the median by so much that others wait for it."""
-        usual = self.median_seconds
-        return self.own_seconds > max(_FACTOR * usual, usual + _NOTICED_SECONDS)
 
     @property
     def sentence(self) -> str:
@@ -99,32 +96,41 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 def _straggler(
     state: InstanceState, all_states: Sequence[InstanceState], usual: float
 ) -> Straggler:
-    cause, detail = _reason(state, [e for e in all_states if e.index != state.index])
+    others = [each for each in all_states if each.index != state.index]
+    excess = _longer(state, others, lambda each: 1.0 - each.share(*_NO_WORK))
+    cause, detail = _reason(state, others, excess) if excess > 0 else ("", "")
+    noticed = max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
     return Straggler(
         instance=state.index,
         host=state.host,
         own_seconds=state.own_seconds,
         median_seconds=usual,
+        # Ten steps alone may fall on a bad moment of a busy host.
+        is_slow=min(state.own_seconds - usual, excess) > noticed,
         cause=cause,
         detail=detail,
     )
 
 
-def _reason(state: InstanceState, others: Sequence[InstanceState]) -> tuple[str, str]:
-    """Return why an instance takes longer than the others, and the numbers that show it.
+def _longer(
+    state: InstanceState,
+    others: Sequence[InstanceState],
+    share_of: Callable[[InstanceState], float],
+) -> float:
+    """Return how much longer a part of a step is than that of the median one of the others."""
+    usual = median([share_of(other) * other.step_seconds for other in others])
+    return share_of(state) * state.step_seconds - usual
+
+
+def _reason(
+    state: InstanceState, others: Sequence[InstanceState], excess: float
+) -> tuple[str, str]:
+    """Return why an instance takes longer by ``excess``, and the numbers that show it.
 
     What the host takes from it comes first: it makes any activity longer.
     """
-
-    def longer(share_of: Callable[[InstanceState], float]) -> float:
-        """Return how much longer a part of a step is than that of the median instance."""
-        usual = median([share_of(other) * other.step_seconds for other in others])
-        return share_of(state) * state.step_seconds - usual
-
-    excess = longer(lambda each: 1.0 - each.share("waiting"))
-    if not others or excess <= 0:
-        return "", ""
-    if state.swap_bytes > max(other.swap_bytes for other in others):
+    longer = partial(_longer, state, others)
+    if state.swap_bytes > max((other.swap_bytes for other in others), default=0):
         return "it swaps", f"{state.swap_bytes / 2**20:.0f} MiB of it are on the disk"
     if longer(lambda each: each.throttled) > _EXPLAINS * excess:
         detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError
-from poprun_py.instance import protocol
+from poprun_py.instance import processes, protocol
 from poprun_py.supervision.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
 if TYPE_CHECKING:
@@ -70,10 +71,17 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
         raise StartError(f"{option}: the job has just ended")
     else:
         names = {job, Path(job).resolve().name}  # of a run's folder, or a link to it
+        silent = ""  # may be the one, if no other is
         for _, path in _sockets():
-            status = _status(path, option)
+            try:
+                status = _status(path, option)
+            except StartError as error:
+                silent = str(error).removeprefix(f"{option}: ")
+                continue
             if status is not None and status["run_id"] in names:
                 return status, []
+        if silent:
+            raise StartError(f"{option}: no job that answers has this name; {silent}")
     raise StartError(
         f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
         "the process id of a running poprun-py or of one of its instances, or the name of a run"
@@ -86,13 +94,25 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     Raises:
         StartError: it does not answer.
     """
+    pid = _launcher_of(path)
+    if processes.state(pid, signal.SIGCONT)[0] in "Tt":
+        raise StartError(
+            f"{option}: launcher {pid} is stopped (Ctrl-Z); fg in its terminal, or kill -CONT "
+            f"{pid}, lets it go on"
+        )
     try:
         answer = _answer(path, "status", _STATUS_SECONDS)
         return json.loads(answer) if answer else None
     except (ConnectionRefusedError, FileNotFoundError):
         return None
     except (OSError, ValueError) as error:
-        raise StartError(f"{option}: the launcher does not answer ({error})") from None
+        raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
+
+
+def _launcher_of(path: Path) -> int:
+    """Return the process id of the launcher whose socket this is; 0 for none."""
+    pid = path.parent.name.split("-")[1]
+    return int(pid) if pid.isdigit() else 0
 
 
 def _age(path: Path) -> float:
@@ -160,10 +180,10 @@ def _sockets() -> Iterator[tuple[int, Path]]:
     for folder in folders:
         try:
             for path in folder.glob(f"{ANY_FOLDER}/{SOCKET_NAME}"):
-                pid = path.parent.name.split("-")[1]
+                pid = _launcher_of(path)
                 # Everybody may make such a folder in /tmp.
-                if pid.isdigit() and os.geteuid() in (0, path.parent.stat().st_uid):
-                    found.add((int(pid), path))
+                if pid and os.geteuid() in (0, path.parent.stat().st_uid):
+                    found.add((pid, path))
         except OSError:
             continue
     yield from sorted(found)

@@ -59,7 +59,8 @@ class InstanceOutput:
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
-        self._panel_sink = terminal if job.live else None
+        can_move_cursor = job.environ.get("TERM", "dumb") != "dumb"
+        self._panel_sink = terminal if job.live and can_move_cursor else None
         if self._panel_sink is not None:
             self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
         screens = {id(s): Screen(self._writer(s), is_terminal=s.is_terminal) for s in self._sinks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -121,6 +122,39 @@ def test_no_job_and_a_job_that_nobody_knows_are_said(poprun):
     assert "--status=nobodys-run: no such job of yours runs on this host" in unknown.stderr
 
 
+WAITS = """
+import popdist_py, sys
+popdist_py.init()
+print("begun", flush=True)
+sys.stdin.read() if popdist_py.getInstanceIndex() == 0 else popdist_py.barrier()
+"""
+
+
+@pytest.mark.sweep
+def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(poprun, script, tmp_path):
+    program, pipe = script(WAITS), subprocess.PIPE
+    jobs = [poprun("-n", 1, "--output-dir", name, program, start=True, stdin=pipe) for name in "ab"]
+    for job in jobs:
+        assert "begun" in job.stdout.readline()
+    first, second = jobs
+    for stopped, other, folder in ((first, second, "b"), (second, first, "a")):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        asked = poprun(f"--status={stopped.pid}")
+        by_folder = poprun(
+            f"--status={tmp_path / folder / 'latest'}", env={"PYTHONIOENCODING": "ascii"}
+        )
+        unknown = poprun("--status=nobodys-run")
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert (asked.returncode, asked.stdout) == (3, "")
+        assert f"launcher {stopped.pid} is stopped (Ctrl-Z)" in asked.stderr
+        assert f"kill -CONT {stopped.pid}" in asked.stderr
+        assert f"launcher {other.pid}" in by_folder.stdout
+        assert "\n-----" in by_folder.stdout
+        assert "no job that answers has this name; launcher" in unknown.stderr
+    for job in jobs:
+        job.communicate("", timeout=60)
+
+
 TALKS = """
 import sys, time
 from pathlib import Path
@@ -176,6 +210,19 @@ def test_at_a_terminal_the_view_stays_below_the_output(script, tmp_path):
     assert shown[-1].startswith("poprun-py: use: ")
 
 
+@pytest.mark.sweep
+def test_a_terminal_that_cannot_move_the_cursor_gets_lines(script, tmp_path):
+    command = [*LAUNCHER, "--live", "-n", "2", script(TALKS)]
+    with Typist(command, cwd=tmp_path, size=(ROWS, COLUMNS), env={"TERM": "dumb"}) as user:
+        user.expect("poprun-py: program.py: run ")
+        (tmp_path / "stop").touch()
+        user.expect(r"name\? ")
+        user.type("someone\r")
+        user.expect("bye someone")
+        assert user.ended() == 0
+    assert "\x1b" not in user.seen
+
+
 def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
     shell = ["bash", "--norc", "-i"]
     words = " ".join(map(str, [*LAUNCHER, "--live", "-n", "2", script(TALKS)]))
@@ -203,3 +250,43 @@ def test_ctrl_z_and_fg_and_a_narrower_window(script, tmp_path):
         user.type("echo code $?; exit\r")
         user.expect("code 0")
         user.ended()
+
+
+# Instance 1 is late three times in a step: before the buffers are broadcast, before the gradients
+# are reduced, and before a collective of the program's own.
+DDP = """
+import os, time
+import torch
+import torch.distributed as dist
+from popdist_py import heartbeat
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+index, late = dist.get_rank(), os.environ["LATE"]
+layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+for _ in range(40):
+    time.sleep(0.05 if (index, late) == (0, "forward") else 0)
+    loss = model(torch.randn(16, 64)).square().mean()
+    time.sleep(0.05 if (index, late) == (1, "backward") else 0)
+    loss.backward()
+    time.sleep(0.05 if (index, late) == (1, "all_reduce") else 0)
+    dist.all_reduce(loss.detach())
+    heartbeat.step(16)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("late", "slow"), [("forward", 0), ("backward", 1), ("all_reduce", 1)])
+def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow):
+    done = poprun(
+        "-n", 2, "--live", "--output-dir", "out", "--env", f"LATE={late}", script(DDP)
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "out/latest/report.json").read_text())
+    instances = report["attempts"][-1]["observation"]["instances"]
+    waited = [each["seconds"]["waiting"] for each in instances]
+    assert waited[1 - slow] > 39 * 0.05 * 0.8
+    assert waited[slow] < waited[1 - slow] / 2

@@ -25,6 +25,8 @@ def message(*, at=10_000, steps=(), own=None, samples=0, calls=0, step=0, lastin
         "cpu_seconds": 4.0,
         "memory_bytes": 1 << 20,
         "cpus": [0, 1],
+        "started": 1_000 * MS,
+        "now": at * MS,
         "ledger": {
             "now": at * MS,
             "began": 1_000 * MS,
@@ -45,8 +47,30 @@ def test_the_names_are_those_of_the_library():
     assert ACTIVITIES == activities.NAMES
 
 
-def test_a_program_that_does_not_count_has_no_look():
-    assert Look.of({"progress": None, "ledger": None}) is None
+def test_of_a_program_that_does_not_count_the_use_is_known():
+    said = {**message(at=3_000), "progress": None, "ledger": None}
+    state = InstanceState.between(None, Look.of(said), index=0)
+    assert (state.phase, state.step, state.shares) == ("running", None, (0.0,) * len(ACTIVITIES))
+    assert (state.cpu, state.memory_bytes) == (pytest.approx(2), 1 << 20)
+    counting = InstanceState.between(Look.of(said), Look.of(message(computing=500)), index=0)
+    assert counting.share("computing") > 0
+
+
+def test_of_a_program_that_was_lost_with_its_wrapper_nothing_is_known():
+    assert Look.of({"code": 1}) is None
+
+
+def test_before_it_counted_a_program_used_its_cpus_as_well():
+    said = message(at=10_000, computing=1_000)
+    said["ledger"]["began"] = 9_000 * MS
+    assert InstanceState.between(None, Look.of(said), index=0).cpu == pytest.approx(4 / 9)
+
+
+def test_what_a_control_group_was_throttled_before_the_program_is_not_its():
+    first = Look.of({**message(at=9_000), "throttled_seconds": 3600.0})
+    then = Look.of({**message(at=10_000), "throttled_seconds": 3600.5})
+    assert InstanceState.between(None, first, index=0).throttled == 0
+    assert InstanceState.between(first, then, index=0).throttled == pytest.approx(0.5)
 
 
 def test_from_one_look_shares_are_of_all_the_time():

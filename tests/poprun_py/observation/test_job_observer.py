@@ -57,6 +57,8 @@ def message(at, steps, *, own=10, step=20, name="computing"):
     return {
         "progress": [steps, 0, 0, 0],
         "memory_bytes": 1,
+        "started": 0,
+        "now": int(at * 1e9),
         "ledger": {
             "now": int(at * 1e9),
             "began": 0,
@@ -139,7 +141,7 @@ def test_who_asks_gets_the_view_once_all_have_answered(job):
     for index in (0, 1):
         job.observer.observed(index, message(1.0, 50), 1.0)
     assert views == []
-    job.observer.ended(2, {"ledger": message(1.0, 50)["ledger"]}, 1.1)
+    job.observer.ended(2, {**message(1.0, 50), "memory_bytes": 0}, 1.1)
     (view,) = views
     assert [each.phase for each in view.instances] == ["training", "training", "ended"]
     assert view.samples_per_second == pytest.approx(3 * 50 / 51 / 0.020)

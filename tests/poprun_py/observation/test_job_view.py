@@ -40,6 +40,7 @@ SLOW = Straggler(
     host="node1",
     own_seconds=0.015,
     median_seconds=0.0107,
+    is_slow=True,
     cause="it loads data longer",
     detail="40% of its time",
 )
@@ -100,7 +101,14 @@ def test_of_more_instances_than_rows_those_with_the_longest_steps_are_shown():
     rows = [line for line in lines if "training" in line]
     assert len(rows) == 8
     assert {int(line.split()[0]) % 7 for line in rows} == {6}
-    assert lines[-1] == "and 56 instances whose steps are shorter"
+    assert lines[-1] == "and 56 more instances whose steps are shorter"
+
+
+def test_the_smallest_window_shows_one_row_and_of_no_steps_nothing_is_said():
+    states = [InstanceState(index=index, phase="running") for index in range(4)]
+    lines = table_lines(view(*states), width=80, most_rows=1)
+    assert sum("running" in line for line in lines) == 1
+    assert lines[-1] == "and 3 more instances"
 
 
 def test_the_straggler_has_a_colour_only_where_colours_are():
