@@ -1,4 +1,4 @@
-"""What it costs that a job can be seen live: of a training step, and of the wrapper beside it.
+"""What it costs to see a job: of a training step, of the wrapper beside it, and of every view.
 
 Steps of a small wrapped model with its loader, in turns with and without the ledger of activities:
 their difference is the cost of a step, whatever the model. One step of 10 ms is what it is compared
@@ -6,7 +6,10 @@ with. The same with and without a timeline that is recorded (--timeline); a span
 program's own, recorded or not. A look is what the wrapper does every one or two seconds while
 somebody may want to know.
 
-Usage: python benchmarks/observe.py [--json] [--turns 40]
+With --views, whole jobs instead, with and without each view, in turns (observed_views.py): some
+seven minutes.
+
+Usage: python benchmarks/observe.py [--json] [--turns 40] [--views] [--rounds 9] [--steps 400]
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from observed_views import measured_views
 from show_rows import show_rows
 from torch import nn
 
@@ -56,7 +60,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--views", action="store_true", help="whole jobs, with each view")
+    parser.add_argument("--rounds", type=int, default=9, help="of whole jobs")
+    parser.add_argument("--steps", type=int, default=400, help="of a whole job")
     arguments = parser.parse_args()
+    if arguments.views:
+        show_rows(measured_views(arguments.rounds, arguments.steps), as_json=arguments.json)
+        return
     torch.set_num_threads(1)
     rows = [
         _steps("step", _switched_off, arguments.turns),
