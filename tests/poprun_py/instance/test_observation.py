@@ -158,7 +158,7 @@ def counting(monkeypatch, seen):
     for name, value in seen.variables(["program"], {}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(ledger, "_words", None)
-    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0))
+    monkeypatch.setattr(ledger, "_last_step", (0, 0, 0, 0))
 
 
 @settings(max_examples=20)
