@@ -12,7 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from poprun_py.config.metrics_destinations import TENSORBOARD, WANDB, MetricsDestination
+from poprun_py.config.metrics_destinations import (
+    TENSORBOARD,
+    WANDB,
+    MetricsDestination,
+    read_destinations,
+)
 from poprun_py.errors import UsageError
 from poprun_py.planning.launch_plan import LaunchPlan
 
@@ -48,7 +53,7 @@ class JobMetrics:
         self._endpoint: Feed | None = None
         self._sinks: Feed | None = None
         self._listener: socket.socket | None = None
-        self._destinations = config.metrics_destinations
+        self._destinations = read_destinations(config.metrics_to)
         for destination in self._destinations:
             if destination.tool == WANDB:
                 _require_wandb(config.origin("metrics_to").shown(str(destination)))

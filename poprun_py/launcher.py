@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.metrics_destinations import WANDB
+from poprun_py.config.metrics_destinations import WANDB, read_destinations
 from poprun_py.errors import (
     LaunchError,
     StartError,
@@ -419,7 +419,7 @@ def _job(
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
     }
-    if any(each.tool == WANDB for each in config.metrics_destinations):
+    if any(each.tool == WANDB for each in read_destinations(config.metrics_to)):
         # The program's own runs of Weights & Biases join that of the launcher.
         everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
     reader = config.stdin_instance

@@ -12,11 +12,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from popdist_py.environment import TIMELINE_MIB
-from poprun_py.config.metrics_destinations import (
-    METRICS_DESTINATION,
-    TENSORBOARD,
-    MetricsDestination,
-)
+from poprun_py.config.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
     FILE_OR_AUTO,
@@ -546,11 +542,6 @@ class LaunchConfig:
         )
 
     @property
-    def metrics_destinations(self) -> tuple[MetricsDestination, ...]:
-        """Where the job's numbers are written, each place once."""
-        return tuple(map(MetricsDestination.read, dict.fromkeys(self.metrics_to)))
-
-    @property
     def prints_file(self) -> bool:
         """Tell whether all of standard output is a file of --print-topology: no job starts."""
         return self.print_topology in _TOPOLOGY_FILES
@@ -602,7 +593,7 @@ class LaunchConfig:
                 raise UsageError(
                     f"{self.named(one)} and {self.named(other)} exclude one another: give one"
                 )
-        if self.output_dir is None and MetricsDestination(TENSORBOARD) in self.metrics_destinations:
+        if self.output_dir is None and TENSORBOARD in self.metrics_to:
             raise UsageError(
                 f"{self.origin('metrics_to').shown(TENSORBOARD)}: there is no folder of the run: "
                 "give tensorboard:DIR, or --output-dir"

@@ -5,12 +5,19 @@ Pure: a text in, a value out. Nothing here looks at folders or packages.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from poprun_py.config.option_kinds import Kind, is_word
 
-__all__ = ["METRICS_DESTINATION", "TENSORBOARD", "WANDB", "MetricsDestination"]
+__all__ = [
+    "METRICS_DESTINATION",
+    "TENSORBOARD",
+    "WANDB",
+    "MetricsDestination",
+    "read_destinations",
+]
 
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 
@@ -43,6 +50,11 @@ class MetricsDestination:
         if self.tool != TENSORBOARD or not self.where:
             return self
         return MetricsDestination(self.tool, str(folder / self.where))
+
+
+def read_destinations(texts: Iterable[str]) -> tuple[MetricsDestination, ...]:
+    """Return the destinations that an option's values name, each once."""
+    return tuple(map(MetricsDestination.read, dict.fromkeys(texts)))
 
 
 def _kept(text: str) -> str:

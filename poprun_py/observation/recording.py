@@ -89,11 +89,13 @@ class Recorders:
         self._each(lambda recorder: recorder.look(view, at))
 
     def end(self, view: JobView, at: float, lost: Mapping[int, int]) -> None:
-        """Hand on the last look, and say how many steps of each instance are missing."""
+        """Hand on the last look, and say how many steps are missing, if any are."""
         self.look(view, at)
-        for index, number in lost.items():
-            if number:
-                self._warn(f"{number} steps of instance {index} were too quick to be recorded")
+        missing = [index for index, number in lost.items() if number]
+        if missing:
+            one = f"instance {missing[0]}"
+            whose = one if len(missing) == 1 else f"{len(missing)} instances"
+            self._warn(f"{sum(lost.values())} steps of {whose} were too quick to be recorded")
 
     def _each(self, hand_on: Callable[[Recorder], None]) -> None:
         for recorder in tuple(self._recorders):

@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from poprun_py.observation.job_view import JobView
-from poprun_py.observation.records import StepRecord
+# It is made before mpirun starts, which would wait for these.
+if TYPE_CHECKING:
+    from poprun_py.observation.job_view import JobView
+    from poprun_py.observation.records import StepRecord
 
 __all__ = ["RunLog"]
 

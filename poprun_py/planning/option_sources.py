@@ -16,7 +16,7 @@ from poprun_py.config.environment_options import variables_layer
 from poprun_py.config.files import parse_config, parse_project_file
 from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
 from poprun_py.config.layers import merged, places, typed_layer
-from poprun_py.config.metrics_destinations import MetricsDestination
+from poprun_py.config.metrics_destinations import read_destinations
 from poprun_py.config.option_kinds import AUTO, FILE_OR_AUTO, PATH, option_name
 from poprun_py.planning.inputs import read_text_file
 
@@ -143,7 +143,7 @@ def _beside_file(layer: Mapping[str, Any], place: Path) -> dict[str, Any]:
         and (name != "mpi" or "/" in value)
     }
     if "metrics_to" in layer:
-        destinations = map(MetricsDestination.read, layer["metrics_to"])
+        destinations = read_destinations(layer["metrics_to"])
         found["metrics_to"] = tuple(str(each.beside(place)) for each in destinations)
     return {**layer, **found}
 

@@ -21,7 +21,7 @@ def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waite
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
     record = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
     timeline = SimpleNamespace(begin=lambda *_: None)
-    recorders = SimpleNamespace(begin=lambda _: ())
+    recorders = SimpleNamespace(begin=lambda *_: ())
     attempts = launcher._Attempts(plan, record, timeline, recorders, None, (1, 2))
     monkeypatch.setattr(launcher, "_job", lambda *_, **__: None)
     # The user was in the debugger for a while, or had stopped the job.

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.metrics_destinations import MetricsDestination
+from poprun_py.config.metrics_destinations import MetricsDestination, read_destinations
 from poprun_py.errors import UsageError
 from poprun_py.planning.option_sources import gather_options
 
@@ -41,7 +41,7 @@ def test_anything_else_is_refused_with_what_is_accepted(text):
 
 def test_a_place_that_is_given_twice_is_one():
     config = LaunchConfig(program=("x",), metrics_to=("wandb", "wandb:a", "WANDB"))
-    assert [str(each) for each in config.metrics_destinations] == ["wandb", "wandb:a"]
+    assert [str(each) for each in read_destinations(config.metrics_to)] == ["wandb", "wandb:a"]
 
 
 def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_folders_of_a_file_are_relative_to_it(tmp_path, monkeypatch):
     config = gather_options({}, {}).config
     places = [f"tensorboard:{tmp_path / 'charts'}", "tensorboard:/charts", "wandb:x"]
     assert list(config.metrics_to) == places
-    assert Path(config.metrics_destinations[1].where).is_absolute()
+    assert Path(read_destinations(config.metrics_to)[1].where).is_absolute()
 
 
 def test_tensorboard_needs_a_folder():

@@ -236,7 +236,10 @@ def test_steps_that_were_too_quick_are_said_at_the_end(job):
     job.observer.ended(1, with_steps(message(2.5, 3), 2.25, lost=7), 2.5)
     assert job.warned == []
     job.observer.finish(3.0)
-    assert job.warned == ["77 steps of instance 1 were too quick to be recorded"]
+    assert job.warned.pop() == "77 steps of instance 1 were too quick to be recorded"
+    job.observer.ended(2, with_steps(message(2.5, 3), 2.25, lost=3), 2.5)
+    job.observer.finish(3.0)
+    assert job.warned == ["80 steps of 2 instances were too quick to be recorded"]
 
 
 def test_of_a_young_job_that_is_recorded_nobody_is_called_slow():
