@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Final
 
+from poprun_py.errors import UsageError
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
@@ -90,7 +91,17 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     Args:
         run: what its files tell.
         target: the time until it was reached is measured.
+
+    Raises:
+        UsageError: its report is none.
     """
+    try:
+        return _measured(run, target)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise UsageError(f"{run.files.report} is no report of a run ({error!r})") from None
+
+
+def _measured(run: RecordedRun, target: Target | None) -> Measured:
     report, plan = run.report, run.report["plan"]
     speed = _steady_speed(run) or _viewed_speed(run) or _Speed()
     last = run.attempts[-1].report if run.attempts else {}
@@ -123,7 +134,7 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
         name=run.run_id,
         program=_program(report),
         hosts=tuple(map(str, last.get("hosts") or ())),
-        versions=report.get("versions") or {},
+        versions=dict(report.get("versions") or {}),
         instances=int(plan["num_instances"]),
         replicas=int(plan.get("num_replicas", plan["num_instances"])),
         exit_code=report.get("exit_code") if report.get("state", "ended") == "ended" else None,
