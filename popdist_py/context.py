@@ -23,6 +23,7 @@ from popdist_py.environment import (
     is_popdist_environment,
 )
 from popdist_py.errors import NotInitialisedError
+from popdist_py.run_files import place
 from popdist_py.timeline import spans
 
 __all__ = [
@@ -76,6 +77,7 @@ def init() -> None:
         return
     instance = environment()
     heartbeat.begin()
+    place.begin()
     if instance.num_instances == 1:
         if not is_launched():
             _warn_of_other_processes()

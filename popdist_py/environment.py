@@ -46,6 +46,11 @@ TIMELINE = "POPDIST_TIMELINE"
 # The bytes of all files of a job's timeline, in MiB, where the user does not say.
 TIMELINE_MIB = 64
 
+# Beyond PopRun: what the paths begin with of files that a program leaves in the folder of its run;
+# "PID:PREFIX" once a process has them for itself. The most MiB of one of them.
+RUN_FILES = "POPDIST_RUN_FILES"
+RUN_FILE_MIB = 64
+
 # Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
 # and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
 # of restarts of the job.
@@ -88,6 +93,7 @@ INSTANCE_VARIABLES = frozenset(
         DEBUGGER,
         SDK_NAMES,
         TIMELINE,
+        RUN_FILES,
     }
 )
 

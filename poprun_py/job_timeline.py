@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from poprun_py.config.option_kinds import AUTO
 from poprun_py.errors import StartError, UsageError, explain_os_error
+from poprun_py.output.program_files import FilePlace, place_of_spans
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.private_folder import make_private_folder
-from poprun_py.timeline.collector import Recording
 
 if TYPE_CHECKING:
     from popdist_py.timeline.merging import Merged
@@ -56,7 +56,7 @@ class JobTimeline:
                     "there and can be written to"
                 )
 
-    def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> Recording | None:
+    def begin(self, planned: LaunchPlan, attempt_folder: str | None) -> FilePlace | None:
         """Return where the next attempt records; None if no timeline is wanted.
 
         Raises:
@@ -66,16 +66,8 @@ class JobTimeline:
             return None
         folder = _make_folder(attempt_folder)
         self._folders.append(folder)
-        hosts, instances = planned.topology.hosts, planned.instances
-        return Recording(
-            folder=folder,
-            instance_bytes=max(_LEAST_BYTES, self._size // len(instances)),
-            others=frozenset(
-                index
-                for index, each in enumerate(instances)
-                if not hosts[each.instance.host_index].is_local
-            ),
-        )
+        share = self._size // len(planned.instances)
+        return place_of_spans(folder, max(_LEAST_BYTES, share))
 
     def finish(self) -> str:
         """Make the trace; returns what is said of it, empty where none was wanted.

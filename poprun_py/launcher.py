@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.command_name import command_name
@@ -25,6 +26,7 @@ from poprun_py.errors import (
 from poprun_py.hosts.host_list import Host
 from poprun_py.job_recorders import JobRecorders
 from poprun_py.job_timeline import JobTimeline
+from poprun_py.output.program_files import FilePlace, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -37,7 +39,6 @@ from poprun_py.planning.variables import attempt_variables
 from poprun_py.run_record import RunRecord
 from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
-from poprun_py.timeline.collector import Recording
 
 if TYPE_CHECKING:
     from poprun_py.observation.records import Recorder
@@ -268,13 +269,13 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
 
 def _write_page(record: RunRecord, console: Console) -> None:
     """Write the page of a run that has ended; its result does not depend on it."""
-    if record.folder is None:
+    if record.folder is None or not record.has_begun:
         return
-    from poprun_py.page_file import write_page
-    from poprun_py.runs.run_files import RunFiles
-
     try:
-        path = write_page(RunFiles(record.folder.path))
+        from poprun_py.page_file import write_page
+        from poprun_py.runs.run_files import RunFiles
+
+        path = write_page(RunFiles(record.folder.path.resolve()))
         console.log(f"the page of the run is {path}")
     except Exception as error:  # whatever its files hold
         console.warn(f"the page of the run cannot be written ({error})")
@@ -337,7 +338,7 @@ class _Attempts:
                     spent,
                     run_id=record.run_id,
                     folder=folder,
-                    recording=self._timeline.begin(planned, folder),
+                    spans=self._timeline.begin(planned, folder),
                     recorders=self._recorders.begin(folder),
                 ),
                 log=self._console.log,
@@ -380,12 +381,13 @@ def _job(
     *,
     run_id: str,
     folder: str | None = None,
-    recording: Recording | None = None,
+    spans: FilePlace | None = None,
     recorders: tuple[Recorder, ...] = (),
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan."""
     config, hosts = planned.config, planned.topology.hosts
     others = [host for host in hosts if not host.is_local]
+    of_run = None if folder is None else place_of_run(Path(folder))
     everywhere = {
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
@@ -409,7 +411,13 @@ def _job(
         ),
         output=config.output,
         output_dir=folder,
-        recording=recording,
+        others=frozenset(
+            index
+            for index, each in enumerate(planned.instances)
+            if not hosts[each.instance.host_index].is_local
+        ),
+        places=tuple(place for place in (of_run, spans) if place is not None),
+        spans=None if spans is None else spans.folder,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,
         hang_timeout=config.hang_timeout,

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from poprun_py.atomic_file import write_whole
+from poprun_py.errors import UsageError
 from poprun_py.pages.run_page import run_page
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import RunFiles
@@ -21,9 +22,20 @@ def page_text(files: RunFiles) -> str:
     """Return the page of a run, also of one that has not ended.
 
     Raises:
-        UsageError: its report cannot be read.
+        UsageError: its report cannot be read, or says what no report does.
     """
-    return run_page(read_run(files), moment(time.time()))
+    run = read_run(files)
+    excerpt = None
+    if files.timeline.is_file():
+        from poprun_py.runs.trace_excerpt import read_excerpt
+
+        excerpt = read_excerpt(files.timeline)
+    try:
+        return run_page(run, moment(time.time()), excerpt)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UsageError(
+            f"{files.report}: no page can be made of this report ({error!r}); was it edited?"
+        ) from None
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:

@@ -54,6 +54,11 @@ class RunRecord:
         """What of it could not be kept."""
         return self.folder.trouble if self.folder is not None else ""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was an attempt, so that there is a report."""
+        return bool(self._attempts)
+
     def close(self) -> None:
         """Let other launchers go on with the run."""
         if self.folder is not None:

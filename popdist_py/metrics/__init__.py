@@ -2,5 +2,5 @@
 
 Here live the numbers of an instance, their meeting, and the sinks that write them.
 Nothing here imports torch or NumPy, and no sink opens anything before its first write.
-May call: context, errors, activities, atomic_file.
+May call: context, errors, activities, atomic_file, run_files.
 """

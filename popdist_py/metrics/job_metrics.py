@@ -17,6 +17,7 @@ from popdist_py import activities, context
 from popdist_py.errors import CollectiveMismatchError
 from popdist_py.metrics.accumulated import Accumulated, Reduction, merged, one_number
 from popdist_py.metrics.sink import MetricsSink
+from popdist_py.run_files.logged_values import log_values
 
 __all__ = ["Metrics"]
 
@@ -117,7 +118,8 @@ class Metrics:
     def log(self, step: int) -> dict[str, float]:
         """Write what ``compute`` returns to the sinks, begin anew, and return it; collective.
 
-        The first instance writes. A sink that fails is a warning, once; training goes on.
+        The first instance writes, with --output-dir also into the folder of the run. A sink that
+        fails is a warning, once; training goes on.
 
         Args:
             step: number of training steps done.
@@ -134,6 +136,7 @@ class Metrics:
         values = self._results(f"metrics at step {step}")
         self.reset()
         if values and context.communicator().instance_index == 0:
+            log_values(step, values)
             for sink in self._sinks:
                 self._guard(sink, f"write step {step}", partial(sink.write, step, dict(values)))
         return values

@@ -186,7 +186,7 @@ def call_name(name: str) -> str:
     return f"{name} of {_group}" if _group else name
 
 
-def add(row: str, name: str, begin: int, end: int) -> None:
+def add(row: str, name: str, begin: int, end: int, arguments: str = "") -> None:
     """Add a span that nobody had to time here, such as one of an emulated IPU's schedule.
 
     Args:
@@ -194,9 +194,10 @@ def add(row: str, name: str, begin: int, end: int) -> None:
         name: what went on.
         begin: nanoseconds of ``time.monotonic_ns()``.
         end: the same.
+        arguments: what else is shown: a JSON object, or empty.
     """
     if _recorder is not None:
-        _recorder.record(name, row, begin, end)
+        _recorder.record(name, row, begin, end, arguments)
 
 
 def is_recording() -> bool:

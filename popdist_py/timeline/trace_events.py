@@ -8,6 +8,7 @@ another or apart; what would overlap half gets a row of its own. Pure: nothing h
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ __all__ = ["Call", "Event", "Rows", "flow_events", "lanes", "process_events", "s
 Event = dict[str, Any]
 
 # The rows of a process, from the top; others follow by name.
-_ORDER: Final = ("program", "device", "collectives", "data loader", "checkpoints")
+_ORDER: Final = ("program", "device", "IPU ", "collectives", "data loader", "checkpoints")
 # So many rows are kept apart for each process, so that no two processes share a thread id.
 _ROWS_PER_PROCESS: Final = 10_000
 _STEP: Final = "step"
@@ -127,7 +128,7 @@ def span_events(
     by_track: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         by_track[span.track].append(span)
-    for track, members in sorted(by_track.items()):
+    for track, members in sorted(by_track.items(), key=lambda item: _by_number(item[0])):
         for lane, of_lane in enumerate(lanes(members)):
             name = track + suffix + (f" #{lane + 1}" if lane else "")
             row = rows.number(name)
@@ -142,6 +143,12 @@ def span_events(
                         "ph": "C", "name": "step time", "pid": process,
                         "ts": event["ts"] + event["dur"], "args": {"ms": event["dur"] / 1000},
                     }  # fmt: skip
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return a key to sort names with: IPU 10 comes after IPU 9."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _complete(span: Span, begin: int, length: int, process: int, row: int) -> Event:

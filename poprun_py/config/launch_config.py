@@ -287,7 +287,8 @@ class LaunchConfig:
     )  # fmt: skip
     output_dir: str | None = option(
         None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
-        " names the newest: attempt-N/ with the instances' whole output, and report.json.",
+        " names the newest: attempt-N/ with the instances' whole output and all training steps, and"
+        " report.json.",
     )  # fmt: skip
     timeline: str | None = option(
         None, FILE_OR_AUTO, "Output", "Record what every instance does when into this file, for"

@@ -30,7 +30,7 @@ MODES = (
 DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, instance]
 PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
 CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
-FILE = b"F"  # a name, NUL, a part of that file of the timeline (zlib), when the program has ended
+FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
 # launcher -> wrapper

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from poprun_py.instance.keyboard import Keyboard
-    from poprun_py.instance.timeline_files import TimelineFiles
+    from poprun_py.instance.program_files import ProgramFiles
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
@@ -109,7 +109,7 @@ class Wrapper:
         self._told_steps: int | None = None  # that the launcher knows of; None: it wants none
         self._memory: dict[str, int] = {}
         self._keyboard: Keyboard | None = None
-        self._timeline: TimelineFiles | None = None
+        self._files: ProgramFiles | None = None
         self._paused: list[int] = []  # processes of the program that we stopped
 
     def run(self) -> int:
@@ -132,8 +132,8 @@ class Wrapper:
             processes.set_open_files(tuple(start["open_files"]))
         os.environ.update(sdk_names.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
-        if "timeline" in start:
-            self._record_timeline(start["timeline"])
+        if "files" in start:
+            self._keep_files(start["files"])
         if self._keyboard is not None:
             os.environ.update(self._keyboard.variables())
         self._memory = memory_state()
@@ -219,12 +219,12 @@ class Wrapper:
         else:
             self._send(protocol.CLOCK, [loads(payload), time.monotonic_ns()])
 
-    def _record_timeline(self, told: "dict[str, Any]") -> None:
-        # Only jobs with a timeline pay for it.
-        from poprun_py.instance.timeline_files import TimelineFiles
+    def _keep_files(self, told: "dict[str, str]") -> None:
+        # Only jobs of several hosts whose programs leave files pay for it.
+        from poprun_py.instance.program_files import ProgramFiles
 
-        self._timeline = TimelineFiles(told)
-        os.environ.update(self._timeline.variables())
+        self._files = ProgramFiles(told)
+        os.environ.update(self._files.variables())
 
     # --- the program ----------------------------------------------------------------------
 
@@ -445,8 +445,8 @@ class Wrapper:
 
     def _report_end(self) -> None:
         """Send what is left, and how the program ended."""
-        if self._timeline is not None:
-            self._timeline.send(lambda part: self._queue(protocol.FILE, part))
+        if self._files is not None:
+            self._files.send(lambda part: self._queue(protocol.FILE, part))
         self._send(protocol.EXIT, self._outcome)
 
     def _patience(self, reported: bool) -> int | None:
@@ -484,7 +484,7 @@ class Wrapper:
         self._connected = False
         self._released = True
         self._unsent.clear()
-        if self._timeline is not None:
-            self._timeline.remove()
+        if self._files is not None:
+            self._files.remove()
         launcher_link.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
         self._stop(ORPHAN_GRACE_SECONDS)

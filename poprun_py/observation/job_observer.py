@@ -20,6 +20,8 @@ __all__ = ["JobObserver", "Pace"]
 # stragglers, for which a job has to last some time: of a short one nobody asks what could be
 # quicker.
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
+# So many answers in a second leave the launcher time for all else.
+_ANSWERS_PER_SECOND = 500
 # An instance whose host is busy answers late.
 _ANSWER_SECONDS = 2.0
 # An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
@@ -47,9 +49,10 @@ class Pace:
         if is_live:
             return cls(between=_SHOWN_SECONDS, first=_SHOWN_SECONDS)
         if is_recorded:
-            return cls(between=_SHOWN_SECONDS, first=_SHOWN_SECONDS, judged=_FIRST_SECONDS)
-        between = _SECONDS if num_instances > 1 else None
-        return cls(between=between, first=_FIRST_SECONDS)
+            between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
+            return cls(between=between, first=between, judged=_FIRST_SECONDS)
+        alone = num_instances == 1
+        return cls(between=None if alone else _SECONDS, first=_FIRST_SECONDS)
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class LiveView:
         is_taken: tells whether something else has the terminal for itself, such as a debugger.
     """
 
-    def __init__(self, screen: Screen, *, has_colour: bool, is_taken: Callable[[], bool]) -> None:
+    def __init__(self, screen: Screen, has_colour: bool, is_taken: Callable[[], bool]) -> None:
         self._screen = screen
         self._has_colour = has_colour
         self._is_taken = is_taken

@@ -38,7 +38,7 @@ class RunLog:
         self._steps = _Lines(folder / "steps.jsonl", part_bytes)
         self._looks = _Lines(folder / "looks.jsonl", part_bytes)
         self._num_looks = 0
-        self._left_out: dict[str, Any] | None = None  # the last look, if it was not kept
+        self._left_out: tuple[JobView, float] | None = None  # the last look, if it was not kept
 
     def steps(self, records: Sequence[StepRecord]) -> None:
         """Keep steps of one instance.
@@ -57,18 +57,22 @@ class RunLog:
             OSError: the file cannot be written.
         """
         every = self._looks.every
-        line = {"at": round(at, 6), **view.to_json(), **({"every": every} if every > 1 else {})}
         is_kept = self._num_looks % every == 0
         self._num_looks += 1
-        self._left_out = None if is_kept else line
+        self._left_out = None if is_kept else (view, at)
         if is_kept:
-            self._looks.write([line])
+            self._write_look(view, at)
+
+    def _write_look(self, view: JobView, at: float) -> None:
+        every = self._looks.every
+        line = {"at": round(at, 6), **view.to_json(), **({"every": every} if every > 1 else {})}
+        self._looks.write([line])
 
     def close(self) -> None:
         """Close the files; what cannot be written any more is lost."""
         if self._left_out is not None:
             with contextlib.suppress(OSError):
-                self._looks.write([self._left_out])
+                self._write_look(*self._left_out)
         self._steps.close()
         self._looks.close()
 

@@ -7,13 +7,22 @@ reads files or writes HTML.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from poprun_py.pages.page_frame import Alert, Code, Folded, Part, Section, Sentence, Table
 from poprun_py.pages.wording import bytes_text, duration, moment_text
 from poprun_py.runs.recorded_run import RecordedRun
 
 __all__ = ["attempts_section", "environment_section", "failure_parts"]
+
+# What a report calls them, and what people do.
+_NAMES: Final = {
+    "num_replicas": "replicas",
+    "num_instances": "instances",
+    "num_local_replicas": "replicas of an instance",
+    "ipus_per_replica": "IPUs of a replica",
+    "num_ilds": "IPU-Link domains",
+}
 
 
 def failure_parts(run: RecordedRun) -> list[Part]:
@@ -130,7 +139,7 @@ def environment_section(run: RecordedRun) -> Section:
         ("program", " ".join(map(str, report.get("program") or ()))),
         ("folder", _text(report.get("folder"))),
         ("launcher", f"{_text(launcher.get('host'))}, process {_text(launcher.get('pid'))}"),
-        *((name.replace("_", " "), _text(value)) for name, value in plan.items()),
+        *((_NAMES.get(name, name), _text(value)) for name, value in plan.items()),
         *((name, _text(value)) for name, value in versions.items()),
         ("files of the run", str(run.files.folder)),
     ]

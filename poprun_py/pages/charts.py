@@ -9,16 +9,16 @@ infinities, None) are gaps. Nothing here knows runs or HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from poprun_py.pages.chart import Chart
 from poprun_py.pages.colours import LIGHT, NEUTRAL, NUM_COLOURS, dash, faint_colour, series_colour
 from poprun_py.pages.thinning import thinned
 
 __all__ = ["Bars", "Chart", "Line", "Mark", "Sample", "bars", "histogram", "lines", "points"]
 
-_HEIGHT = 320
 # Of horizontal bars: a bar, and what is around all of them.
 _BAR_HEIGHT, _AROUND_BARS = 30, 110
 _MOST_BARS_HEIGHT = 1600
@@ -27,23 +27,6 @@ _MOST_IN_LEGEND = 16
 _BINS = 60
 # A few far outliers shall not press all others into one bin.
 _SHOWN_PART, _SHOWN_BEYOND = 0.99, 1.15
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """A chart.
-
-    Attributes:
-        title: what is seen, in a few words.
-        told: one sentence with the numbers, for who does not see it; it stands below the title.
-        figure: of plotly: ``data`` and ``layout``; JSON without NaN or infinities.
-        height: in pixels.
-    """
-
-    title: str
-    told: str
-    figure: Mapping[str, Any]
-    height: int = _HEIGHT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

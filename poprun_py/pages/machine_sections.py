@@ -7,12 +7,11 @@ Pure. Nothing here reads files or writes HTML.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from poprun_py.errors import UsageError
-from poprun_py.pages.charts import Bars, Mark, bars
 from poprun_py.pages.page_frame import Code, Drawing, Part, Picture, Section, Sentence
 from poprun_py.pages.wording import bytes_text, milliseconds, number
 from poprun_py.planning.launch_plan import LaunchPlan
@@ -22,6 +21,7 @@ from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 __all__ = ["device_section", "placement_section", "read_plan", "rerun_section"]
 
 _MIB = 1 << 20
+_FAR = 0.2
 
 
 # --- the device ---------------------------------------------------------------------------------
@@ -42,6 +42,9 @@ def device_section(run: RecordedRun) -> Section:
 
 
 def _model(model: Mapping[str, Any]) -> Iterator[Part]:
+    # Most runs have no such file, and need no charts then.
+    from poprun_py.pages.charts import Bars, Mark, bars
+
     device, memory = model["device"], model["memory"]
     title = f"{model['name']}, {model['mode']}"
     which = device["name"] if device["is_named"] else f"{device['name']} (assumed)"
@@ -53,6 +56,8 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
         f"{which}"
     )
     told += "." if memory["fits"] else ": the model does not fit."
+    capacity = min(own["capacity"] for own in ipus)
+    needed = max(own["needed"] for own in ipus)
     names = list(dict.fromkeys(name for own in ipus for name in own["by_category"]))
     shown = [name for name in names if any(own["by_category"].get(name) for own in ipus)]
     yield bars(
@@ -61,7 +66,8 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
         [f"IPU {own['ipu']}" for own in ipus],
         [Bars(name, [own["by_category"].get(name, 0) / _MIB for own in ipus]) for name in shown],
         unit="MiB",
-        marks=_capacity(ipus),
+        # Where the line would press the bars together, the sentence has to do.
+        marks=[Mark(capacity / _MIB, "capacity")] if needed > _FAR * capacity else [],
     )
     call = model.get("call")
     if call:
@@ -73,13 +79,6 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     if isinstance(schedule.get("svg"), str) and schedule["svg"]:
         whole = "" if schedule.get("is_whole", True) else " (the first steps)"
         yield Picture(schedule["svg"], f"Schedule of {title}{whole}")
-
-
-def _capacity(ipus: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Return the line of what an IPU has, where it would not press the bars together."""
-    capacity = min(own["capacity"] for own in ipus)
-    needed = max(own["needed"] for own in ipus)
-    return [Mark(capacity / _MIB, "capacity")] if needed > 0.2 * capacity else []
 
 
 # --- placement and command ----------------------------------------------------------------------

@@ -7,15 +7,14 @@ All text is escaped here; who makes a page gives plain text. Only text is made h
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from poprun_py.pages.charts import Chart
-from poprun_py.pages.plotly_code import DRAWING, DRAWING_HASH, packed_plotly
+from poprun_py.pages.chart import Chart
+from poprun_py.pages.plotly_code import DRAWING, drawing_hash, packed_plotly
 from poprun_py.views.page_look import PAGE_LOOK
 from poprun_py.views.svg import STYLE, escaped
 
@@ -158,7 +157,8 @@ color:#475569}
 .beside{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));
 gap:0 12px}.beside figure{min-width:0}
 .plot{width:100%}.undrawn{height:auto!important;font-size:13.5px;font-style:italic}
-.scroll{display:flex;flex-wrap:wrap;gap:10px;overflow-x:auto}.scroll svg,.scroll img{display:block;max-width:none}
+.scroll{display:flex;flex-wrap:wrap;gap:10px;overflow-x:auto}
+.scroll svg,.scroll img{display:block;max-width:none}
 .rows{margin:.7em 0}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 tr.marked td{background:#fef3c7}
 pre{overflow-x:auto;max-height:34em;overflow-y:auto}
@@ -217,7 +217,7 @@ def page(
         body.append(f"<footer>{escaped(footer)}</footer>")
     body += _scripts(charts)
     lines = "\n".join(line for line in body if line)
-    allowed = f"script-src 'sha256-{DRAWING_HASH}' 'strict-dynamic'; " if charts else ""
+    allowed = f"script-src 'sha256-{drawing_hash()}' 'strict-dynamic'; " if charts else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -263,9 +263,12 @@ def _part(part: Part, charts: list[Chart]) -> str:
         case Drawing(svg, name):
             return _scrolling(svg, name)
         case Picture(svg, name):
+            import base64
+
             data = base64.b64encode(svg.encode("utf-8", "replace")).decode()
             source = f"data:image/svg+xml;base64,{data}"
-            return _scrolling(f'<img src="{source}" alt="{escaped(name)}"/>', name)
+            image = f'<img src="{source}" alt="{escaped(name)}"/>'
+            return _scrolling(image, name, caption=f"<figcaption>{escaped(name)}</figcaption>")
         case _:
             return _with_charts(part, charts)
 
@@ -310,8 +313,8 @@ def _table(table: Table) -> str:
     return _box("rows", f"<table>{''.join(rows)}</table>", table.name)
 
 
-def _scrolling(picture: str, name: str) -> str:
-    return f"<figure>{_box('scroll', picture, name)}</figure>"
+def _scrolling(picture: str, name: str, *, caption: str = "") -> str:
+    return f"<figure>{caption}{_box('scroll', picture, name)}</figure>"
 
 
 def _box(kind: str, inside: str, name: str) -> str:

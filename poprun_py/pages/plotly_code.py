@@ -7,9 +7,6 @@ is never imported. Nothing here makes figures.
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
 import json
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +15,7 @@ from typing import Final
 
 from poprun_py.pages.colours import DARK
 
-__all__ = ["DRAWING", "DRAWING_HASH", "packed_plotly"]
+__all__ = ["DRAWING", "drawing_hash", "packed_plotly"]
 
 _FILE: Final = "package_data/plotly.min.js"
 # Little larger than at the usual level, in half the time: a job waits for its page.
@@ -28,6 +25,9 @@ _LEVEL: Final = 4
 @cache
 def packed_plotly() -> str:
     """Return plotly's JavaScript, compressed and in base64; empty if it is not installed."""
+    import base64
+    import gzip
+
     spec = find_spec("plotly")
     if spec is None or not spec.submodule_search_locations:
         return ""
@@ -99,5 +99,12 @@ try {
 })();
 """
 )
-#: By which the page's policy knows the script: nothing else in the page runs.
-DRAWING_HASH: Final = base64.b64encode(hashlib.sha256(DRAWING.encode()).digest()).decode()
+
+
+def drawing_hash() -> str:
+    """Return by what a page's policy knows the script: nothing else in the page runs."""
+    # Most pages are of short jobs, which have no charts.
+    import base64
+    import hashlib
+
+    return base64.b64encode(hashlib.sha256(DRAWING.encode()).digest()).decode()

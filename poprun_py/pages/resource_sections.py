@@ -10,7 +10,8 @@ from typing import Final
 
 from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
 from poprun_py.observation.job_view import JobView
-from poprun_py.pages.charts import Bars, Chart, Line, bars, lines
+from poprun_py.pages.chart import Chart
+from poprun_py.pages.charts import Bars, Line, bars, lines
 from poprun_py.pages.colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Section
 from poprun_py.pages.training_sections import chosen, restarts

@@ -7,9 +7,8 @@ and how is it run again. Pure: a recorded run in, HTML out. What a section shows
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from poprun_py.observation.instance_state import median
 from poprun_py.observation.job_view import JobView
 from poprun_py.pages.attempt_sections import attempts_section, environment_section, failure_parts
 from poprun_py.pages.machine_sections import (
@@ -18,42 +17,43 @@ from poprun_py.pages.machine_sections import (
     read_plan,
     rerun_section,
 )
-from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, page
-from poprun_py.pages.resource_sections import resource_section, where_time_went
-from poprun_py.pages.training_sections import (
-    StepTimes,
-    step_times,
-    time_sections,
-    training_section,
-)
+from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, page
 from poprun_py.pages.wording import duration, milliseconds, moment_text, number, seconds_of
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 
+if TYPE_CHECKING:
+    from poprun_py.pages.training_sections import StepTimes
+    from poprun_py.runs.trace_excerpt import Excerpt
+
 __all__ = ["run_page"]
 
+_WITHOUT_STEPS: Final = (
+    "No training steps were recorded. They are with PopTorch models, and in other programs with "
+    "popdist_py.heartbeat.step()."
+)
 
-def run_page(run: RecordedRun, made_at: str) -> str:
+
+def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> str:
     """Return the page of a run, also of one that has not ended.
 
     Args:
         run: as its files tell.
         made_at: when this is, as reports write times.
+        excerpt: some steps of its timeline.
     """
     began = seconds_of(run.report.get("began_at"))
     if began is None:
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
     view = _last_view(run)
-    times = step_times(run)
+    times, measured = _measured(run, began, view)
     plan, _ = read_plan(run)
     return page(
         f"{_program(run, view)}: {run.run_id}",
         (
-            training_section(run, began),
-            time_sections(times),
-            where_time_went(view),
-            resource_section(run, began),
+            *measured,
             device_section(run),
             placement_section(plan),
+            _timeline(run, excerpt),
             attempts_section(run),
             rerun_section(run),
             environment_section(run),
@@ -62,6 +62,37 @@ def run_page(run: RecordedRun, made_at: str) -> str:
         opening=_opening(run, view, times),
         footer=f"Made {moment_text(made_at)} from {run.files.folder}",
     )
+
+
+def _measured(
+    run: RecordedRun, began: float, view: JobView | None
+) -> tuple[list[StepTimes], list[Section]]:
+    """Return how long steps took, and the sections of what was measured."""
+    is_observed = view is not None and any(s.num_steps or any(s.seconds) for s in view.instances)
+    if not is_observed and not any(a.steps or a.looks or a.values for a in run.attempts):
+        # Nothing is imported for a job that was not observed.
+        return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
+    from poprun_py.pages.resource_sections import resource_section, where_time_went
+    from poprun_py.pages.training_sections import step_times, time_sections, training_section
+
+    times = step_times(run)
+    training = training_section(run, began)
+    if not times:
+        training = Section(training.title, (*training.parts, Sentence(_WITHOUT_STEPS)))
+    return times, [
+        training,
+        time_sections(times),
+        where_time_went(view),
+        resource_section(run, began),
+    ]
+
+
+def _timeline(run: RecordedRun, excerpt: Excerpt | None) -> Section:
+    if excerpt is None:
+        return Section("Timeline", ())
+    from poprun_py.pages.timeline_section import timeline_section
+
+    return timeline_section(excerpt, run.files.timeline)
 
 
 def _program(run: RecordedRun, view: JobView | None) -> str:
@@ -132,6 +163,8 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
     facts = []
     if times:
+        from poprun_py.observation.instance_state import median
+
         middle = median([each.median for each in times])
         slow = max(each.p95 for each in times)
         facts.append(

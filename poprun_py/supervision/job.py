@@ -6,6 +6,7 @@ import enum
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from popdist_py.environment import (
@@ -15,7 +16,7 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
-from poprun_py.timeline.collector import Recording
+from poprun_py.output.program_files import FilePlace
 
 if TYPE_CHECKING:
     from poprun_py.observation.job_view import JobView
@@ -49,8 +50,9 @@ class Job:
     ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
     standard input.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
-    finds one; it is None if there is no other host to ask. ``output_dir`` is the folder, which is
-    there, for what the instances write; ``recording`` is where they record a timeline, None without
+    finds one; it is None if there is no other host to ask. ``others`` are the instances on other
+    hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
+    are those for files that programs leave, ``spans`` the folder of a timeline, None without
     one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
     who inspects the job, as are ``run_id`` and ``program``.
     ``live`` asks for a view of the instances that is kept up to date on the terminal.
@@ -72,7 +74,9 @@ class Job:
     listen: str | None = None
     hosts: tuple[str, ...] = ()
     explain_failed_start: Callable[[], None] | None = None
-    recording: Recording | None = None
+    others: frozenset[int] = frozenset()
+    places: tuple[FilePlace, ...] = ()
+    spans: Path | None = None
     ipus: tuple[range, ...] = ()
     partition: str | None = None
     run_id: str = ""

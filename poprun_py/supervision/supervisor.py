@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
@@ -27,6 +27,7 @@ from poprun_py.instance.stop_steps import (
 )
 from poprun_py.keyboard.keyboard import Keyboard, open_terminal
 from poprun_py.keyboard.suspension import Suspension, take_signal
+from poprun_py.output.program_files import ProgramFiles
 from poprun_py.output.screen import OutputStream, keep_end, tag_width
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
@@ -47,8 +48,8 @@ from poprun_py.supervision.mpirun_process import Mpirun, enough_files
 from poprun_py.supervision.private_folder import is_full, make_private_folder, mpirun_files_in
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
-from poprun_py.supervision.time_limits import Limits
-from poprun_py.timeline.collector import Collector
+from poprun_py.supervision.time_limits import Limits, Timed
+from poprun_py.timeline.host_clocks import HostClocks
 
 if TYPE_CHECKING:
     from poprun_py.observation.job_observer import JobObserver
@@ -97,13 +98,6 @@ def supervise(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Timed(Protocol):
-    """What has something to do at some time."""
-
-    def next_deadline(self) -> float:
-        """Return when that is; inf for never."""
-
-
 class _Supervisor:
     """One run of one job. Everything happens in ``run``, in one thread."""
 
@@ -127,7 +121,8 @@ class _Supervisor:
         self._startup = Startup(job.hosts, job.explain_failed_start)
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
-        self._timeline = Collector(job.recording, self._control.send_to)
+        self._files = ProgramFiles(job.places, job.others)
+        self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
@@ -216,6 +211,28 @@ class _Supervisor:
         self._drain()
         return self._result(mpirun, time.monotonic() - began, view)
 
+    def _make_observer(self, began: float) -> JobObserver:
+        """Return what looks at the instances."""
+        from poprun_py.observation.job_observer import JobObserver, Pace
+        from poprun_py.observation.live_view import LiveView
+        from poprun_py.observation.recording import Recorders
+
+        job = self._job
+        has_colour = not job.environ.get("NO_COLOR")
+        live = LiveView(self._output, has_colour, lambda: self._keyboard.is_debugging)
+        return JobObserver(
+            run_id=job.run_id,
+            pid=os.getpid(),
+            program=job.program,
+            began=began,
+            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
+            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
+            tell=lambda straggler: self._output.say(straggler.sentence),
+            show=live.show if job.live else None,
+            recorders=Recorders(job.recorders, self._output.say),
+            epoch=lambda: time.time() - time.monotonic(),
+        )
+
     # --- instances: control_channel.Listener ----------------------------------------------
 
     def make_streams(self, index: int) -> tuple[OutputStream, OutputStream]:
@@ -237,15 +254,16 @@ class _Supervisor:
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
+            variables.update(self._files.variables(index))
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
-            start["steps"] = bool(self._job.recorders)
+            start["steps"] = bool(self._job.recorders)  # whether to tell each of them
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
             start.update(self._keyboard.start_of(index))
-            start.update(self._timeline.start_of(index))
+            start.update(self._files.start_of(index))
             self._control.send(each, protocol.GO, start)
-            self._timeline.ask_time(index)
+            self._clocks.ask(index)
         self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
@@ -257,9 +275,9 @@ class _Supervisor:
             peer.tail = keep_end(peer.tail, payload)
             self._output.feed_stderr(peer, payload)
         elif kind == protocol.FILE:
-            self._timeline.take_file(peer.index, payload)
+            self._files.take(peer.index, payload)
         elif kind == protocol.CLOCK:
-            self._timeline.take_time(peer.index, *json.loads(payload))
+            self._clocks.take(peer.index, *json.loads(payload))
         else:
             self._on_message(peer, kind, json.loads(payload))
 
@@ -344,7 +362,7 @@ class _Supervisor:
         self._suspension.stopped(peer.index)
         self._keyboard.ended(peer.index)
         if peer.is_open:
-            self._timeline.ask_time(peer.index)
+            self._clocks.ask(peer.index)
         if code == RESUME_EXIT_CODE:
             self._limits.saved(peer.index, now)
         elif code != 0:
@@ -412,33 +430,6 @@ class _Supervisor:
             self._watch.excuse(now)
         if not self._keyboard.is_debugging:
             self._paused_seconds += self._limits.resume(now)
-
-    # --- the view of the instances ----------------------------------------------------------
-
-    def _make_observer(self, began: float) -> JobObserver:
-        """Return what looks at the instances."""
-        from poprun_py.observation.job_observer import JobObserver, Pace
-        from poprun_py.observation.live_view import LiveView
-        from poprun_py.observation.recording import Recorders
-
-        job = self._job
-        live = LiveView(
-            self._output,
-            has_colour=not job.environ.get("NO_COLOR"),
-            is_taken=lambda: self._keyboard.is_debugging,
-        )
-        return JobObserver(
-            run_id=job.run_id,
-            pid=os.getpid(),
-            program=job.program,
-            began=began,
-            pace=Pace.of(len(job.variables), is_live=job.live, is_recorded=bool(job.recorders)),
-            ask=lambda index: self._control.send_to(index, protocol.OBSERVE, None),
-            tell=lambda straggler: self._output.say(straggler.sentence),
-            show=live.show if job.live else None,
-            recorders=Recorders(job.recorders, self._output.say),
-            epoch=lambda: time.time() - time.monotonic(),
-        )
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -518,7 +509,7 @@ class _Supervisor:
 
     def _patience(self, mpirun: Mpirun) -> float:
         """Return how long to wait for an event."""
-        timed: list[_Timed] = [
+        timed: list[Timed] = [
             self._startup,
             self._limits,
             self._suspension,

@@ -1,10 +1,19 @@
-"""What stops a job that goes on too long: pure, the clock is an argument."""
+"""What stops a job that goes on too long, and what is due at a time: the clock is an argument."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from poprun_py.supervision.job import Cause
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "Timed"]
+
+
+class Timed(Protocol):
+    """What has something to do at some time."""
+
+    def next_deadline(self) -> float:
+        """Return when that is; inf for never."""
 
 
 class Limits:

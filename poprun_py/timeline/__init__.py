@@ -1,6 +1,6 @@
-"""The timeline of a job as the launcher sees it: where instances record, and their one trace.
+"""The timeline of a job as the launcher sees it: what has to be known of other hosts' clocks.
 
-Here live the folder of the instances' files, the questions for other hosts' clocks, and the file
-that is made at the end. Nothing here knows how spans are stored: the library's own
-``popdist_py.timeline`` does. May call: instance, and the library's timeline.
+Here live the questions for their time, and the answers in the folder of the spans.
+Nothing here knows how spans are stored, or moves files: the library's own ``popdist_py.timeline``
+and output do. May call: instance, and the library's timeline.
 """

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
+import torch
 from support.models import Mlp, classified, quiet_options
 
-from popdist_py import heartbeat, poptorch
+from popdist_py import activities, heartbeat, poptorch
 from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
 from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
@@ -52,6 +56,35 @@ def test_what_is_no_number_of_steps_is_refused(words, step, error):
     with pytest.raises(error, match="the number of training steps done is expected"):
         heartbeat.resume(step)
     assert counted(words) == [0, 0, 0, BETWEEN_CALLS]
+
+
+@pytest.mark.parametrize(
+    ("loss", "number"),
+    [
+        (None, None),
+        (0.25, 0.25),
+        (3, 3.0),
+        (np.float32(0.5), 0.5),
+        (np.array([2.0]), 2.0),
+        (torch.tensor(1.5, requires_grad=True), 1.5),
+        (torch.tensor([[1.5]]).half(), 1.5),
+        (math.inf, math.inf),
+    ],
+)
+def test_a_step_takes_any_one_number_as_its_loss(words, monkeypatch, loss, number):
+    told = []
+    monkeypatch.setattr(activities, "step_done", lambda *values: told.append(values))
+    heartbeat.step(4, loss=loss)
+    assert told == [(4, number, 1)]
+
+
+@pytest.mark.parametrize(
+    "loss", ["0.5", b"1", [0.5], torch.zeros(2), np.zeros(3), {}, 1j, 10**400, torch.nn.ReLU()]
+)
+def test_what_is_not_one_number_is_no_loss_and_counts_nothing(words, loss):
+    with pytest.raises(TypeError, match=r"^loss=.{1,80}: expected one number, or a tensor of one"):
+        heartbeat.step(loss=loss)
+    assert heartbeat.steps() == 0
 
 
 def make_models(device_iterations=1):

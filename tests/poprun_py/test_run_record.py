@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
+from pathlib import Path
 
 import pytest
 from support.plans import plan_blindly
 
+from poprun_py import run_record
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST
 from poprun_py.output.run_folder import RunFolder
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.run_record import RunRecord
 from poprun_py.supervision.job import LaunchResult
 
@@ -96,3 +100,37 @@ def test_an_attempt_whose_launcher_was_killed_is_told_by_the_next_launch(tmp_pat
     record.close()
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert [attempt["cause"] for attempt in report["attempts"]] == ["launcher_lost", "completed"]
+
+
+def test_the_plan_of_each_attempt_is_kept_without_values_of_env(tmp_path):
+    config = LaunchConfig(program=("x", "y"), output_dir=str(tmp_path), env=("MINE=hush",))
+    plan = plan_blindly(
+        config,
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={},
+    )
+    record = RunRecord(plan)
+    folders = [Path(record.begin(plan, count)) for count in (0, 1)]
+    record.close()
+    for folder in folders:
+        path = folder / "plan.json"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert "hush" not in path.read_text()
+        data = json.loads(path.read_text())
+        with pytest.raises(UsageError, match="MINE is not kept in a saved plan"):
+            plan_from_json(data, {})
+        again = plan_from_json(data, {"MINE": "hush"})
+        assert again.instances == plan.instances
+        assert again.config.program == ("x", "y")
+
+
+def test_a_plan_that_cannot_be_written_keeps_nothing_from_running(tmp_path, monkeypatch):
+    def refuse(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_record, "write_whole", refuse)
+    record = RunRecord(planned(str(tmp_path)))
+    folder = record.begin(planned(str(tmp_path)), 0)
+    record.close()
+    assert record.trouble == f"{folder} has no plan: No space left on device"

@@ -150,7 +150,7 @@ def make_run(
             ]  # fmt: skip
             _write(own / "instance-0.values.jsonl", *values)
             _write(own / "instance-0.device.json", device_document())
-        cause = "failed" if failure and is_last or not is_last else "completed"
+        cause = "failed" if (failure and is_last) or not is_last else "completed"
         ending = {
             "ended_at": moment(began + seconds), "exit_code": 0 if cause == "completed" else 1,
             "cause": cause, "reason": "" if cause == "completed" else "instance 1 failed",

@@ -38,6 +38,8 @@ from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import modelled_times
 from popdist_py.poptorch.on_ipu.capture import Capturing
 from popdist_py.poptorch.on_ipu.captured import Captured
+from popdist_py.poptorch.on_ipu.device_document import keep_device_document
+from popdist_py.poptorch.on_ipu.ipu_rows import IpuRows
 from popdist_py.poptorch.on_ipu.memory_check import check_memory
 from popdist_py.poptorch.on_ipu.run_of import run_of
 from popdist_py.poptorch.options.options import Options
@@ -50,6 +52,7 @@ from popdist_py.poptorch.update.flat_buffers import FlatBuffers
 from popdist_py.poptorch.update.training import Training
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.poptorch.weights.norm_statistics import norm_statistics
+from popdist_py.poptorch.weights.watched_module import plain_class
 from popdist_py.timeline import spans
 
 __all__ = ["Compiled", "Compiler", "Executable"]
@@ -84,12 +87,13 @@ class Executable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """A compiled model on the device."""
+    """A compiled model on the device; ``ipu_rows`` draws its calls where a device is named."""
 
     executable: Executable
     state: DeviceState
     program: Program
     streams: RandomStreams
+    ipu_rows: IpuRows | None = None
 
     def download_changed(self) -> Callable[[], None]:
         """Return what copies to the host the parameters and buffers that a call changes."""
@@ -172,7 +176,8 @@ class Compiler:
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
         self._check_placement(executable.placement, batching)
-        check_memory(self._run(executable.captured), self.options)
+        run = self._run(executable.captured)
+        check_memory(run, self.options)
         self._give_buffers(executable.trace, state, batching)
         steps = count()
 
@@ -181,6 +186,7 @@ class Compiler:
 
         trusted = earlier.agreed if earlier else None
         compiled = self.build(executable, state, call, trusted=trusted, tell=tell)
+        keep_device_document(run, self.options, plain_class(self.user_model).__name__)
         advance(100, "")
         return compiled
 
@@ -324,6 +330,7 @@ class Compiler:
             tell: told what happens, in a word or two.
         """
         batching = self.batching
+        run = self._run(executable.captured)
         setup = self._training_setup
         streams = RandomStreams(self._seed())
         training = setup.make(executable.trace, state, streams.seed_update) if setup else None
@@ -370,11 +377,17 @@ class Compiler:
                 len(call.leaves),
                 len(executable.trace.shared),
                 synthetic=self.options.synthetic_data,
-                modelled=modelled_times(self._run(executable.captured), self.options),
+                modelled=modelled_times(run, self.options),
             ),
         )
         executable = replace(executable, agreed=agreed)
-        return Compiled(executable=executable, state=state, program=program, streams=streams)
+        return Compiled(
+            executable=executable,
+            state=state,
+            program=program,
+            streams=streams,
+            ipu_rows=IpuRows.of(run, self.options),
+        )
 
     def _device_model(
         self,

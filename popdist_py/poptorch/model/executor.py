@@ -275,6 +275,7 @@ class PoplarExecutor(DeviceReports):
 
     def _run(self, call: Call) -> Any:
         compiled, weights = self._require_compiled(), self._require_weights()
+        begin = time.monotonic_ns()
         heartbeat.enter(TRAINING if self._training else INFERENCE)
         if self._link is None:
             weights.pull_newer_of_others()
@@ -296,6 +297,9 @@ class PoplarExecutor(DeviceReports):
             heartbeat.step(_num_samples(call), compiled.program.loss_in(results))
         else:
             heartbeat.call()
+        if compiled.ipu_rows is not None:
+            steps = heartbeat.steps() if self._training else None
+            compiled.ipu_rows.draw(begin, time.monotonic_ns(), steps)
         if self._link is not None:
             weights.mark_device_newer()
             self._link.mark_device_ran()

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
-from popdist_py.ipu.cycles import StageCycles, cycles
+from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.schedule import Cell, schedule
+from popdist_py.ipu.schedule import Cell, Schedule, schedule
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.execution.timings import CallTimes
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options.options import Options
 
-__all__ = ["Passage", "Timeline", "modelled_times", "timeline"]
+__all__ = ["Passage", "Piece", "Timeline", "Window", "modelled_times", "timeline", "window"]
 
 
 def modelled_times(run: Run | None, options: Options) -> Callable[[], CallTimes] | None:
@@ -90,12 +90,7 @@ def timeline(run: Run) -> Timeline:
     A cycle of the schedule takes the part of an update's window that its slowest IPU needs.
     """
     placement, settings, ipu = run.placement, run.settings, run.ipu
-    report = cycles(run.graph, placement, settings, ipu, run.model)
-    one = replace(settings, device_iterations=1) if settings.is_training else settings
-    made = schedule(placement, one)
-    works = _works(made.rows, made.cycles, report.stages, placement)
-    scale = report.window / (sum(works) or 1)
-    begins = [0.0, *(scale * done for done in accumulate(works))]
+    report, made, _, begins = _laid_out(run)
     arrivals, results = _ends(made.rows, placement.num_stages - 1)
     receive = sum(stage.receive for stage in report.stages)
     sent = sum(run.graph.bytes_of(name) for name in run.graph.outputs)
@@ -114,6 +109,82 @@ def timeline(run: Run) -> Timeline:
     return Timeline(tuple(passages), report.total)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one IPU does at a time.
+
+    Attributes:
+        ipu: which one.
+        name: "transfer" of inputs from the host, "forward", "recompute", "backward", "load" from
+            Streaming Memory, "reduce" over the replicas, "update".
+        begin: cycles from the beginning of the window.
+        end: the same.
+        micro_batch: of which, counted from 1 in the window; None where none is meant.
+        stage: of which stage or phase; None where none is meant.
+    """
+
+    ipu: int
+    name: str
+    begin: float
+    end: float
+    micro_batch: int | None = None
+    stage: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What the IPUs do from one update to the next; in inference, during a call.
+
+    Attributes:
+        pieces: for each IPU in the order of time, and apart.
+        cycles: of the window.
+        count: windows of a call; what the host takes beside them is left out.
+    """
+
+    pieces: tuple[Piece, ...]
+    cycles: int
+    count: int
+
+
+def window(run: Run) -> Window:
+    """Return what every IPU of a replica does, cycle by cycle of the device.
+
+    In a cycle of the schedule an IPU does one thing after the other, and then waits for the IPU
+    that has most to do.
+    """
+    report, made, scale, begins = _laid_out(run)
+    placement, settings = run.placement, run.settings
+    pieces = []
+    for ipu, row in enumerate(made.rows):
+        own = [s for s, where in zip(report.stages, placement.ipus, strict=True) if where == ipu]
+        now, last = 0.0, 0
+        for cell in row:
+            cycle = made.cycles[cell.step - 1]
+            if cycle != last:
+                now, last = begins[cycle - 1], cycle
+            for name, work in _parts(cell, report.stages, own):
+                # Not later, by rounding, than what follows.
+                end = min(now + scale * work, begins[cycle], report.window)
+                pieces.append(Piece(ipu, name, now, end, cell.micro_batch, cell.stage))
+                now = end
+    count = settings.device_iterations if settings.is_training else 1
+    return Window(tuple(pieces), report.window, count)
+
+
+def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
+    """Return a window's cycles of the device, its schedule, and where the schedule's cycles begin.
+
+    The third value stretches the works of the IPUs to the window: they leave out what is between.
+    """
+    settings = run.settings
+    report = cycles(run.graph, run.placement, settings, run.ipu, run.model)
+    one = replace(settings, device_iterations=1) if settings.is_training else settings
+    made = schedule(run.placement, one)
+    works = _works(made.rows, made.cycles, report.stages, run.placement)
+    scale = report.window / (sum(works) or 1)
+    return report, made, scale, [0.0, *(scale * done for done in accumulate(works))]
+
+
 def _works(
     rows: Sequence[Sequence[Cell]],
     numbers: Sequence[int],
@@ -130,19 +201,27 @@ def _works(
 
 
 def _work(cell: Cell, stages: Sequence[StageCycles], own: Sequence[StageCycles]) -> float:
-    if cell.action == "idle":
-        return 0.0
+    return sum(work for _, work in _parts(cell, stages, own))
+
+
+def _parts(
+    cell: Cell, stages: Sequence[StageCycles], own: Sequence[StageCycles]
+) -> list[tuple[str, float]]:
+    """Return what is done in a cell, by name, with its work; nothing that takes no time."""
+    parts: list[tuple[str, float]] = []
     if cell.action == "update":
-        return sum(stage.update for stage in own)
-    if cell.stage is None:
-        return sum(stage.all_reduce for stage in own)
-    here = stages[cell.stage]
-    return {
-        "forward": here.forward + here.receive,
-        "recompute": here.recompute,
-        "backward": here.backward,
-        "exchange": here.load,
-    }[cell.action]
+        parts = [("update", sum(stage.update for stage in own))]
+    elif cell.action == "exchange" and cell.stage is None:
+        parts = [("reduce", sum(stage.all_reduce for stage in own))]
+    elif cell.stage is not None:
+        here = stages[cell.stage]
+        parts = {
+            "forward": [("transfer", here.receive), ("forward", here.forward)],
+            "recompute": [("recompute", here.recompute)],
+            "backward": [("backward", here.backward)],
+            "exchange": [("load", here.load)],
+        }[cell.action]
+    return [(name, work) for name, work in parts if work]
 
 
 def _ends(rows: Sequence[Sequence[Cell]], last: int) -> tuple[dict[int, Cell], dict[int, Cell]]:

@@ -12,7 +12,7 @@ import pytest
 
 from popdist_py.timeline.folder import SPANS_SUFFIX
 from popdist_py.timeline.merging import Instance
-from popdist_py.timeline.span_file import read_spans
+from popdist_py.timeline.span_file import Span, read_spans
 
 _ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
 
@@ -91,10 +91,14 @@ def test_an_error_goes_through_and_its_span_is_there(prefix):
 def test_spans_that_others_timed(prefix):
     _, (recorded,) = run(
         prefix,
-        "from popdist_py.timeline import spans\nspans.add('IPU 0', 'forward 3', 10, 20)\n",
+        "from popdist_py.timeline import spans\n"
+        "spans.add('IPU 0', 'forward 3', 10, 20)\n"
+        "spans.add('IPU 0', 'forward', 20, 30, '{\"stage\": 1}')\n",
     )
-    (one,) = recorded.spans
-    assert (one.track, one.name, one.begin, one.end) == ("IPU 0", "forward 3", 10, 20)
+    assert recorded.spans == (
+        Span("forward 3", "IPU 0", 10, 20),
+        Span("forward", "IPU 0", 20, 30, None, '{"stage": 1}'),
+    )
 
 
 def test_what_a_killed_program_recorded_is_there(prefix):

@@ -66,6 +66,23 @@ def test_a_strict_reader_takes_every_span(spans):
     assert first == min((span.begin * 7 for span in spans), default=None)
 
 
+def test_rows_of_ipus_stand_below_the_device_in_their_order():
+    tracks = ["collectives", "IPU 10", "IPU 9", "device", "program", "IPU 0"]
+    rows = Rows(1)
+    assert list(span_events([Span("s", track, 0, 1) for track in tracks], 1, rows, int))
+    names = {event["tid"]: event["args"]["name"] for event in rows.events() if _names(event)}
+    places = {
+        event["tid"]: event["args"]["sort_index"] for event in rows.events() if not _names(event)
+    }
+    # As Perfetto shows them: by place, and among equals by their number.
+    shown = [names[row] for row in sorted(names, key=lambda row: (places[row], row))]
+    assert shown == ["program", "device", "IPU 0", "IPU 9", "IPU 10", "collectives"]
+
+
+def _names(event):
+    return event["name"] == "thread_name"
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 50)), max_size=20),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ def lines(path):
 
 def test_a_line_is_there_at_once_and_only_for_the_owner(tmp_path):
     log = RunLog(tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     log.steps([step(1, samples=8, loss=2.5), step(2)])
     log.look(VIEW, 1e9 + 2)
     first, second = lines(tmp_path / "steps.jsonl")

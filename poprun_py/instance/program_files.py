@@ -1,7 +1,7 @@
-"""The files in which a program records its timeline, where the launcher is on another host.
+"""The files that a program leaves for its run, where the launcher is on another host.
 
 They lie in a private folder of this host, and travel to the launcher when the program has ended.
-Standard library only; imported by jobs with a timeline alone.
+Standard library only; imported by jobs with such files alone.
 """
 
 import os
@@ -12,7 +12,6 @@ from contextlib import suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 _NAME = "instance"
 _PART_BYTES = 1 << 19
@@ -20,29 +19,30 @@ _PART_BYTES = 1 << 19
 _COMPRESSION = 1
 
 
-class TimelineFiles:
-    """Where the program records.
+class ProgramFiles:
+    """Where the program leaves files on this host.
 
     Args:
-        told: by the launcher: the bytes of all files and, on its own host, their place.
+        told: by the launcher: the variables that a program finds its places in, and what their
+            values begin with; the prefix of the paths follows.
     """
 
-    def __init__(self, told: "dict[str, Any]") -> None:
-        self._bytes = int(told["bytes"])
+    def __init__(self, told: "dict[str, str]") -> None:
+        self._told = told
         self._folder = ""
-        self._prefix = str(told.get("prefix", ""))
-        if not self._prefix:
-            base = os.environ.get("TMPDIR") or "/tmp"
-            folder = os.path.join(base, f"poprun-timeline-{os.getpid()}-{os.urandom(6).hex()}")
-            # Without a folder nothing is recorded, as the trace shows.
-            with suppress(OSError):
-                os.mkdir(folder, 0o700)
-                self._folder = folder
-                self._prefix = os.path.join(folder, _NAME)
+        base = os.environ.get("TMPDIR") or "/tmp"
+        folder = os.path.join(base, f"poprun-files-{os.getpid()}-{os.urandom(6).hex()}")
+        # Without a folder nothing is kept, as the run's own folder shows.
+        with suppress(OSError):
+            os.mkdir(folder, 0o700)
+            self._folder = folder
 
-    def variables(self) -> dict[str, str]:
-        """Return the variable that tells the program where to record."""
-        return {"POPDIST_TIMELINE": f"{self._bytes}:{self._prefix}"} if self._prefix else {}
+    def variables(self) -> "dict[str, str]":
+        """Return the variables that tell the program where to leave files."""
+        if not self._folder:
+            return {}
+        prefix = os.path.join(self._folder, _NAME)
+        return {name: begin + prefix for name, begin in self._told.items()}
 
     def send(self, send: "Callable[[bytes], None]") -> None:
         """Send every file in parts, each with its name, and remove them."""

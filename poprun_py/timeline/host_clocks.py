@@ -1,0 +1,75 @@
+"""The clocks of other hosts, for the timeline of one attempt at a job.
+
+Each host is asked for its time when its program starts and when it has ended; what is known goes
+into the folder of the spans, so that a trace can be made of it also when the launcher is gone.
+Nothing here decides when it is called.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from poprun_py.instance import protocol
+
+if TYPE_CHECKING:
+    from popdist_py.timeline.clocks import ClockSample
+
+__all__ = ["HostClocks"]
+
+# So many times a host is asked for its time, when its program starts and when it has ended.
+_NUM_QUESTIONS: Final = 8
+
+
+class HostClocks:
+    """Compares clocks during one attempt at a job; without a folder it does nothing.
+
+    Args:
+        folder: of the spans; None without a timeline.
+        others: the instances on other hosts; the clock of this one is ours.
+        send: sends a frame to an instance.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        others: frozenset[int],
+        send: Callable[[int, bytes, Any], None],
+    ) -> None:
+        self._folder = folder
+        self._others = others if folder is not None else frozenset()
+        self._send = send
+        self._samples: dict[int, list[ClockSample]] = defaultdict(list)
+        self._questions: dict[int, int] = defaultdict(int)
+
+    def ask(self, instance: int) -> None:
+        """Begin to ask the host of an instance for its time, if its clock is not ours."""
+        if instance in self._others:
+            self._questions[instance] = _NUM_QUESTIONS
+            self._ask(instance)
+
+    def take(self, instance: int, sent: int, answer: int) -> None:
+        """Take the answer to a question, and ask the next one."""
+        received = time.monotonic_ns()
+        if self._folder is None or instance not in self._others:
+            return
+        # Imported by jobs with a timeline alone: the launcher's start is to be short.
+        from popdist_py.timeline.clocks import ClockSample
+        from popdist_py.timeline.folder import clock_path, instance_prefix, save_clock
+
+        samples = self._samples[instance]
+        samples.append(ClockSample(sent, answer, received))
+        self._questions[instance] -= 1
+        if self._questions[instance] > 0:
+            self._ask(instance)
+        else:
+            # Kept at once: the job may be lost later.
+            with suppress(OSError):
+                save_clock(clock_path(instance_prefix(self._folder, instance)), samples)
+
+    def _ask(self, instance: int) -> None:
+        self._send(instance, protocol.ASK_CLOCK, time.monotonic_ns())

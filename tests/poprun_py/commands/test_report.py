@@ -1,0 +1,119 @@
+"""The command ``poprun-py report``, and the page that every job leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from support.run_folders import RUN_ID, make_run
+
+from poprun_py.cli import run
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """Give the folder of a run in ``runs``."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / RUN_ID
+    make_run(folder, attempts=1, instances=2, steps=10)
+    (tmp_path / "runs" / "latest").symlink_to(RUN_ID)
+    return folder
+
+
+def refused(capsys, *words) -> str:
+    assert run(["report", *map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err.removeprefix("poprun-py: error: ").rstrip("\n")
+
+
+@pytest.mark.parametrize("named", [RUN_ID, "latest", f"runs/{RUN_ID}"])
+def test_page_is_beside_the_report(made, capsys, named):
+    assert run(["report", named]) == 0
+    page = made / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text().endswith("</html>\n")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+
+
+def test_output_and_folder_of_runs(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir("/")
+    words = ["report", "--output-dir", tmp_path / "runs", "-o", tmp_path / "a b.html", "latest"]
+    assert run([str(word) for word in words]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/a b.html\n"
+    assert not (made / "report.html").exists()
+
+
+def test_standard_output(made, capsys):
+    assert run(["report", "--output", "-", "latest"]) == 0
+    out, err = capsys.readouterr()
+    assert (out[:15], out[-8:], err) == ("<!DOCTYPE html>", "</html>\n", "")
+    assert not (made / "report.html").exists()
+
+
+def test_open_shows_the_page(made, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or True)
+    assert run(["report", "--open", "latest"]) == 0
+    assert shown == [(made / "report.html").as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    assert run(["report", "--open", "latest"]) == 0
+    assert "no browser can be started here" in capsys.readouterr().err
+
+
+def test_what_is_refused(made, capsys):
+    assert "there is no such run" in refused(capsys, "nothing")
+    assert refused(capsys) == "Missing argument 'RUN'; see poprun-py report --help"
+    assert "No such option '--bad'" in refused(capsys, "--bad", "latest")
+    assert "expected the path of a file" in refused(capsys, "-o", "no/such/folder.html", "latest")
+    assert "expected the path of a file" in refused(capsys, "-o", ".", "latest")
+    assert "give --output a path" in refused(capsys, "-o", "-", "--open", "latest")
+    (made / "report.json").write_text('{"run_id": "x"}')
+    assert "is no report of a run" in refused(capsys, "latest")
+
+
+def test_report_that_says_nonsense_is_refused(made, capsys):
+    report = json.loads((made / "report.json").read_text())
+    (made / "report.json").write_text(json.dumps(report | {"exit_code": [], "program": 7}))
+    assert "no page can be made of this report" in refused(capsys, "latest")
+
+
+def test_help_teaches(capsys):
+    assert run(["report", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage: poprun-py report [OPTIONS] RUN" in out
+    assert "poprun-py report --open latest" in out
+
+
+@pytest.mark.mpi
+def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
+    done = poprun(
+        "-v", "--output-dir", "runs", "-n", 2, "--env", "KEY=hush-1", "sh", "-c", "exit 3"
+    )
+    assert done.returncode == 3
+    page = tmp_path / "runs" / "latest" / "report.html"
+    text = page.read_text()
+    assert f"the page of the run is {page.resolve()}" in done.stderr
+    assert "Failed (failed) with exit code 3" in text
+    assert "hush-1" not in text
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    quiet = poprun("--output-dir", "runs", "true")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    assert "Completed after" in (tmp_path / "runs" / "latest" / "report.html").read_text()
+
+
+@pytest.mark.mpi
+def test_page_that_cannot_be_written_is_a_warning(poprun, tmp_path):
+    folder = tmp_path / "runs" / "mine"
+    (folder / "report.html").mkdir(parents=True)
+    folder.chmod(0o700)
+    done = poprun("--output-dir", "runs", "echo", "hi", env={"POPRUN_RUN_ID": "mine"})
+    assert done.returncode == 0
+    assert "hi" in done.stdout
+    assert "warning: the page of the run cannot be written" in done.stderr
+    assert not [name for name in os.listdir(folder) if "partial" in name]  # noqa: PTH208 (names)
+    assert Path(folder, "report.json").exists()

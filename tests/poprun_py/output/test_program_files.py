@@ -1,0 +1,142 @@
+"""Files that programs leave: what instances are told, and those that other hosts send."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from popdist_py.environment import INSTANCE_VARIABLES
+from poprun_py.instance import program_files as sender
+from poprun_py.instance import protocol
+from poprun_py.output.program_files import ProgramFiles, place_of_run, place_of_spans
+from poprun_py.runs.run_files import AttemptFiles
+
+OTHERS = frozenset({1})
+
+
+@pytest.fixture
+def places(tmp_path):
+    (tmp_path / "spans").mkdir()
+    return place_of_run(tmp_path), place_of_spans(tmp_path / "spans", 1 << 18)
+
+
+@pytest.fixture
+def files(places):
+    return ProgramFiles(places, OTHERS)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_an_instance_of_this_host_is_told_its_places_and_another_is_not(files, tmp_path):
+    assert files.variables(0) == {
+        "POPDIST_RUN_FILES": f"{tmp_path}/instance-0",
+        "POPDIST_TIMELINE": f"{1 << 18}:{tmp_path}/spans/instance-0",
+    }
+    assert files.start_of(0) == {}
+    assert files.variables(1) == {}
+    assert files.start_of(1) == {
+        "files": {"POPDIST_RUN_FILES": "", "POPDIST_TIMELINE": f"{1 << 18}:"}
+    }
+    nothing = ProgramFiles((), OTHERS)
+    assert (nothing.variables(0), nothing.start_of(1)) == ({}, {})
+
+
+def test_a_program_may_change_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = ProgramFiles((place_of_run(Path("runs/latest")),), frozenset()).variables(3)
+    assert told == {"POPDIST_RUN_FILES": f"{tmp_path}/runs/latest/instance-3"}
+
+
+def test_another_job_inherits_none_of_the_places(places):
+    assert {each.variable for each in places} <= INSTANCE_VARIABLES
+
+
+def test_files_of_another_host_arrive_whole(files, tmp_path, monkeypatch):
+    """As its wrapper sends them: in parts, each into the folder of its sort, and removed there."""
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.setenv("TMPDIR", str(there))
+    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    told = sent.variables()
+    size, _, prefix = told["POPDIST_TIMELINE"].partition(":")
+    assert (size, prefix) == (str(1 << 18), told["POPDIST_RUN_FILES"])
+    assert Path(prefix).parent.stat().st_mode & 0o777 == 0o700
+    content = {
+        "instance-1.values.jsonl": b'{"step": 1}\n' * 100_000,
+        "instance-1.device.json": b"{}",
+        "spans/instance-1.0.spans": bytes(1 << 20) + b"end",
+        "spans/instance-1.torch-7-0.json": b"{}",
+    }
+    for name, data in content.items():
+        Path(f"{prefix}.{name.partition('instance-1.')[2]}").write_bytes(data)
+    frames = []
+    sent.send(frames.append)
+    assert list(there.iterdir()) == []
+    assert len(frames) == 3 + 1 + 3 + 1
+    for frame in frames:
+        assert len(frame) < protocol.MAX_PAYLOAD
+        files.take(1, frame)
+    assert written(tmp_path) == content
+    for name in content:
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in AttemptFiles(tmp_path, 1).values()] == ["instance-1.values.jsonl"]
+    assert [path.name for path in AttemptFiles(tmp_path, 1).devices()] == ["instance-1.device.json"]
+
+
+def test_a_host_without_a_folder_for_them_keeps_nothing(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    assert sent.variables() == {}
+    sent.send(pytest.fail)
+    sent.remove()
+
+
+@pytest.mark.parametrize(
+    ("instance", "payload"),
+    [
+        (0, b"0.spans\0" + zlib.compress(b"a")),  # of this host: it writes the file itself
+        (0, b"values.jsonl\0" + zlib.compress(b"a")),
+        (1, b"../../0.spans\0" + zlib.compress(b"a")),
+        (1, b"../report.json\0" + zlib.compress(b"a")),
+        (1, b"stdout\0" + zlib.compress(b"a")),
+        (1, b"values.jsonl/x\0" + zlib.compress(b"a")),
+        (1, b"clock\0" + zlib.compress(b"[]")),
+        (1, b"0.spans\0no compressed part"),
+        (1, b""),
+    ],
+)
+def test_what_is_no_file_of_the_instance_is_dropped(files, tmp_path, instance, payload):
+    files.take(instance, payload)
+    assert written(tmp_path) == {}
+
+
+def test_without_a_run_folder_there_are_no_values(places, tmp_path):
+    files = ProgramFiles(places[1:], OTHERS)
+    files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))
+    assert written(tmp_path) == {}
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "values.jsonl"), (1, "0.spans")])
+def test_a_host_cannot_fill_the_disk(places, tmp_path, place, name):
+    small = replace(places[place], most_bytes=2 << 20)
+    files = ProgramFiles((small,), OTHERS)
+    for _ in range(5):
+        files.take(1, name.encode() + b"\0" + zlib.compress(bytes(1 << 20), 9))
+    assert (small.folder / f"instance-1.{name}").stat().st_size == 2 << 20
+    # Another instance has bytes of its own; so much is kept of values by default.
+    assert places[0].most_bytes == 128 << 20
+    assert places[1].most_bytes == 8 << 18
+
+
+def test_a_disk_that_is_full_ends_no_job(files, tmp_path):
+    (tmp_path / "instance-1.values.jsonl").symlink_to("/dev/full")
+    files.take(1, b"values.jsonl\0" + zlib.compress(b"a"))

@@ -1,0 +1,102 @@
+"""Charts: figures that plotly accepts, JSON that a browser reads, words that stay words."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, points
+from poprun_py.pages.thinning import MOST_POINTS
+
+NAN = math.nan
+LINES = [
+    Line(name="instance 0", xs=[0, 1, 2], ys=[1.0, NAN, 3.0]),
+    Line(name="ideal", xs=[0, 1, 2], ys=[1.0, 2.0, 3.0], is_reference=True),
+]
+CHARTS = {
+    "lines": lines("t", "s", LINES, x="s", y="y", marks=[Mark(1, "attempt 2"), Mark(2, "", True)]),
+    "no lines": lines("t", "s", [], x="s", y="y"),
+    "a point": lines("t", "s", [Line(name="a", xs=[1], ys=[2])], x="s", y="y", from_zero=True),
+    "points": points(
+        "t", "s", [Line(name="a", xs=[1, 2], ys=[1, 2], errors=[(0.1, 0.2), (0, NAN)]), LINES[1]],
+        x="instances", y="speedup",
+    ),
+    "bars": bars("t", "s", ["a", "b"], [Bars("x", [1, None]), Bars("y", [2, 3], is_hatched=True)],
+                 unit="ms", marks=[Mark(3, "limit")]),
+    "standing": bars("t", "s", ["a"], [Bars("x", [1])], unit="ms", is_horizontal=False,
+                     is_stacked=False, marks=[Mark(3, "limit")]),
+    "histogram": histogram("t", "s", [Sample("a", [1.0, 2.0, NAN])], x="ms",
+                           marks=[Mark(1.5, "median", is_left=True)]),
+    "no values": histogram("t", "s", [Sample("a", [])], x="ms"),
+    "equal values": histogram("t", "s", [Sample("a", [2.0] * 5)], x="ms"),
+    "zeros": histogram("t", "s", [Sample("a", [0.0] * 5)], x="ms"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_browser_reads_it(name):
+    json.dumps(CHARTS[name].figure, allow_nan=False)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_plotly_accepts_every_figure():
+    import plotly.graph_objects as go
+
+    for name, chart in CHARTS.items():
+        figure = go.Figure(chart.figure)
+        assert len(figure.data) == len(chart.figure["data"]), name
+    with pytest.raises(ValueError, match="hovermodes"):  # what plotly would refuse, it refuses
+        go.Figure({"data": [], "layout": {"hovermodes": "x"}})
+
+
+def test_charts_do_not_import_plotly(script):
+    program = script(
+        "import sys\n"
+        "from poprun_py.pages import charts, run_page, page_frame\n"
+        "page_frame.packed_plotly()\n"
+        "heavy = {'plotly', 'numpy', 'torch', 'rich'}\n"
+        "found = {name.partition('.')[0] for name in sys.modules} & heavy\n"
+        "sys.exit(str(found) if found else 0)\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False,
+                          env={"PYTHONPATH": ":".join(filter(None, sys.path))})  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_words_are_no_markup():
+    chart = lines("t", "s", [Line(name="<b>&", xs=[0, 1], ys=[0, 1])], x="<i>", y="<u>",
+                  marks=[Mark(1, "<br>")])  # fmt: skip
+    assert chart.figure["data"][0]["name"] == "&lt;b&gt;&amp;"
+    assert "<" not in json.dumps(chart.figure)
+
+
+def test_long_lines_are_thinned():
+    ys = [0.0] * 50_000
+    ys[31_415] = 9.0
+    (trace,) = lines("t", "s", [Line(name="a", xs=range(50_000), ys=ys)], x="x", y="y").figure[
+        "data"
+    ]
+    assert len(trace["x"]) <= MOST_POINTS
+    assert dict(zip(trace["x"], trace["y"], strict=True))[31_415] == 9.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200))
+def test_every_value_within_the_bins_is_counted_once(values):
+    (trace,) = histogram("t", "s", [Sample("a", values)], x="ms").figure["data"]
+    inside = sum(value <= trace["x"][-1] for value in values)
+    assert len(trace["x"]) == len(trace["y"])
+    assert sum(trace["y"]) == pytest.approx(100 * inside / len(values), abs=0.01)
+    assert inside >= 0.9 * len(values) - 2
+
+
+def test_an_instance_has_its_colour_in_every_chart():
+    line = Line(name="instance 3", xs=[0, 1], ys=[1, 2], index=3)
+    (drawn,) = lines("t", "s", [line], x="x", y="y").figure["data"]
+    (counted,) = histogram("t", "s", [Sample("instance 3", [1, 2], 3)], x="x").figure["data"]
+    assert drawn["line"]["color"] == counted["line"]["color"]

@@ -1,0 +1,137 @@
+"""The frame of a page: nothing from elsewhere, text stays text, and it says all without scripts."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from poprun_py.pages.charts import Line, lines
+from poprun_py.pages.page_frame import (
+    Alert,
+    Beside,
+    Code,
+    Drawing,
+    Fact,
+    Facts,
+    Folded,
+    Picture,
+    Section,
+    Sentence,
+    Table,
+    page,
+)
+
+EVIL = "</script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"&\x1b[31m\udcff"
+ALLOWED = {"http://www.w3.org/2000/svg"}
+
+
+def chart(title: str = "Loss", told: str = "It falls."):
+    return lines(title, told, [Line(name=title, xs=[0, 1], ys=[2, 1])], x=title, y=title)
+
+
+class Elements(HTMLParser):
+    """Collects what a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    handle_startendtag = handle_starttag
+
+    def handle_data(self, data):
+        if self.tags[-1:] and self.tags[-1][0] == "script" and self.get_starttag_text():
+            self.scripts.append(data)
+        self.text += data
+
+
+def every_part(text: str):
+    return [
+        Sentence(text), Alert(text), Alert(text, is_failure=True), Facts([Fact(text, text, text)]),
+        Table(text, [text, text], [[text, "1"]]), Code(text), Folded(text, [Code(text)]),
+        Picture(text, text), chart(text, text), Beside([chart(text, text)]),
+        Drawing("<svg></svg>", text),
+    ]  # fmt: skip
+
+
+def test_page_of_every_part(golden, monkeypatch):
+    monkeypatch.setattr("poprun_py.pages.page_frame.packed_plotly", lambda: "PLOTLY")
+    text = page(
+        "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
+        opening=[Sentence("Opening.")], footer="Footer.",
+    )  # fmt: skip
+    golden("frame.html", text + "\n")
+
+
+def test_words_are_only_text():
+    harmless, evil = (
+        Elements(page(word, [Section(word, every_part(word))], lead=word, footer=word))
+        for word in ("word", EVIL)
+    )
+    assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]
+    assert not any(name.startswith("on") for _, attributes in evil.tags for name in attributes)
+    assert evil.text.count("alert(1)") > 20
+
+
+def test_page_is_ascii_and_asks_for_nothing():
+    text = page(EVIL, [Section("One", every_part("\u00e4\u4e16" + EVIL))])
+    assert text.isascii()
+    head, _, _ = text.partition('<script type="text/plain"')
+    assert set(re.findall(r"\w+://[^\"' <]+", head)) <= ALLOWED
+    assert not re.search(r"<link|@import|url\(", head)
+
+
+def test_policy_forbids_all_but_the_own_script():
+    text = page("t", [Section("One", [chart()])])
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
+    assert "script-src" not in page("t", [Section("One", [Sentence("s")])])
+
+
+def test_plotly_travels_once_and_only_with_charts():
+    without = page("t", [Section("One", [Sentence("s")])])
+    assert "<script" not in without
+    assert len(without) < 12_000
+    text = page("t", [Section("One", [chart(), chart()])])
+    (packed,) = re.findall(r'id="plotly">([^<]*)<', text)
+    assert b"plotly.js v" in gzip.decompress(base64.b64decode(packed))[:500]
+    assert len(packed) < 2_300_000
+
+
+def test_figures_are_the_charts_in_order():
+    text = page("t", [Section("One", [chart("A"), Beside([chart("B"), chart("C")])])])
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
+    assert [figure["data"][0]["name"] for figure in figures] == ["A", "B", "C"]
+    assert text.count('class="plot"') == 3
+
+
+def test_numbers_are_there_without_javascript():
+    text = page("t", [Section("One", [chart("Loss", "It falls from 2 to 1.")])])
+    assert "It falls from 2 to 1." in re.sub("<[^>]*>", "", text.partition("<script")[0])
+    assert "<noscript>" in text
+
+
+def test_contents_lead_to_the_sections():
+    text = page("t", [Section(name, [Sentence("s")]) for name in "ABC"])
+    assert re.findall(r'href="#(s\d)"', text) == re.findall(r'<section id="(s\d)"', text)
+
+
+@pytest.mark.parametrize(("cell", "is_number"), [
+    ("12", True), ("1,234.5 ms", True), ("-", True), ("3 GiB", True), ("instance 3", False),
+    ("2026-01-31 12:00", False), ("exit code 0", False),
+])  # fmt: skip
+def test_columns_of_numbers_stand_at_the_right(cell, is_number):
+    assert (
+        '<td class="n">' in page("t", [Section("s", [Table("t", ["c"], [[cell]])])])
+    ) == is_number

@@ -1,0 +1,211 @@
+"""The page of a run: what it says, what it leaves out, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from support.browser import CHROMIUM, open_browser
+from support.run_folders import BEGAN, a_plan, make_run
+
+from poprun_py.page_file import page_text
+from poprun_py.pages.run_page import run_page
+from poprun_py.runs.recorded_run import read_run
+from poprun_py.views.run_report import moment
+
+FAILURE = {
+    "index": 1, "name": "instance 1 (replicas 2-3)", "host": "localhost", "ended_by": "exit code 1",
+    "diagnosis": "ValueError: <script>alert(1)</script>",
+    "traceback": "Traceback (most recent call last):\n  File \"train.py\"\nValueError: </script>",
+    "stderr": ["one", "two"],
+}  # fmt: skip
+SECTIONS = ["Training", "Step time", "Where time went", "CPU and memory", "Emulated IPUs",
+            "Placement", "Attempts", "Run it again", "Environment"]  # fmt: skip
+
+
+def drawn(files) -> str:
+    return run_page(read_run(files), moment(BEGAN + 3600))
+
+
+def words(page: str) -> str:
+    """Return what is read of a page before its scripts."""
+    text = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
+    return " ".join(re.sub("<[^>]*>", " ", text).split())
+
+
+def titles(page: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>([^<]*)<", page)
+
+
+def figures(page: str) -> list[dict]:
+    return json.loads(re.search(r'id="figures">(.*?)</script>', page)[1])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return drawn(make_run(tmp_path_factory.mktemp("run")))
+
+
+def test_sections_follow_an_engineers_questions(whole):
+    assert titles(whole) == SECTIONS
+
+
+def test_headline(whole):
+    text = words(whole)
+    assert "train.py: 20260921-133320-1a2b3c Completed after 49" in text
+    assert "Instance 2 on localhost is slow" in text
+    for fact in ("samples/s, all instances 4,8", "instances 4 on localhost",
+                 "replicas 8 1 IPU each, 8 in total", "attempts 2"):  # fmt: skip
+        assert fact in text
+
+
+def test_charts(whole):
+    captions = re.findall(r"<figcaption>([^<]*)<", whole)
+    assert captions == [
+        "Throughput of each instance", "Loss", "accuracy", "Who waits for whom", "Step time",
+        "Step time without waiting", "Activities of each instance", "CPUs in use", "Memory",
+        "Memory of each IPU: Net, training", "Schedule of Net, training",
+    ]  # fmt: skip
+    throughput, loss, *_ = figures(whole)
+    assert [trace["name"] for trace in throughput["data"]] == [f"instance {i}" for i in range(4)]
+    assert [each["text"] for each in throughput["layout"]["annotations"]] == ["attempt 2"]
+    assert throughput["layout"]["shapes"][0]["x0"] == pytest.approx(26.2, abs=0.5)
+    # An attempt ends, and the next one goes on from the checkpoint: a gap, no line between both.
+    assert throughput["data"][0]["y"].count(None) == 1
+    steps = loss["data"][0]["x"]
+    assert (steps[0], steps[-1]) == (1, 700)
+    assert sorted(steps) != steps
+
+
+def test_figures_are_accepted_by_plotly(whole):
+    import plotly.graph_objects as go
+
+    for figure in figures(whole):
+        go.Figure(figure)
+
+
+def test_slowest_instance_stands_out(whole):
+    (row,) = re.findall(r'<tr class="marked">(<td class="n">.*?)</tr>', whole)[:1]
+    assert words(row).startswith("2 800")
+
+
+def test_schedule_is_an_image_in_which_nothing_runs(whole):
+    assert "taken over" not in whole
+    assert whole.count('<img src="data:image/svg+xml;base64,') == 1
+
+
+def test_failure_comes_first(tmp_path):
+    text = words(drawn(make_run(tmp_path, attempts=1, failure=FAILURE)))
+    opening, _, rest = text.partition("samples/s, all instances")
+    assert "Failed (failed) with exit code 1 after" in opening
+    assert "instance 1 (replicas 2-3) on localhost failed first: ValueError:" in opening
+    assert "Traceback (most recent call last)" in opening
+    assert "The end of its stderr one two" in opening
+    assert "Traceback" not in rest
+
+
+def test_running_job(tmp_path):
+    text = words(drawn(make_run(tmp_path, attempts=1, is_running=True)))
+    assert "Running for 1 h 0 min" in text
+    assert "The run has not ended" in text
+
+
+def test_job_without_steps_has_no_charts(tmp_path):
+    page = drawn(make_run(tmp_path, attempts=1, steps=0))
+    assert "<script" not in page
+    assert len(page) < 60_000
+    assert titles(page) == ["Training", *SECTIONS[5:6], "Attempt and instances", *SECTIONS[7:]]
+    assert "popdist_py.heartbeat.step()" in words(page)
+
+
+def test_report_alone_is_enough(tmp_path):
+    files = make_run(tmp_path, attempts=1)
+    for path in (tmp_path / "attempt-1").iterdir():
+        path.unlink()
+    text = words(drawn(files))
+    assert "Where time went" in text
+    assert "The program was: python3 train.py" in text
+
+
+def test_values_of_env_are_not_shown(tmp_path):
+    planned = a_plan(2, env=("TOKEN=hush", "SIZE=whisper"), program=("python3", "train.py"))
+    page = drawn(make_run(tmp_path, instances=2, attempts=1, steps=5, planned=planned))
+    assert "hush" not in page
+    assert "whisper" not in page
+    assert "Values of --env are not shown" in page
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("instance-0.device.json", '{"version": 1, "models": [{"name": "x"}, 3, null]}'),
+    ("instance-0.device.json", '{"models": 7}'),
+    ("plan.json", '{"version": 99}'),
+    ("plan.json", "[]"),
+    ("plan.json", '{"version": 2, "instances": [1]}'),
+    ("looks.jsonl", '{"at": 1, "instances": [{}]}\n'),
+    ("steps.jsonl", '{"at": NaN, "instance": 0, "step": 1, "seconds": NaN, "own_seconds": Infinity,'
+                    ' "samples": 1, "loss": NaN}\n'),
+    ("steps.jsonl", '{"at": 1, "instance": 0, "step": 1, "seconds": -1, "own_seconds": 0,'
+                    ' "samples": 0}\n'),
+    ("instance-0.values.jsonl", '{"at": 1, "step": 1, "values": {"a": Infinity, "<b>": NaN}}\n'),
+])  # fmt: skip
+def test_damaged_files_leave_out_what_they_held(tmp_path, name, text):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=20)
+    (tmp_path / "attempt-1" / name).write_text(text)
+    assert "Environment" in titles(drawn(files))
+
+
+@pytest.mark.parametrize("report", [
+    {"attempts": [{"number": 1}]}, {"attempts": []},
+    {"attempts": [{"number": 1, "cause": "failed"}]},
+    {"versions": None, "launcher": None, "program": None, "began_at": "yesterday"},
+    {"exit_code": 75}, {"exit_code": "x"}, {"plan": {"num_instances": "many"}},
+    {"attempts": [{"number": 1, "observation": {"x": 1}, "first_failure": {}, "stacks": [1],
+                   "instances": [{}, 4]}], "exit_code": 1},
+])  # fmt: skip
+def test_reports_may_lack_much(tmp_path, report):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=20)
+    files.report.write_text(json.dumps(json.loads(files.report.read_text()) | report))
+    assert "</html>" in page_text(files)
+
+
+def test_many_instances_are_thinned(tmp_path):
+    page = drawn(make_run(tmp_path, attempts=1, instances=100, steps=4, planned=a_plan(2)))
+    throughput, *_ = figures(page)
+    assert len(throughput["data"]) == 64
+    assert throughput["layout"]["showlegend"] is False
+    steps = [
+        each for each in figures(page) if each["layout"]["yaxis"]["title"]["text"] == "% of steps"
+    ]
+    assert [len(each["data"]) for each in steps] == [8, 8]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
+def test_in_a_browser(tmp_path, whole):
+    path = tmp_path / "report.html"
+    path.write_text(whole)
+    count = len(figures(whole))
+    with open_browser(tmp_path / "profile") as page:
+        for is_dark, width in ((False, 1200), (True, 1200), (False, 400)):
+            page.look(dark=is_dark, width=width)
+            page.open(path, "document.documentElement.dataset.drawn")
+            assert page.value("document.documentElement.dataset.drawn") == str(count)
+            shapes = page.value(
+                "[...document.querySelectorAll('.plot')].map((plot) => plot.querySelectorAll("
+                "'svg.main-svg .trace path, svg.main-svg .point path').length)"
+            )
+            assert len(shapes) == count
+            assert min(shapes) > 0
+            assert page.value("document.documentElement.scrollWidth") <= width
+            lines = page.value("getComputedStyle(document.querySelector('.js-line')).stroke")
+            assert lines == ("rgb(104, 173, 255)" if is_dark else "rgb(0, 86, 180)")
+            assert page.value("document.title") == "train.py: 20260921-133320-1a2b3c"
+        # The scheme changes while the page is open.
+        page.look(dark=True, width=400)
+        page.wait_for(
+            "getComputedStyle(document.querySelector('.js-line')).stroke === 'rgb(104, 173, 255)'"
+        )
+        assert page.problems == []
+        schemes = {request.partition(":")[0] for request in page.requests}
+        assert schemes == {"file", "data", "blob"}
+        assert {r for r in page.requests if r.startswith("file:")} == {path.as_uri()}

@@ -1,0 +1,36 @@
+"""The clocks of other hosts are asked for, those of this one are not."""
+
+from __future__ import annotations
+
+import time
+
+from popdist_py.timeline.folder import clock_path, instance_prefix, read_clock
+from poprun_py.instance import protocol
+from poprun_py.timeline.host_clocks import HostClocks
+
+
+def test_another_host_is_asked_for_its_time_at_the_start_and_at_the_end(tmp_path):
+    """Its clock is an hour ahead here; the clock of an instance of this host is ours."""
+    hour, asked = 3600 * 10**9, []
+    clocks = HostClocks(tmp_path, frozenset({1}), lambda *frame: asked.append(frame))
+    for _ in range(2):
+        clocks.ask(0)
+        clocks.ask(1)
+        while asked:
+            instance, kind, sent = asked.pop()
+            assert (instance, kind) == (1, protocol.ASK_CLOCK)
+            clocks.take(1, sent, time.monotonic_ns() + hour)
+    line = read_clock(clock_path(instance_prefix(tmp_path, 1)))
+    assert line.begin < line.end
+    now = time.monotonic_ns()
+    assert abs(line.ours(now + hour) - now) <= line.error + 1_000_000
+    clocks.take(0, 0, 0)  # nobody asked
+    assert not clock_path(instance_prefix(tmp_path, 0)).exists()
+
+
+def test_without_a_timeline_nobody_is_asked(tmp_path):
+    asked = []
+    clocks = HostClocks(None, frozenset({1}), lambda *frame: asked.append(frame))
+    clocks.ask(1)
+    clocks.take(1, 0, 0)
+    assert asked == []

@@ -1,0 +1,150 @@
+"""What programs leave in the folder of a real run, and the rows of its emulated IPUs."""
+
+from __future__ import annotations
+
+import math
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.trace_tables import query
+from system.run_files_program import MICRO_BATCHES, STEPS
+
+from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.run_files import find_run
+
+pytestmark = pytest.mark.mpi
+
+PROGRAM = Path(__file__).with_name("run_files_program.py")
+TWO = ("--num-instances", "2", "--num-replicas", "2", "--ipus-per-replica", "2")
+# Spans with their row and their process.
+_SPANS = (
+    "(SELECT slice.*, thread.name AS row, process.name AS process FROM slice"
+    " JOIN thread_track ON track_id = thread_track.id JOIN thread USING (utid)"
+    " JOIN process USING (upid))"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(shared_poprun, tmp_path_factory):
+    """The folder in which a job ran, with --output-dir out."""
+    folder = tmp_path_factory.mktemp("job")
+    words = (*TWO, "--ipu-model=mk2", "--output-dir=out", "--timeline", PROGRAM, "processes")
+    done = shared_poprun(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def attempt(folder):
+    run = read_run(find_run(str(folder / "out" / "latest")))
+    assert run.troubles == ()
+    return run.attempts[0]
+
+
+@pytest.fixture
+def rows(folder):
+    """Ask the trace of the job."""
+    path = folder / "out" / "latest" / "timeline.json.gz"
+    return lambda sql: query(path, sql)
+
+
+def test_the_first_instance_leaves_what_was_logged(folder, attempt):
+    """Once: what a process logs that the program started is not the run's."""
+    logged = [each for each in attempt.values if "loss" in each.values]
+    assert [each.step for each in logged] == list(range(1, STEPS + 1))
+    assert all(each.values["loss"] > 0 for each in logged)
+    assert [math.isnan(each.values["odd"]) for each in logged] == [True, False] * (STEPS // 2)
+    times = [each.at for each in attempt.values]
+    assert times == sorted(times)
+    path = folder / "out" / "latest" / "attempt-1" / "instance-0.values.jsonl"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_some_instances_log_into_the_file_of_the_first_of_them(folder, attempt):
+    alone = [each for each in attempt.values if "alone" in each.values]
+    assert [(each.step, each.values) for each in alone] == [(STEPS + 1, {"alone": 1.0})]
+    path = folder / "out" / "latest" / "attempt-1" / "instance-1.values.jsonl"
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_instance_0_leaves_what_the_device_says(attempt):
+    assert list(attempt.devices) == [0]
+    (model,) = attempt.devices[0]["models"]
+    assert (model["name"], model["mode"]) == ("Pipeline", "training")
+    assert model["device"]["is_named"]
+    assert [own["ipu"] for own in model["memory"]["ipus"]] == [0, 1]
+    actions = [cell[0] for cell in model["schedule"]["rows"][1]]
+    assert actions.count("forward") == MICRO_BATCHES
+    assert model["schedule"]["svg"].startswith("<svg ")
+
+
+def test_ipus_are_rows_of_each_instance(rows):
+    """Eight steps are drawn, and none of the others but every eighth."""
+    drawn = 8
+    counts = rows(
+        f"SELECT process, row, name, COUNT(*) FROM {_SPANS} WHERE row LIKE 'IPU%'"
+        " GROUP BY process, row, name"
+    )
+    found = {(process, row, name): int(count) for process, row, name, count in counts}
+    for process in ("instance 0", "instance 1"):
+        for row in ("IPU 0", "IPU 1"):
+            assert found[process, row, "forward"] == drawn * MICRO_BATCHES
+            assert found[process, row, "backward"] == drawn * MICRO_BATCHES
+            assert found[process, row, "update"] == drawn
+            assert found[process, row, "reduce"] == drawn
+        assert found[process, "IPU 0", "recompute"] == drawn * MICRO_BATCHES
+    assert {row for _, row, _ in found} == {"IPU 0", "IPU 1"}
+
+
+def test_cells_lie_in_their_step_and_apart(rows):
+    inside = rows(
+        f"SELECT COUNT(*) FROM {_SPANS} c JOIN {_SPANS} s ON c.process = s.process"
+        " AND s.ts <= c.ts AND c.ts + c.dur <= s.ts + s.dur"
+        " WHERE c.row LIKE 'IPU%' AND s.name = 'step'"
+    )
+    total = rows(f"SELECT COUNT(*) FROM {_SPANS} WHERE row LIKE 'IPU%'")
+    assert inside == total
+    assert rows(f"SELECT MAX(depth) FROM {_SPANS} WHERE row LIKE 'IPU%'") == [("0",)]
+
+
+def test_the_second_ipu_follows_the_first(rows):
+    """In each step: its first forward begins where the first micro-batch leaves the first stage."""
+    order = rows(
+        "WITH cell AS (SELECT c.process, c.row, c.name, s.ts AS step, MIN(c.ts) AS begin,"
+        f" MAX(c.ts + c.dur) AS end FROM {_SPANS} c JOIN {_SPANS} s ON c.process = s.process"
+        " AND s.ts <= c.ts AND c.ts + c.dur <= s.ts + s.dur AND s.name = 'step'"
+        " WHERE c.row LIKE 'IPU%' GROUP BY c.process, c.row, c.name, s.ts)"
+        " SELECT COUNT(*), MIN(a.begin < b.begin), MIN(b.begin < back.begin),"
+        " MIN(back.begin < first.begin), MIN(back.end <= first.end)"
+        " FROM cell a JOIN cell b USING (process, step) JOIN cell back USING (process, step)"
+        " JOIN cell first USING (process, step)"
+        " WHERE a.row = 'IPU 0' AND a.name = 'forward' AND b.row = 'IPU 1' AND b.name = 'forward'"
+        " AND back.row = 'IPU 1' AND back.name = 'backward'"
+        " AND first.row = 'IPU 0' AND first.name = 'backward'"
+    )
+    assert order == [("16", "1", "1", "1", "1")]
+
+
+def test_without_a_run_folder_nothing_is_left(poprun, script, tmp_path):
+    path = script(
+        "import os, popdist_py\n"
+        "assert 'POPDIST_RUN_FILES' not in os.environ\n"
+        "metrics = popdist_py.Metrics(); metrics.update(a=1); metrics.log(1)\n"
+    )
+    done = poprun("-n", 1, path, env={"POPDIST_RUN_FILES": f"{tmp_path}/mine"})
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.jsonl")) == []
+
+
+def test_a_job_inside_an_instance_writes_nothing_of_the_outer_one(poprun, script, tmp_path):
+    inner = script(
+        "import popdist_py\n"
+        "metrics = popdist_py.Metrics(); metrics.update(inner=1); metrics.log(1)\n"
+    )
+    words = (sys.executable, "-m", "poprun_py", "-n", 1, sys.executable, inner)
+    done = poprun("-n", 1, "--output-dir", "out", *words, env={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("out/latest/attempt-1/*.jsonl")) == []
