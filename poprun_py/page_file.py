@@ -25,8 +25,13 @@ def page_text(files: RunFiles) -> str:
         UsageError: its report cannot be read, or says what no report does.
     """
     run = read_run(files)
+    excerpt = None
+    if files.timeline.is_file():
+        from poprun_py.runs.trace_excerpt import read_excerpt
+
+        excerpt = read_excerpt(files.timeline)
     try:
-        return run_page(run, moment(time.time()))
+        return run_page(run, moment(time.time()), excerpt)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
             f"{files.report}: no page can be made of this report ({error!r}); was it edited?"

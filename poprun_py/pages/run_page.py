@@ -23,6 +23,7 @@ from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 
 if TYPE_CHECKING:
     from poprun_py.pages.training_sections import StepTimes
+    from poprun_py.runs.trace_excerpt import Excerpt
 
 __all__ = ["run_page"]
 
@@ -32,12 +33,13 @@ _WITHOUT_STEPS: Final = (
 )
 
 
-def run_page(run: RecordedRun, made_at: str) -> str:
+def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> str:
     """Return the page of a run, also of one that has not ended.
 
     Args:
         run: as its files tell.
         made_at: when this is, as reports write times.
+        excerpt: some steps of its timeline.
     """
     began = seconds_of(run.report.get("began_at"))
     if began is None:
@@ -51,6 +53,7 @@ def run_page(run: RecordedRun, made_at: str) -> str:
             *measured,
             device_section(run),
             placement_section(plan),
+            _timeline(run, excerpt),
             attempts_section(run),
             rerun_section(run),
             environment_section(run),
@@ -82,6 +85,14 @@ def _measured(
         where_time_went(view),
         resource_section(run, began),
     ]
+
+
+def _timeline(run: RecordedRun, excerpt: Excerpt | None) -> Section:
+    if excerpt is None:
+        return Section("Timeline", ())
+    from poprun_py.pages.timeline_section import timeline_section
+
+    return timeline_section(excerpt, run.files.timeline)
 
 
 def _program(run: RecordedRun, view: JobView | None) -> str:

@@ -214,7 +214,7 @@ def _common_measure(runs: Sequence[Measured]) -> str:
 _SPEEDS: Final[Mapping[str, Callable[[Measured], float | None]]] = {
     SAMPLES: lambda run: run.samples_per_second,
     STEPS: lambda run: run.replicas / run.step_seconds if run.step_seconds else None,
-    SECONDS: lambda run: 1 / run.seconds if run.seconds else None,
+    SECONDS: lambda run: 1 / run.seconds if run.seconds and run.seconds > 0 else None,
 }
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Final
 
+from poprun_py.errors import UsageError
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
@@ -90,52 +91,65 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     Args:
         run: what its files tell.
         target: the time until it was reached is measured.
+
+    Raises:
+        UsageError: its report is none.
     """
+    try:
+        return _measured(run, target)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise UsageError(f"{run.files.report} is no report of a run ({error!r})") from None
+
+
+def _measured(run: RecordedRun, target: Target | None) -> Measured:
     report, plan = run.report, run.report["plan"]
-    speed = _steady_speed(run) or _viewed_speed(run) or _Speed()
+    first = run.attempts[0].report if run.attempts else {}
     last = run.attempts[-1].report if run.attempts else {}
-    began, ended = began_at(run), moment_of(report.get("ended_at"))
-    seconds = ended - began if began is not None and ended is not None else None
-    reached, is_logged = reached_at(run, target) if target else (None, False)
+    speed = _steady_speed(run) or _viewed_speed(run) or _Speed()
     loss = _last_loss(run)
-    loss = speed.loss if loss is None else loss
-    missing = {
-        "samples_per_second": _NO_STEPS if speed.step_seconds is None else _NO_SAMPLES,
-        "batch": _NO_STEPS if speed.step_seconds is None else _NO_SAMPLES,
+    began, ended = began_at(run), moment_of(report.get("ended_at"))
+    reached, is_logged = reached_at(run, target) if target else (None, False)
+    made = Measured(
+        name=run.run_id,
+        program=_program(report),
+        hosts=tuple(map(str, last.get("hosts") or ())),
+        versions=dict(report.get("versions") or {}),
+        instances=int(plan["num_instances"]),
+        replicas=int(plan.get("num_replicas", plan["num_instances"])),
+        samples_per_second=speed.samples_per_second,
+        batch=speed.batch,
+        step_seconds=speed.step_seconds,
+        p95_seconds=speed.p95_seconds,
+        seconds=_since(began, ended),
+        steps=_last_step(run),
+        loss=speed.loss if loss is None else loss,
+        reached=_since(began, reached),
+        exit_code=report.get("exit_code") if report.get("state", "ended") == "ended" else None,
+        attempts=max(1, len(run.attempts)),
+        resumed_step=int(first.get("resumed_step") or 0),
+    )
+    return replace(made, missing=_missing(made, target, is_logged))
+
+
+def _since(began: float | None, at: float | None) -> float | None:
+    return None if began is None or at is None else at - began
+
+
+def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
+    """Return why numbers are missing, by field; ``is_logged`` tells of the target's name."""
+    no_samples = _NO_STEPS if made.step_seconds is None else _NO_SAMPLES
+    reasons = {
+        "samples_per_second": no_samples,
+        "batch": no_samples,
         "step_seconds": _NO_STEPS,
         "p95_seconds": _NO_STEPS,
         "seconds": "it has not ended",
         "steps": _NO_STEPS,
         "loss": "no step and no logged value tells it",
-        "reached": "never reached" if is_logged else "nothing of that name was logged",
     }
-    found = {
-        "samples_per_second": speed.samples_per_second,
-        "batch": speed.batch,
-        "step_seconds": speed.step_seconds,
-        "p95_seconds": speed.p95_seconds,
-        "seconds": seconds,
-        "steps": _last_step(run),
-        "loss": loss,
-        "reached": reached - began if reached is not None and began is not None else None,
-    }
-    return Measured(
-        name=run.run_id,
-        program=_program(report),
-        hosts=tuple(map(str, last.get("hosts") or ())),
-        versions=report.get("versions") or {},
-        instances=int(plan["num_instances"]),
-        replicas=int(plan.get("num_replicas", plan["num_instances"])),
-        exit_code=report.get("exit_code") if report.get("state", "ended") == "ended" else None,
-        attempts=max(1, len(run.attempts)),
-        resumed_step=int((run.attempts[0].report.get("resumed_step") or 0) if run.attempts else 0),
-        missing={
-            name: why
-            for name, why in missing.items()
-            if found[name] is None and (name != "reached" or target)
-        },
-        **found,  # type: ignore[arg-type]
-    )
+    if target is not None:
+        reasons["reached"] = "never reached" if is_logged else "nothing of that name was logged"
+    return {name: why for name, why in reasons.items() if getattr(made, name) is None}
 
 
 def began_at(run: RecordedRun) -> float | None:

@@ -74,7 +74,9 @@ def test_what_is_not_accepted_starts_nothing(here, capsys, words, said):
 
 def test_a_program_that_is_not_there_starts_nothing(here, capsys):
     assert run(["scale", "--instances", "1,2", "other.py"]) == 3
-    assert "other.py does not exist" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "other.py does not exist" in said
+    assert said.count("\n") == 1
     assert not (here / "runs").exists()
 
 

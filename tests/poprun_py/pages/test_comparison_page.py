@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from support.browser import CHROMIUM, open_browser
 from support.made_runs import MadeAttempt, made_run
 
 from poprun_py.pages.comparison_page import comparison_page, scaling_page
@@ -115,3 +116,25 @@ def test_names_are_text(tmp_path):
     for page in (comparison_page(comparison, runs), scaling_page(comparison, (1,))):
         assert evil not in page
         assert html.escape(evil) in page
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
+def test_in_a_browser(tmp_path):
+    runs = runs_of(tmp_path / "runs")
+    pages = {
+        "compared.html": comparison_page(compare([measure(run) for run in runs]), runs),
+        "scaled.html": scaling_page(scaling_of(tmp_path / "scaled"), (1, 2)),
+    }
+    with open_browser(tmp_path / "profile") as page:
+        for name, text in pages.items():
+            (tmp_path / name).write_text(text)
+            for width in (1200, 400):
+                page.look(width=width)
+                page.open(tmp_path / name, "document.documentElement.dataset.drawn")
+                drawn = page.value("document.documentElement.dataset.drawn")
+                assert drawn == str(len(figures_of(text)))
+                assert page.value("document.documentElement.scrollWidth") <= width
+        assert page.problems == []
+        asked = {each for each in page.requests if each.startswith(("file:", "http"))}
+        assert asked == {(tmp_path / name).as_uri() for name in pages}

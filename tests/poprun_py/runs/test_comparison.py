@@ -107,7 +107,7 @@ def test_repetitions_that_did_not_reach_the_target_are_counted():
     runs = [run("a", reached=3.0), run("b"), run("c", reached=4.0)]
     comparison = compare(runs, target=target, grouped=True)
     assert comparison.remarks == ("a + 2: 2 of 3 runs reached accuracy>=0.9",)
-    assert comparison.base.numbers["reached"].median == 3.0
+    assert comparison.base.numbers["reached"].median == 3.5
 
 
 def test_a_loss_that_is_no_number_is_shown_and_null_in_json():
