@@ -39,10 +39,10 @@ test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUM
 soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 steps
 	$(BIN)/python -m pytest -q tests -m soak $(ARGS)
 
-system-packages: ## install the Debian packages that test-hosts and test-numa need (root)
+system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio
+	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio chromium
 
 bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
 	$(BIN)/python benchmarks/launch.py

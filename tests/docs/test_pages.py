@@ -19,6 +19,7 @@ PAGES = [
     "examples/mpi.md",
     pytest.param("examples/sweep.md", marks=pytest.mark.sweep),
     "runs.md",
+    "report.md",
     pytest.param("observe.md", marks=pytest.mark.sweep),
     pytest.param("monitoring.md", marks=pytest.mark.sweep),
     pytest.param("compare.md", marks=pytest.mark.sweep),
