@@ -224,7 +224,7 @@ def histogram(
     """
     known = sorted(v for sample in samples for v in sample.values if math.isfinite(v))
     low, high, width = _bins(known)
-    edges = [low + number * width for number in range(_BINS + 1)]
+    edges = [*(low + number * width for number in range(_BINS)), high]
     data = []
     for sample in samples:
         counts = [0] * _BINS
