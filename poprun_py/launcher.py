@@ -7,74 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from poprun_py.command_name import command_name
+from poprun_py.attempts import Attempts
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.metrics_destinations import WANDB, read_destinations
+from poprun_py.console import Callbacks, Console, Log
 from poprun_py.errors import (
-    LaunchError,
     StartError,
     TimeLimitError,
     UsageError,
-    explain_os_error,
 )
 from poprun_py.hosts.host_list import Host
-from poprun_py.job_metrics import WANDB_GROUP, JobMetrics, wandb_group
-from poprun_py.job_recorders import JobRecorders
-from poprun_py.job_timeline import JobTimeline
-from poprun_py.output.program_files import FilePlace, place_of_run
-from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology
-from poprun_py.planning.user_program import require_program, resolve_program, standard_input
-from poprun_py.planning.variables import attempt_variables
-from poprun_py.run_record import RunRecord
-from poprun_py.supervision.restart import lost_hosts, pause, run_with_restarts
-from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
+from poprun_py.planning.user_program import require_program, resolve_program
+from poprun_py.recording.run_recording import RunRecording
+from poprun_py.supervision.restart import lost_hosts, run_with_restarts
+from poprun_py.supervision.supervisor import LaunchResult
 
 if TYPE_CHECKING:
-    from poprun_py.observation.records import Recorder
+    pass
 
 __all__ = ["Console", "launch", "plan", "run"]
-
-Log = Callable[[str], None]
-
-
-class Console(Protocol):
-    """Takes what the launcher says while a job runs."""
-
-    def log(self, line: str, /) -> None:
-        """Take a line of the launcher's own log."""
-
-    def warn(self, sentence: str, /) -> None:
-        """Take what the user should know at any verbosity."""
-
-    def binding(self, line: str, /) -> None:
-        """Take what the kernel says of an instance's binding."""
-
-    def tell(self, sentence: str, /) -> None:
-        """Take what became of something that the user asked for, at any verbosity."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Callbacks:
-    """A console made of functions."""
-
-    log: Log
-    warn: Log
-    binding: Log
-    tell: Log
 
 
 def _silent(_: str) -> None:
@@ -187,7 +148,7 @@ def launch(
         job = plan(job, environ=environ, contact_hosts=True)
     elif environ is not None:
         job = replace(job, environ=dict(environ))
-    return run(job, _Callbacks(log, warn, tell_binding or log, tell=log), descriptors=descriptors)
+    return run(job, Callbacks(log, warn, tell_binding or log, tell=log), descriptors=descriptors)
 
 
 def run(
@@ -251,247 +212,16 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
-    with contextlib.closing(JobMetrics(planned)) as metrics:
-        result, run_id = _run_recorded(planned, metrics, console, descriptors)
-    return replace(result, run_id=run_id)
-
-
-def _run_recorded(
-    planned: LaunchPlan, metrics: JobMetrics, console: Console, descriptors: tuple[int, int]
-) -> tuple[LaunchResult, str]:
-    """Run a plan, and keep what is recorded of it; returns how it ended, and its name."""
-    config = planned.config
-    record = RunRecord(planned)
-    try:
-        folder = record.folder.path if record.folder else None
-        timeline = JobTimeline(planned, folder)
-        console.log(f"the run is {record.run_id}")
-        metrics.start(record.run_id, _short_name(config.program), folder, console.tell)
-        with contextlib.closing(timeline), contextlib.closing(JobRecorders(metrics)) as recorders:
-            attempts = _Attempts(planned, record, timeline, recorders, console, descriptors)
-            try:
-                result = run_with_restarts(
-                    attempts.run, config.max_restarts, attempts.failed, attempts.pause
-                )
-                record.timeline = _finish_timeline(timeline, console)
-            finally:
-                for trouble in metrics.finish(console.tell):
-                    console.warn(trouble)
-        record.finish(result)
-    finally:
-        _write_page(record, console)
-        record.close()
-        if record.trouble:
-            console.warn(record.trouble)
-    return result, record.run_id
-
-
-def _write_page(record: RunRecord, console: Console) -> None:
-    """Write the page of a run that has ended; its result does not depend on it."""
-    if record.folder is None or not record.has_begun:
-        return
-    try:
-        from poprun_py.page_file import write_page
-        from poprun_py.runs.run_files import RunFiles
-
-        path = write_page(RunFiles(record.folder.path.resolve()))
-        console.log(f"the page of the run is {path}")
-    except Exception as error:  # whatever its files hold
-        console.warn(f"the page of the run cannot be written ({error})")
-
-
-def _finish_timeline(timeline: JobTimeline, console: Console) -> Path | None:
-    """Make the trace of a job that has ended, whose result does not depend on it; says where."""
-    try:
-        merged = timeline.finish()
-    except OSError as error:
-        reason = explain_os_error(error, "the timeline cannot be written")
-        folders = shlex.join(map(str, timeline.keep()))
-        console.warn(f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left")
-        return None
-    if merged is None:
-        return None
-    console.tell(timeline.sentence(merged))
-    return merged.path
+    with contextlib.closing(RunRecording(planned, console)) as recording:
+        attempts = Attempts(planned, recording, console, descriptors, without_lost_hosts)
+        result = run_with_restarts(
+            attempts.run, config.max_restarts, attempts.failed, attempts.pause
+        )
+        recording.finish(result)
+    return replace(result, run_id=recording.run_id)
 
 
 def _require_main_thread() -> None:
     threading = sys.modules.get("threading")
     if threading is not None and threading.current_thread() is not threading.main_thread():
         raise StartError("a job can be launched from the main thread only, which gets the signals")
-
-
-class _Attempts:
-    """The runs of one job, one after another; a restart may go on with another plan.
-
-    Args:
-        planned: the plan of the first run.
-        record: what is kept of them.
-        timeline: where they record what they do when.
-        recorders: who records their steps.
-        console: takes what the launcher says.
-        descriptors: where the instances' stdout and stderr go.
-    """
-
-    def __init__(
-        self,
-        planned: LaunchPlan,
-        record: RunRecord,
-        timeline: JobTimeline,
-        recorders: JobRecorders,
-        console: Console,
-        descriptors: tuple[int, int],
-    ) -> None:
-        self.plan = planned
-        self._record = record
-        self._timeline = timeline
-        self._recorders = recorders
-        self._console = console
-        self._descriptors = descriptors
-        self._began = time.monotonic()  # later by what does not count towards a limit
-
-    def run(self, count: int) -> LaunchResult:
-        """Run the job after ``count`` restarts."""
-        planned, record = self.plan, self._record
-        folder = record.begin(planned, count)
-        spent = time.monotonic() - self._began if count else 0.0
-        try:
-            result = supervise(
-                _job(
-                    planned,
-                    count,
-                    spent,
-                    run_id=record.run_id,
-                    folder=folder,
-                    spans=self._timeline.begin(planned, folder),
-                    recorders=self._recorders.begin(folder, count),
-                ),
-                log=self._console.log,
-                on_started=self._check_binding,
-                descriptors=self._descriptors,
-            )
-        except LaunchError as error:
-            # Of the attempts before.
-            record.timeline = _finish_timeline(self._timeline, self._console)
-            record.refuse(error)
-            raise
-        record.end(result)
-        self._began += result.paused_seconds
-        return result
-
-    def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
-        """Report a failure, and decide on which hosts restart number ``restart`` runs."""
-        from poprun_py.views.report import report_text
-
-        config, warn = self.plan.config, self._console.warn
-        report = report_text(result, self.plan.instance_label)
-        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
-        if config.allow_fewer_hosts:
-            self.plan = without_lost_hosts(self.plan, result, warn)
-        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
-
-    def pause(self, seconds: float) -> int:
-        """Wait before a restart, no longer than the time limit leaves; returns a signal, or 0."""
-        limit = self.plan.config.timeout
-        if limit is not None:
-            seconds = min(seconds, self._began + limit - time.monotonic())
-        return pause(seconds)
-
-    def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
-        check_binding(self.plan, reports, self._console.binding, self._console.warn)
-
-
-def _job(
-    planned: LaunchPlan,
-    restart_count: int,
-    spent_seconds: float,
-    *,
-    run_id: str,
-    folder: str | None = None,
-    spans: FilePlace | None = None,
-    recorders: tuple[Recorder, ...] = (),
-) -> Job:
-    """Return what is to be supervised for one attempt at a plan."""
-    config, hosts = planned.config, planned.topology.hosts
-    others = [host for host in hosts if not host.is_local]
-    of_run = None if folder is None else place_of_run(Path(folder))
-    everywhere = {
-        **attempt_variables(run_id, restart_count, config.max_restarts),
-        **planned.travelling_variables,
-    }
-    if any(each.tool == WANDB for each in read_destinations(config.metrics_to)):
-        # The program's own runs of Weights & Biases join that of the launcher.
-        everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
-    reader = config.stdin_instance
-    is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
-    return Job(
-        command=planned.command,
-        variables=tuple(
-            {**everywhere, **planned.channel_variables(i)} for i in range(len(planned.instances))
-        ),
-        environ={
-            **planned.mpirun_environ,
-            **(standard_input(reader) if is_reader_local else {}),
-        },
-        stdin_instance=reader,
-        only_output_from=(
-            frozenset(config.only_output_from_instance)
-            if config.only_output_from_instance is not None
-            else None
-        ),
-        output=config.output,
-        output_dir=folder,
-        others=frozenset(
-            index
-            for index, each in enumerate(planned.instances)
-            if not hosts[each.instance.host_index].is_local
-        ),
-        places=tuple(place for place in (of_run, spans) if place is not None),
-        spans=None if spans is None else spans.folder,
-        timeout_seconds=config.timeout,
-        spent_seconds=spent_seconds,
-        hang_timeout=config.hang_timeout,
-        grace_seconds=config.grace,
-        listen=_listen_address(others, planned.network) if others else None,
-        hosts=tuple(
-            planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
-        ),
-        explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
-        ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
-        run_id=run_id,
-        program=_short_name(config.program),
-        live=config.live,
-        recorders=recorders,
-        partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
-    )
-
-
-def _short_name(program: tuple[str, ...]) -> str:
-    """Return what people call a program: its script, behind an interpreter too, or its module."""
-    scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
-    if "-m" in program[:2]:
-        return " ".join(program[program.index("-m") :][:2])
-    return next(scripts, program[0]).rpartition("/")[2]
-
-
-def _listen_address(others: list[Host], network: str) -> str:
-    """Return this machine's address that the other hosts reach."""
-    from poprun_py.hosts.survey import listen_address
-
-    return listen_address(others, network)
-
-
-def _explain_failed_start(planned: LaunchPlan) -> None:
-    """Ask the hosts why a launch did not start: mpirun's own words seldom name the reason.
-
-    Raises:
-        StartError: the reason, if a host shows one.
-    """
-    from poprun_py.hosts.survey import diagnose
-
-    diagnose(
-        planned.config,
-        planned.topology.hosts,
-        mpirun=planned.command[0],
-        environ=planned.environ,
-    )

@@ -12,7 +12,7 @@ import click
 
 from poprun_py.command_name import command_name
 from poprun_py.errors import UsageError
-from poprun_py.page_file import page_text, write_page
+from poprun_py.recording.page_file import page_text, write_page
 from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
 from poprun_py.terminal import print_out, print_warning
 

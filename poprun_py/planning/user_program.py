@@ -17,7 +17,7 @@ from pathlib import Path
 from poprun_py.command_name import command_name
 from poprun_py.errors import StartError, UsageError
 
-__all__ = ["absolute_program", "require_program", "resolve_program", "standard_input"]
+__all__ = ["absolute_program", "require_program", "resolve_program", "short_name", "standard_input"]
 
 # Before a Python module, for us as for Python.
 _MODULE = "-m"
@@ -199,3 +199,11 @@ def standard_input(instance: int) -> dict[str, str]:
     except OSError:
         return {}
     return {"POPRUN_STDIN": path, "POPRUN_STDIN_READER": str(instance)}
+
+
+def short_name(program: tuple[str, ...]) -> str:
+    """Return what people call a program: its script, behind an interpreter too, or its module."""
+    scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
+    if "-m" in program[:2]:
+        return " ".join(program[program.index("-m") :][:2])
+    return next(scripts, program[0]).rpartition("/")[2]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from poprun_py import launcher
+from poprun_py import attempts
 from poprun_py.config.launch_config import LaunchConfig
 
 
@@ -16,18 +16,16 @@ from poprun_py.config.launch_config import LaunchConfig
 )
 def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waited):
     clock = [100.0]
-    monkeypatch.setattr(launcher.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(launcher, "pause", lambda seconds: seconds)
+    monkeypatch.setattr(attempts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(attempts, "pause", lambda seconds: seconds)
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
-    record = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
-    timeline = SimpleNamespace(begin=lambda *_: None)
-    recorders = SimpleNamespace(begin=lambda *_: ())
-    attempts = launcher._Attempts(plan, record, timeline, recorders, None, (1, 2))
-    monkeypatch.setattr(launcher, "_job", lambda *_, **__: None)
+    recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
+    console = SimpleNamespace(log=None)
+    running = attempts.Attempts(plan, recording, console, (1, 2), None)
+    monkeypatch.setattr(attempts, "job_of", lambda *_: None)
     # The user was in the debugger for a while, or had stopped the job.
     result = SimpleNamespace(paused_seconds=not_counted)
-    monkeypatch.setattr(launcher, "supervise", lambda *_, **__: result)
-    monkeypatch.setattr(attempts, "_console", SimpleNamespace(log=None), raising=False)
-    attempts.run(0)
+    monkeypatch.setattr(attempts, "supervise", lambda *_, **__: result)
+    running.run(0)
     clock[0] += 9.0
-    assert attempts.pause(8.0) == pytest.approx(waited)
+    assert running.pause(8.0) == pytest.approx(waited)

@@ -75,9 +75,7 @@ def document(*states, records=(), worst=None, restarts=0):
     return sent[-1]
 
 
-SLOW = Straggler(
-    instance=1, host="node1", own_seconds=0.03, median_seconds=0.01, is_slow=True
-)
+SLOW = Straggler(instance=1, host="node1", own_seconds=0.03, median_seconds=0.01, is_slow=True)
 JOB = document(
     instance(0),
     instance(1, own_seconds=0.03, swap_bytes=4096),

@@ -9,8 +9,8 @@ import pytest
 from support.browser import CHROMIUM, open_browser
 from support.run_folders import BEGAN, a_plan, make_run
 
-from poprun_py.page_file import page_text
 from poprun_py.pages.run_page import run_page
+from poprun_py.recording.page_file import page_text
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.views.run_report import moment
 

@@ -8,12 +8,14 @@ import pytest
 from support.plans import plan_blindly
 
 from popdist_py.environment import INSTANCE_VARIABLES, InstanceEnvironment
-from poprun_py import LaunchConfig, UsageError, launcher
+from poprun_py import LaunchConfig, UsageError
+from poprun_py.attempts import job_of
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.variables import user_variables
+from poprun_py.recording.run_recording import AttemptRecording
 
 
 def test_a_file_of_variables_reads_as_in_a_shell():
@@ -58,7 +60,7 @@ def told(hosts="127.0.0.2,127.0.0.3", environ=None, index=1, **options):
         environ={"PATH": "/bin", **_SETTINGS, **(environ or {})},
         reached=_REACHED if hosts else None,
     )
-    sent = dict(launcher._job(job, 0, 0.0, run_id="r").variables[index])
+    sent = dict(job_of(job, "r", AttemptRecording()).variables[index])
     assert sent.pop("POPRUN_RUN_ID") == sent["TORCHELASTIC_RUN_ID"] == "r"
     return {n: v for n, v in sent.items() if not n.startswith("TORCHELASTIC")}, job.command
 

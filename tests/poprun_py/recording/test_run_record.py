@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from support.plans import plan_blindly
 
-from poprun_py import run_record
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST
 from poprun_py.output.run_folder import RunFolder
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json
-from poprun_py.run_record import RunRecord
+from poprun_py.recording import run_record
+from poprun_py.recording.run_record import RunRecord
 from poprun_py.supervision.job import LaunchResult
 
 

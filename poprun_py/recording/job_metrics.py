@@ -107,13 +107,15 @@ class JobMetrics:
         return tuple(recorders)
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
-        """Wait for what takes the numbers; returns what went wrong, in sentences.
+        """Wait for what takes the numbers, once; returns what went wrong, in sentences.
 
         Args:
             tell: takes a sentence when this lasts.
         """
-        feeds = (self._endpoint, self._sinks)
-        return [trouble for feed in feeds if feed is not None for trouble in feed.finish(tell)]
+        feeds = [feed for feed in (self._endpoint, self._sinks) if feed is not None]
+        troubles = [trouble for feed in feeds for trouble in feed.finish(tell)]
+        self._endpoint = self._sinks = None
+        return troubles
 
     def close(self) -> None:
         """End what has not ended."""

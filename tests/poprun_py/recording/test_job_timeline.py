@@ -9,14 +9,12 @@ import pytest
 from support.plans import plan_blindly
 from support.trace_tables import query
 
-from poprun_py import launcher
+from poprun_py import attempts
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError
 from poprun_py.hosts.host_list import LOCALHOST
-from poprun_py.job_recorders import JobRecorders
-from poprun_py.job_timeline import JobTimeline
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.run_record import RunRecord
+from poprun_py.recording.run_recording import RunRecording
 from poprun_py.supervision.job import LaunchResult
 
 
@@ -48,17 +46,17 @@ def run(tmp_path, monkeypatch):
         mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
         environ={"POPRUN_RUN_ID": "mine"},
     )
-    record, console = RunRecord(plan), Console()
-    timeline = JobTimeline(plan, record.folder.path)
+    console = Console()
+    recording = RunRecording(plan, console)
     found = SimpleNamespace(
         console=console,
-        timeline=timeline,
-        folder=record.folder.path,
-        attempts=launcher._Attempts(plan, record, timeline, JobRecorders(), console, (1, 2)),
+        timeline=recording._timeline,
+        folder=tmp_path / "out" / "mine",
+        attempts=attempts.Attempts(plan, recording, console, (1, 2), None),
     )
-    monkeypatch.setattr(launcher, "supervise", lambda job, **_: found.supervise(job))
+    monkeypatch.setattr(attempts, "supervise", lambda job, **_: found.supervise(job))
     yield found
-    record.close()
+    recording.close()
 
 
 def test_attempts_before_one_that_does_not_start_are_in_the_trace(run):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poprun_py.job_metrics import JobMetrics
+from poprun_py.recording.job_metrics import JobMetrics
 
 if TYPE_CHECKING:
     from poprun_py.observation.records import Recorder

@@ -6,9 +6,10 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from poprun_py import job_metrics, launcher
+from poprun_py import launcher
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
+from poprun_py.recording import job_metrics
 
 
 @pytest.mark.parametrize("spec", [None, ModuleSpec("wandb", None)])

@@ -1,0 +1,191 @@
+"""The attempts at a job, one after another, each as what the supervisor is to run.
+
+Nothing here plans, keeps files or supervises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from poprun_py.command_name import command_name
+from poprun_py.config.metrics_destinations import WANDB, read_destinations
+from poprun_py.console import Console, Log
+from poprun_py.errors import LaunchError
+from poprun_py.hosts.host_list import Host
+from poprun_py.output.program_files import place_of_run
+from poprun_py.planning.binding_check import check_binding
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name, standard_input
+from poprun_py.planning.variables import attempt_variables
+from poprun_py.recording.job_metrics import WANDB_GROUP, wandb_group
+from poprun_py.recording.run_recording import AttemptRecording, RunRecording
+from poprun_py.supervision.restart import pause
+from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
+
+__all__ = ["Attempts", "job_of"]
+
+Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
+
+
+class Attempts:
+    """The runs of one job, one after another; a restart may go on with another plan.
+
+    Args:
+        planned: the plan of the first run.
+        recording: what is kept of them.
+        console: takes what the launcher says.
+        descriptors: where the instances' stdout and stderr go.
+        without_lost_hosts: plans the same job on the hosts that are left.
+    """
+
+    def __init__(
+        self,
+        planned: LaunchPlan,
+        recording: RunRecording,
+        console: Console,
+        descriptors: tuple[int, int],
+        without_lost_hosts: Replan,
+    ) -> None:
+        self.plan = planned
+        self._recording = recording
+        self._console = console
+        self._without_lost_hosts = without_lost_hosts
+        self._descriptors = descriptors
+        self._began = time.monotonic()  # later by what does not count towards a limit
+
+    def run(self, count: int) -> LaunchResult:
+        """Run the job after ``count`` restarts."""
+        planned, recording = self.plan, self._recording
+        recorded = recording.begin(planned, count)
+        spent = time.monotonic() - self._began if count else 0.0
+        try:
+            result = supervise(
+                job_of(planned, recording.run_id, recorded, count, spent),
+                log=self._console.log,
+                on_started=self._check_binding,
+                descriptors=self._descriptors,
+            )
+        except LaunchError as error:
+            recording.refuse(error)
+            raise
+        recording.end(result)
+        self._began += result.paused_seconds
+        return result
+
+    def failed(self, result: LaunchResult, restart: int, seconds: float) -> None:
+        """Report a failure, and decide on which hosts restart number ``restart`` runs."""
+        from poprun_py.views.report import report_text
+
+        config, warn = self.plan.config, self._console.warn
+        report = report_text(result, self.plan.instance_label)
+        warn(report.removeprefix(f"{command_name()}: ").rstrip("\n"))
+        if config.allow_fewer_hosts:
+            self.plan = self._without_lost_hosts(self.plan, result, warn)
+        warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
+
+    def pause(self, seconds: float) -> int:
+        """Wait before a restart, no longer than the time limit leaves; returns a signal, or 0."""
+        limit = self.plan.config.timeout
+        if limit is not None:
+            seconds = min(seconds, self._began + limit - time.monotonic())
+        return pause(seconds)
+
+    def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
+        check_binding(self.plan, reports, self._console.binding, self._console.warn)
+
+
+def job_of(
+    planned: LaunchPlan,
+    run_id: str,
+    recorded: AttemptRecording,
+    restart_count: int = 0,
+    spent_seconds: float = 0.0,
+) -> Job:
+    """Return what is to be supervised for one attempt at a plan.
+
+    Args:
+        planned: what runs.
+        run_id: the name of the run.
+        recorded: where the attempt is recorded.
+        restart_count: how often the job was started again before.
+        spent_seconds: what the attempts before have used of the time limit.
+    """
+    config, hosts = planned.config, planned.topology.hosts
+    others = [host for host in hosts if not host.is_local]
+    folder, spans = recorded.folder, recorded.spans
+    of_run = None if folder is None else place_of_run(Path(folder))
+    everywhere = {
+        **attempt_variables(run_id, restart_count, config.max_restarts),
+        **planned.travelling_variables,
+    }
+    if any(each.tool == WANDB for each in read_destinations(config.metrics_to)):
+        # The program's own runs of Weights & Biases join that of the launcher.
+        everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
+    reader = config.stdin_instance
+    is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
+    return Job(
+        command=planned.command,
+        variables=tuple(
+            {**everywhere, **planned.channel_variables(i)} for i in range(len(planned.instances))
+        ),
+        environ={
+            **planned.mpirun_environ,
+            **(standard_input(reader) if is_reader_local else {}),
+        },
+        stdin_instance=reader,
+        only_output_from=(
+            frozenset(config.only_output_from_instance)
+            if config.only_output_from_instance is not None
+            else None
+        ),
+        output=config.output,
+        output_dir=folder,
+        others=frozenset(
+            index
+            for index, each in enumerate(planned.instances)
+            if not hosts[each.instance.host_index].is_local
+        ),
+        places=tuple(place for place in (of_run, spans) if place is not None),
+        spans=None if spans is None else spans.folder,
+        timeout_seconds=config.timeout,
+        spent_seconds=spent_seconds,
+        hang_timeout=config.hang_timeout,
+        grace_seconds=config.grace,
+        listen=_listen_address(others, planned.network) if others else None,
+        hosts=tuple(
+            planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
+        ),
+        explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
+        ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
+        run_id=run_id,
+        program=short_name(config.program),
+        live=config.live,
+        recorders=recorded.recorders,
+        partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
+    )
+
+
+def _listen_address(others: list[Host], network: str) -> str:
+    """Return this machine's address that the other hosts reach."""
+    from poprun_py.hosts.survey import listen_address
+
+    return listen_address(others, network)
+
+
+def _explain_failed_start(planned: LaunchPlan) -> None:
+    """Ask the hosts why a launch did not start: mpirun's own words seldom name the reason.
+
+    Raises:
+        StartError: the reason, if a host shows one.
+    """
+    from poprun_py.hosts.survey import diagnose
+
+    diagnose(
+        planned.config,
+        planned.topology.hosts,
+        mpirun=planned.command[0],
+        environ=planned.environ,
+    )

@@ -1,0 +1,153 @@
+"""Everything that is kept of one run, as one thing: opened before it, told of each attempt, closed.
+
+What cannot be kept is refused before anything starts; later it is a warning, and never changes how
+the job ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from poprun_py.console import Console
+from poprun_py.errors import LaunchError, explain_os_error
+from poprun_py.output.program_files import FilePlace
+from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.user_program import short_name
+from poprun_py.recording.job_metrics import JobMetrics
+from poprun_py.recording.job_recorders import JobRecorders
+from poprun_py.recording.job_timeline import JobTimeline
+from poprun_py.recording.run_record import RunRecord
+from poprun_py.supervision.job import LaunchResult
+
+if TYPE_CHECKING:
+    from poprun_py.observation.records import Recorder
+
+__all__ = ["AttemptRecording", "RunRecording"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecording:
+    """Where one attempt is recorded.
+
+    Attributes:
+        folder: for what its instances write; None without --output-dir.
+        spans: where they record what they do when; None without --timeline.
+        recorders: who takes their steps, and the looks at them.
+    """
+
+    folder: str | None = None
+    spans: FilePlace | None = None
+    recorders: tuple[Recorder, ...] = ()
+
+
+class RunRecording:
+    """What is kept of one run; close it at the end.
+
+    Args:
+        planned: what runs.
+        console: takes what became of it.
+
+    Raises:
+        UsageError: the user's name for the run, its folder, a file, or a port cannot be used.
+        StartError: a process that takes the numbers cannot be started.
+    """
+
+    def __init__(self, planned: LaunchPlan, console: Console) -> None:
+        self._console = console
+        with contextlib.ExitStack() as opened:
+            self._metrics = opened.enter_context(contextlib.closing(JobMetrics(planned)))
+            self._record = RunRecord(planned)
+            opened.callback(self._close_record)
+            folder = self._record.folder.path if self._record.folder is not None else None
+            self._timeline = opened.enter_context(contextlib.closing(JobTimeline(planned, folder)))
+            console.log(f"the run is {self.run_id}")
+            program = short_name(planned.config.program)
+            self._metrics.start(self.run_id, program, folder, console.tell)
+            self._recorders = JobRecorders(self._metrics)
+            opened.callback(self._end_recorders)
+            self._opened = opened.pop_all()
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run."""
+        return self._record.run_id
+
+    def begin(self, planned: LaunchPlan, restart_count: int) -> AttemptRecording:
+        """Return where the next attempt is recorded.
+
+        Args:
+            planned: what runs.
+            restart_count: how often the job was started again before.
+
+        Raises:
+            UsageError: the folder of the first attempt cannot be made.
+            StartError: that of the timeline cannot.
+        """
+        folder = self._record.begin(planned, restart_count)
+        return AttemptRecording(
+            folder=folder,
+            spans=self._timeline.begin(planned, folder),
+            recorders=self._recorders.begin(folder, restart_count),
+        )
+
+    def end(self, result: LaunchResult) -> None:
+        """Note how the attempt ended."""
+        self._record.end(result)
+
+    def refuse(self, error: LaunchError) -> None:
+        """Note that the programs of the attempt did not start, which ends the run."""
+        self._finish_timeline()  # of the attempts before
+        self._record.refuse(error)
+
+    def finish(self, result: LaunchResult) -> None:
+        """Note how the run ended."""
+        self._finish_timeline()
+        self._end_recorders()
+        self._record.finish(result)
+
+    def close(self) -> None:
+        """Write what is left, and let go of files, connections and processes."""
+        self._opened.close()
+
+    def _end_recorders(self) -> None:
+        for trouble in self._metrics.finish(self._console.tell):
+            self._console.warn(trouble)
+        self._recorders.close()
+
+    def _finish_timeline(self) -> None:
+        """Make the trace of a job that has ended."""
+        try:
+            merged = self._timeline.finish()
+        except OSError as error:
+            reason = explain_os_error(error, "the timeline cannot be written")
+            folders = shlex.join(map(str, self._timeline.keep()))
+            self._console.warn(
+                f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left"
+            )
+            return
+        if merged is not None:
+            self._console.tell(self._timeline.sentence(merged))
+            self._record.timeline = merged.path
+
+    def _close_record(self) -> None:
+        """Write the page of all that is known, and let other launchers go on with the run."""
+        self._write_page()
+        self._record.close()
+        if self._record.trouble:
+            self._console.warn(self._record.trouble)
+
+    def _write_page(self) -> None:
+        if self._record.folder is None or not self._record.has_begun:
+            return
+        try:
+            from poprun_py.recording.page_file import write_page
+            from poprun_py.runs.run_files import RunFiles
+
+            path = write_page(RunFiles(Path(self._record.folder.path).resolve()))
+            self._console.log(f"the page of the run is {path}")
+        except Exception as error:  # whatever its files hold
+            self._console.warn(f"the page of the run cannot be written ({error})")
