@@ -18,7 +18,7 @@ DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 # tests/docs/test_pages.py runs these, and compares what is shown.
 TRANSCRIPTS = [
     ROOT / "docs" / f"{name}.md"
-    for name in ("first-hour", "runs", "observe", "devices", "horovod", "sdk-programs")
+    for name in ("first-hour", "runs", "observe", "devices", "horovod", "report", "sdk-programs")
 ]
 TRANSCRIPTS += (ROOT / "docs" / "examples").glob("*.md")
 _FENCE = re.compile(r"^```console\n(.*?)^```", re.M | re.S)

@@ -55,7 +55,7 @@ def test_headline(whole):
     text = words(whole)
     assert "train.py: 20260921-133320-1a2b3c Completed after 49" in text
     assert "Instance 2 on localhost is slow" in text
-    for fact in ("samples/s, all instances 4,8", "instances 4 on localhost",
+    for fact in ("samples/s in total 4,8", "instances 4 on localhost",
                  "replicas 8 1 IPU each, 8 in total", "attempts 2"):  # fmt: skip
         assert fact in text
 
@@ -97,7 +97,7 @@ def test_schedule_is_an_image_in_which_nothing_runs(whole):
 
 def test_failure_comes_first(tmp_path):
     text = words(drawn(make_run(tmp_path, attempts=1, failure=FAILURE)))
-    opening, _, rest = text.partition("samples/s, all instances")
+    opening, _, rest = text.partition("samples/s in total")
     assert "Failed (failed) with exit code 1 after" in opening
     assert "instance 1 (replicas 2-3) on localhost failed first: ValueError:" in opening
     assert "Traceback (most recent call last)" in opening
