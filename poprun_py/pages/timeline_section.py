@@ -49,8 +49,11 @@ def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
     layout = {**frame.figure["layout"], "barmode": "overlay", "hovermode": "closest"}
     layout["showlegend"] = True
     layout["yaxis"] = {
-        **layout["yaxis"], "categoryorder": "array", "categoryarray": [plotly_text(row) for row in rows], "showgrid": True,
-    }  # fmt: skip
+        **layout["yaxis"],
+        "categoryorder": "array",
+        "categoryarray": [plotly_text(row) for row in rows],
+        "showgrid": True,
+    }
     layout["xaxis"] = {**layout["xaxis"], "range": [0, excerpt.seconds * 1e3]}
     return Chart(frame.title, frame.told, {"data": data, "layout": layout}, frame.height)
 
