@@ -17,14 +17,26 @@ from poprun_py.pages.chart import Chart
 from poprun_py.pages.colours import LIGHT, NEUTRAL, NUM_COLOURS, dash, faint_colour, series_colour
 from poprun_py.pages.thinning import thinned
 
-__all__ = ["Bars", "Chart", "Line", "Mark", "Sample", "bars", "histogram", "lines", "points"]
+__all__ = [
+    "Bars",
+    "Chart",
+    "Line",
+    "Mark",
+    "Sample",
+    "bars",
+    "histogram",
+    "lines",
+    "plotly_text",
+    "points",
+]
 
 # Of horizontal bars: a bar, and what is around all of them.
 _BAR_HEIGHT, _AROUND_BARS = 30, 110
 _MOST_BARS_HEIGHT = 1600
 # With more series the legend would be larger than the chart.
 _MOST_IN_LEGEND = 16
-_BINS = 60
+# Few values are put in fewer bins, else each would have its own.
+_LEAST_BINS, _MOST_BINS = 8, 60
 # A few far outliers shall not press all others into one bin.
 _SHOWN_PART, _SHOWN_BEYOND = 0.99, 1.15
 
@@ -187,10 +199,10 @@ def bars(
         data.append(
             {
                 "type": "bar",
-                "name": _text(part.name),
+                "name": plotly_text(part.name),
                 "orientation": "h" if is_horizontal else "v",
-                "x": values if is_horizontal else [_text(name) for name in names],
-                "y": [_text(name) for name in names] if is_horizontal else values,
+                "x": values if is_horizontal else [plotly_text(name) for name in names],
+                "y": [plotly_text(name) for name in names] if is_horizontal else values,
                 "marker": {
                     "color": part.colour or series_colour(index),
                     "pattern": {"shape": "/" if is_hatched else "", "solidity": 0.4},
@@ -223,14 +235,17 @@ def histogram(
     the greatest.
     """
     known = sorted(v for sample in samples for v in sample.values if math.isfinite(v))
-    low, high, width = _bins(known)
-    edges = [*(low + number * width for number in range(_BINS)), high]
+    largest = max((len(sample.values) for sample in samples), default=0)
+    bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
+    low, high = _range(known)
+    width = (high - low) / bins
+    edges = [*(low + number * width for number in range(bins)), high]
     data = []
     for sample in samples:
-        counts = [0] * _BINS
+        counts = [0] * bins
         for value in sample.values:
             if math.isfinite(value) and value <= high:
-                counts[min(int((value - low) / width), _BINS - 1)] += 1
+                counts[min(int((value - low) / width), bins - 1)] += 1
         total = len(sample.values) or 1
         line = Line(name=sample.name, xs=edges, ys=(), index=sample.index)
         shares = [round(count / total * 100, 4) for count in counts]
@@ -251,16 +266,16 @@ def histogram(
     return Chart(title, told, {"data": data, "layout": layout})
 
 
-def _bins(known: Sequence[float]) -> tuple[float, float, float]:
-    """Return where the bins of sorted values begin and end, and how wide one is."""
+def _range(known: Sequence[float]) -> tuple[float, float]:
+    """Return where the bins of sorted values begin and end."""
     if not known:
-        return 0.0, 1.0, 1.0 / _BINS
+        return 0.0, 1.0
     usual = known[min(int(len(known) * _SHOWN_PART), len(known) - 1)]
     low = known[0]
     high = min(known[-1], low + (usual - low) * _SHOWN_BEYOND)
     if high <= low:  # all alike
-        low, high = low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
-    return low, high, (high - low) / _BINS
+        return low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    return low, high
 
 
 # --- parts of figures ---------------------------------------------------------------------------
@@ -271,7 +286,7 @@ def _scatter(line: Line) -> dict[str, Any]:
     style = "dash" if line.is_reference else dash(line.index)
     return {
         "type": "scatter",
-        "name": _text(line.name),
+        "name": plotly_text(line.name),
         "line": {"color": _colour(line), "width": 1.5 if line.is_reference else 2, "dash": style},
         "connectgaps": False,
         "hovertemplate": "%{y:.5~g}",
@@ -314,8 +329,8 @@ def _layout(x: str, y: str, series: int, marks: Sequence[Mark]) -> dict[str, Any
             "color": LIGHT["axis"],
             "activecolor": LIGHT["text"],
         },
-        "xaxis": {**axis, "title": {"text": _text(x)}, "showgrid": False, "showline": True},
-        "yaxis": {**axis, "title": {"text": _text(y), "standoff": 10}},
+        "xaxis": {**axis, "title": {"text": plotly_text(x)}, "showgrid": False, "showline": True},
+        "yaxis": {**axis, "title": {"text": plotly_text(y), "standoff": 10}},
         "shapes": [_across(mark) for mark in marks],
         "annotations": [_named(mark) for mark in marks if mark.name],
     }
@@ -341,7 +356,7 @@ def _named(mark: Mark) -> dict[str, Any]:
         place = {"x": mark.at, "xanchor": side, "y": 1, "yref": "paper", "yanchor": "top"}
     return {
         **place,
-        "text": _text(mark.name),
+        "text": plotly_text(mark.name),
         "showarrow": False,
         "font": {"size": 11, "color": LIGHT["alert"]},
         "bgcolor": LIGHT["ground"],
@@ -349,7 +364,7 @@ def _named(mark: Mark) -> dict[str, Any]:
     }
 
 
-def _text(text: str) -> str:
+def plotly_text(text: str) -> str:
     """Return ``text`` so that plotly, which reads some HTML in it, shows it as it is."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

@@ -34,6 +34,7 @@ _LOOKS: Final = {
     "other": (LIGHT["grid"], False),
 }
 _LEAST_SHARE: Final = 0.001
+_MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 
 
@@ -78,6 +79,7 @@ def resource_section(run: RecordedRun, began: float) -> Section:
     states = [s for attempt in run.attempts for _, v in attempt.looks for s in v.instances]
     busiest = max(states, key=lambda state: state.cpu)
     largest = max(states, key=lambda state: state.memory_bytes)
+    size, unit = (_GIB, "GiB") if largest.memory_bytes >= _GIB else (_MIB, "MiB")
     of_cpus = f" of its {busiest.num_cpus}" if busiest.num_cpus else ""
     charts = (
         _over_time(
@@ -85,7 +87,7 @@ def resource_section(run: RecordedRun, began: float) -> Section:
             f"At most {number(busiest.cpu)}{of_cpus} by instance {busiest.index}.",
         ),
         _over_time(
-            run, began, shown, lambda state: state.memory_bytes / _GIB, "Memory", "GiB",
+            run, began, shown, lambda state: state.memory_bytes / size, "Memory", unit,
             f"At most {bytes_text(largest.memory_bytes)} by instance {largest.index}.",
         ),
     )  # fmt: skip

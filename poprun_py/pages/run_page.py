@@ -148,7 +148,7 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
         return []
     if trained and (total := sum(r.samples * r.every for a in trained for r in a.steps)):
         note = f"{number(total)} samples in total"
-    return [Fact("samples/s, all instances", number(rate), note)]
+    return [Fact("samples/s in total", number(rate), note)]
 
 
 def _samples_per_second(attempt: RecordedAttempt) -> float:
@@ -161,21 +161,34 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
+    from poprun_py.observation.instance_state import median
+
     facts = []
     if times:
-        from poprun_py.observation.instance_state import median
-
         middle = median([each.median for each in times])
         slow = max(each.p95 for each in times)
         facts.append(
             Fact("step time, median", milliseconds(middle), f"95th percentile {milliseconds(slow)}")
         )
-    if view is not None and view.worst is not None:
-        worst = view.worst
-        own = f"{milliseconds(worst.own_seconds)} a step without waiting"
-        usual = f"median instance {milliseconds(worst.median_seconds)}"
-        facts.append(Fact("slowest", f"instance {worst.instance}", f"{own}, {usual}"))
+    if len(times) > 1:
+        worst = max(times, key=lambda each: each.own_median)
+        usual = median([each.own_median for each in times])
+        facts.append(
+            _slowest(worst.instance, worst.own_median, usual, is_slow=worst.is_slow(usual))
+        )
+    elif view is not None and (last := view.worst) is not None:
+        facts.append(
+            _slowest(last.instance, last.own_seconds, last.median_seconds, is_slow=last.is_slow)
+        )
     return facts
+
+
+def _slowest(instance: int, own: float, usual: float, *, is_slow: bool) -> Fact:
+    name = f"instance {instance}"
+    note = f"{milliseconds(own)} a step without waiting, median instance {milliseconds(usual)}"
+    if not is_slow:
+        return Fact("slowest", "none stands out", f"{name}: {note}")
+    return Fact("slowest", name, note)
 
 
 def _size(run: RecordedRun) -> list[Fact]:

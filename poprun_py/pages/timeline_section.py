@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from poprun_py.pages.chart import Chart
-from poprun_py.pages.charts import bars
+from poprun_py.pages.charts import bars, plotly_text
 from poprun_py.pages.colours import NEUTRAL, NUM_COLOURS, series_colour
 from poprun_py.pages.page_frame import Section, Sentence
 from poprun_py.pages.wording import duration, milliseconds
@@ -49,8 +49,11 @@ def _chart(excerpt: Excerpt, rows: list[str]) -> Chart:
     layout = {**frame.figure["layout"], "barmode": "overlay", "hovermode": "closest"}
     layout["showlegend"] = True
     layout["yaxis"] = {
-        **layout["yaxis"], "categoryorder": "array", "categoryarray": rows, "showgrid": True,
-    }  # fmt: skip
+        **layout["yaxis"],
+        "categoryorder": "array",
+        "categoryarray": [plotly_text(row) for row in rows],
+        "showgrid": True,
+    }
     layout["xaxis"] = {**layout["xaxis"], "range": [0, excerpt.seconds * 1e3]}
     return Chart(frame.title, frame.told, {"data": data, "layout": layout}, frame.height)
 
@@ -59,11 +62,11 @@ def _trace(name: str, spans: list[TraceSpan], rank: int) -> dict[str, Any]:
     is_other = name == "step" or rank >= 2 * NUM_COLOURS
     return {
         "type": "bar",
-        "name": name.replace("&", "&amp;").replace("<", "&lt;"),
+        "name": plotly_text(name),
         "orientation": "h",
         "base": [round(span.begin * 1e3, 4) for span in spans],
         "x": [round(span.seconds * 1e3, 4) for span in spans],
-        "y": [span.row for span in spans],
+        "y": [plotly_text(span.row) for span in spans],
         "width": [max(_THIN, _THICK - _THINNER * span.depth) for span in spans],
         "marker": {
             "color": NEUTRAL if is_other else series_colour(rank),

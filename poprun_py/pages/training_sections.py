@@ -54,6 +54,10 @@ class StepTimes:
         """The median of the time without waiting for other instances."""
         return median(self.own)
 
+    def is_slow(self, usual: float) -> bool:
+        """Tell whether it stands out, where the median instance needs ``usual`` seconds."""
+        return self.own_median > _SLOW * usual
+
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
     """Return how long the steps of each instance took, in the order of the instances."""
@@ -119,16 +123,18 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
     for index in shown:
         xs: list[float] = []
         ys: list[float | None] = []
+        records: list[StepRecord] = []
         for attempt in run.attempts:
             own = [r for r in attempt.steps if r.instance == index and _is_timed(r)]
             if xs and own:  # nothing was done between two attempts
                 xs.append(own[0].at - began)
                 ys.append(None)
+            records += own
             for at, rate in _rates(own, has_samples=has_samples):
                 xs.append(round(at - began, 3))
                 ys.append(rate)
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-        means.append((_mean([y for y in ys if y is not None]), index))
+        means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
     told = f"Instance {high[1]} has {number(high[0])} {unit} on average"
     if len(means) > 1:
@@ -156,10 +162,17 @@ def _rates(steps: Sequence[StepRecord], *, has_samples: bool) -> list[tuple[floa
     return [
         (
             _mean([record.at for record in window]),
-            sum(r.samples if has_samples else 1 for r in window) / sum(r.seconds for r in window),
+            _rate(window, has_samples=has_samples),
         )
         for _, window in sorted(windows.items())
     ]
+
+
+def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
+    """Return samples, or steps, by the time that the steps took."""
+    seconds = sum(record.seconds for record in steps)
+    done = sum(record.samples if has_samples else 1 for record in steps)
+    return done / seconds if seconds else 0.0
 
 
 def _loss(run: RecordedRun) -> Chart | None:
@@ -248,7 +261,7 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
         f"Instance {worst.instance} needs {milliseconds(worst.own_median)} of its own for a step, "
         f"the median instance {milliseconds(usual)}"
     )
-    told += "; the others wait for it." if _stands_out(worst, usual) else "."
+    told += "; the others wait for it." if worst.is_slow(usual) else "."
     shown = [each for each in times if each.instance in chosen(e.instance for e in times)]
     names = [f"instance {each.instance}" for each in shown]
     own = [each.own_median * 1e3 for each in shown]
@@ -260,10 +273,6 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
         [Bars("own time", own, series_colour(0)), Bars("waiting for others", rest, NEUTRAL)],
         unit="ms a step (medians)",
     )
-
-
-def _stands_out(worst: StepTimes, usual: float) -> bool:
-    return worst.own_median > _SLOW * usual
 
 
 def _histogram(
@@ -295,7 +304,7 @@ def _histogram(
 
 def _table(times: Sequence[StepTimes]) -> Table:
     worst = max(range(len(times)), key=lambda i: times[i].own_median)
-    is_slow = _stands_out(times[worst], median([each.own_median for each in times]))
+    is_slow = times[worst].is_slow(median([each.own_median for each in times]))
     return Table(
         "Step times",
         ("instance", "steps", "median", "p95", "longest", "median without waiting"),

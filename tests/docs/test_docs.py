@@ -26,6 +26,7 @@ TRANSCRIPTS = [
         "compare",
         "devices",
         "horovod",
+        "report",
         "sdk-programs",
     )
 ]

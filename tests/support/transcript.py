@@ -109,9 +109,14 @@ def _commands(text: str, prompts: tuple[str, ...], varies: str) -> list[Command]
 
 
 def shown(output: str) -> list[str]:
-    """Return the lines that a terminal shows in the end: without colours and what was redrawn."""
+    """Return the lines that a terminal shows in the end.
+
+    They are without colours and what was redrawn; tabs are blanks.
+    """
     text = _ESCAPE.sub("", output).replace("\r\n", "\n")
-    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    lines = [
+        line.rstrip("\r").rpartition("\r")[2].expandtabs().rstrip() for line in text.split("\n")
+    ]
     return lines[:-1] if lines[-1] == "" else lines
 
 

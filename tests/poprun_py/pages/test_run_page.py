@@ -12,6 +12,7 @@ from support.run_folders import BEGAN, a_plan, make_run
 from poprun_py.pages.run_page import run_page
 from poprun_py.recording.page_file import page_text
 from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.views.run_report import moment
 
 FAILURE = {
@@ -55,7 +56,7 @@ def test_headline(whole):
     text = words(whole)
     assert "train.py: 20260921-133320-1a2b3c Completed after 49" in text
     assert "Instance 2 on localhost is slow" in text
-    for fact in ("samples/s, all instances 4,8", "instances 4 on localhost",
+    for fact in ("samples/s in total 4,8", "instances 4 on localhost",
                  "replicas 8 1 IPU each, 8 in total", "attempts 2"):  # fmt: skip
         assert fact in text
 
@@ -97,7 +98,7 @@ def test_schedule_is_an_image_in_which_nothing_runs(whole):
 
 def test_failure_comes_first(tmp_path):
     text = words(drawn(make_run(tmp_path, attempts=1, failure=FAILURE)))
-    opening, _, rest = text.partition("samples/s, all instances")
+    opening, _, rest = text.partition("samples/s in total")
     assert "Failed (failed) with exit code 1 after" in opening
     assert "instance 1 (replicas 2-3) on localhost failed first: ValueError:" in opening
     assert "Traceback (most recent call last)" in opening
@@ -209,3 +210,25 @@ def test_in_a_browser(tmp_path, whole):
         schemes = {request.partition(":")[0] for request in page.requests}
         assert schemes == {"file", "data", "blob"}
         assert {r for r in page.requests if r.startswith("file:")} == {path.as_uri()}
+
+
+def test_timeline(tmp_path):
+    import plotly.graph_objects as go
+
+    files = make_run(tmp_path, attempts=1, instances=2, steps=20)
+    spans = tuple(
+        TraceSpan(f"instance {i}: <device>", name, 0.001 * step, 0.0005, depth)
+        for i in range(2)
+        for step in range(3)
+        for depth, name in enumerate(("step", "<b>update"))
+    )
+    page = run_page(read_run(files), moment(BEGAN), Excerpt(1.0, 0.003, 3, spans))
+    assert "Timeline" in titles(page)
+    assert f"The whole timeline is {files.timeline}: open it at ui.perfetto.dev." in words(page)
+    (figure,) = (each for each in figures(page) if each["layout"].get("barmode") == "overlay")
+    go.Figure(figure)
+    outer, inner = figure["data"]
+    assert (outer["name"], inner["name"]) == ("step", "&lt;b&gt;update")
+    assert max(inner["width"]) < min(outer["width"])
+    assert "<" not in json.dumps(figure["data"]).replace("<br>", "")
+    assert set(outer["y"]) == set(figure["layout"]["yaxis"]["categoryarray"])
