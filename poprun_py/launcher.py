@@ -277,6 +277,8 @@ def _write_page(record: RunRecord, console: Console) -> None:
 
         path = write_page(RunFiles(record.folder.path.resolve()))
         console.log(f"the page of the run is {path}")
+    except OSError as error:
+        console.warn(explain_os_error(error, "the page of the run cannot be written"))
     except Exception as error:  # whatever its files hold
         console.warn(f"the page of the run cannot be written ({error})")
 

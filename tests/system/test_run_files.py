@@ -147,4 +147,4 @@ def test_a_job_inside_an_instance_writes_nothing_of_the_outer_one(poprun, script
     words = (sys.executable, "-m", "poprun_py", "-n", 1, sys.executable, inner)
     done = poprun("-n", 1, "--output-dir", "out", *words, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("out/latest/attempt-1/*.jsonl")) == []
+    assert list(tmp_path.glob("out/latest/attempt-1/instance-*.jsonl")) == []

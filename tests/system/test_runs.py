@@ -38,7 +38,7 @@ def test_every_attempt_is_kept_with_why_it_ended(poprun, tmp_path):
     assert done.returncode == 0, done.stderr
     run = (tmp_path / "out" / "latest").resolve()
     assert names(tmp_path / "out") == [run.name, "latest"]
-    assert names(run) == ["attempt-1", "attempt-2", "report.json"]
+    assert names(run) == ["attempt-1", "attempt-2", "report.html", "report.json"]
     for number in (1, 2):
         for index in (0, 1):
             written = (run / f"attempt-{number}" / f"instance-{index}.stdout").read_text()
