@@ -128,8 +128,6 @@ def _write_short(formatter: click.HelpFormatter) -> None:
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
         rows += [("OPTION", "one option, such as --help timeout"), ("all", "every option")]
         formatter.write_dl(rows)
-    with formatter.section("Commands beside the launch, each with --help"):
-        formatter.write_dl([("report RUN", "a run of --output-dir as a page for a browser")])
 
 
 def _write_all(formatter: click.HelpFormatter) -> None:

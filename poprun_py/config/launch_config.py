@@ -289,7 +289,7 @@ class LaunchConfig:
     output_dir: str | None = option(
         None, PATH, "Output", "Folder in which every run gets one of its own, and the link latest"
         " names the newest: attempt-N/ with the instances' whole output and all training steps, and"
-        " report.json.",
+        " report.json with report.html.",
     )  # fmt: skip
     timeline: str | None = option(
         None, FILE_OR_AUTO, "Output", "Record what every instance does when into this file, for"

@@ -238,7 +238,7 @@ def histogram(
     largest = max((len(sample.values) for sample in samples), default=0)
     bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
     low, high = _range(known)
-    width = (high - low) / bins
+    width = (high - low) / bins or 1.0  # of the least numbers that there are, nothing is left
     edges = [*(low + number * width for number in range(bins)), high]
     data = []
     for sample in samples:

@@ -69,7 +69,7 @@ def _measured(
 ) -> tuple[list[StepTimes], list[Section]]:
     """Return how long steps took, and the sections of what was measured."""
     is_observed = view is not None and any(s.num_steps or any(s.seconds) for s in view.instances)
-    if not is_observed and not any(a.steps or a.looks or a.values for a in run.attempts):
+    if not is_observed and not any(a.steps or a.values or len(a.looks) > 1 for a in run.attempts):
         # Nothing is imported for a job that was not observed.
         return [], [Section("Training", (Sentence(_WITHOUT_STEPS),))]
     from poprun_py.pages.resource_sections import resource_section, where_time_went

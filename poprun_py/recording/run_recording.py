@@ -149,5 +149,7 @@ class RunRecording:
 
             path = write_page(RunFiles(Path(self._record.folder.path).resolve()))
             self._console.log(f"the page of the run is {path}")
+        except OSError as error:
+            self._console.warn(explain_os_error(error, "the page of the run cannot be written"))
         except Exception as error:  # whatever its files hold
             self._console.warn(f"the page of the run cannot be written ({error})")

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Line, lines
 from poprun_py.pages.page_frame import (
     Alert,
@@ -135,3 +136,9 @@ def test_columns_of_numbers_stand_at_the_right(cell, is_number):
     assert (
         '<td class="n">' in page("t", [Section("s", [Table("t", ["c"], [[cell]])])])
     ) == is_number
+
+
+def test_nothing_in_a_figure_ends_its_element():
+    text = page("t", [Section("One", [Chart("t", "s", {"data": [], "layout": {"a": EVIL}})])])
+    (figures,) = re.findall(r'id="figures">(.*?)</script>', text)
+    assert json.loads(figures) == [{"data": [], "layout": {"a": EVIL}}]
