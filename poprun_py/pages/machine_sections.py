@@ -107,11 +107,12 @@ def placement_section(plan: LaunchPlan | None) -> Section:
     return Section("Placement", (Sentence(f"{headline(plan)}."), *drawings, Sentence(legend(plan))))
 
 
-def rerun_section(run: RecordedRun) -> Section:
-    """Return how to run the same again."""
+def rerun_section(
+    run: RecordedRun, plan: LaunchPlan | None, attempt: RecordedAttempt | None
+) -> Section:
+    """Return how to run the same again, of what ``read_plan`` returned."""
     import shlex
 
-    plan, attempt = read_plan(run)
     if attempt is None:
         words = run.report.get("program")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

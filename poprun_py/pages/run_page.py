@@ -46,7 +46,7 @@ def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> 
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
     view = _last_view(run)
     times, measured = _measured(run, began, view)
-    plan, _ = read_plan(run)
+    plan, planned = read_plan(run)
     return page(
         f"{_program(run, view)}: {run.run_id}",
         (
@@ -55,7 +55,7 @@ def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> 
             placement_section(plan),
             _timeline(run, excerpt),
             attempts_section(run),
-            rerun_section(run),
+            rerun_section(run, plan, planned),
             environment_section(run),
         ),
         lead=_lead(run, made_at),

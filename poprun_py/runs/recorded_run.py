@@ -1,16 +1,18 @@
 """A run as its files tell: the report, and what was recorded of each attempt.
 
 The last line of a file may be half a line: its writer was killed. What cannot be read is left out,
-and named in ``troubles``. Nothing here draws or compares.
+and named in ``troubles``. Of a long run some steps and looks are read, evenly, so that neither time
+nor memory grows without end. Nothing here draws or compares.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from poprun_py.errors import UsageError
 from poprun_py.observation.job_view import JobView
@@ -20,6 +22,10 @@ from poprun_py.runs.run_files import AttemptFiles, RunFiles
 __all__ = ["LoggedValues", "RecordedAttempt", "RecordedRun", "read_run"]
 
 _Read = TypeVar("_Read")
+# Of one attempt; of looks, the instances in all of them.
+_MOST_STEPS: Final = 100_000
+_MOST_STATES, _LEAST_LOOKS = 20_000, 100
+_STEP: Final = re.compile(r'"step": ?(\d+)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,8 @@ class RecordedAttempt:
         number: from 1.
         report: its part of report.json.
         plan: plan.json; None if it is not there.
-        steps: the training steps, by time.
-        looks: times since the epoch, with the view of all instances.
+        steps: the training steps, by time; of very many every so many-th, as ``every`` tells.
+        looks: times since the epoch, with the view of all instances; of very many some, evenly.
         values: what the program logged, by time.
         devices: by instance, what the model of the device says.
     """
@@ -92,14 +98,14 @@ def read_run(files: RunFiles) -> RecordedRun:
 def _read_attempt(
     files: AttemptFiles, report: Mapping[str, Any], troubles: list[str]
 ) -> RecordedAttempt:
-    steps = _lines(files.steps, StepRecord.from_json, troubles)
+    steps = _steps(files.steps, troubles)
     values = [each for path in files.values() for each in _lines(path, _values, troubles)]
     return RecordedAttempt(
         number=files.number,
         report=report,
         plan=_document(files.plan, troubles),
         steps=tuple(sorted(steps, key=lambda each: (each.at, each.instance))),
-        looks=tuple(_lines(files.looks, _look, troubles)),
+        looks=tuple(_looks(files.looks, troubles)),
         values=tuple(sorted(values, key=lambda each: each.at)),
         devices={
             int(path.name.removeprefix("instance-").partition(".")[0]): document
@@ -107,6 +113,46 @@ def _read_attempt(
             if (document := _document(path, troubles)) is not None
         },
     )
+
+
+def _steps(path: Path, troubles: list[str]) -> list[StepRecord]:
+    """Return the steps of an attempt, of very many those whose number can be divided evenly."""
+    kept: list[StepRecord] = []
+    every, most = 1, _MOST_STEPS
+
+    def is_kept(line: str) -> bool:
+        number = _STEP.search(line) if every > 1 else None
+        return number is None or int(number[1]) % every == 0
+
+    for record in _lines(path, StepRecord.from_json, troubles, is_kept):
+        kept.append(record if record.every >= every else replace(record, every=every))
+        if len(kept) > most:
+            every *= 2
+            kept = [
+                each if each.every >= every else replace(each, every=every)
+                for each in kept
+                if each.step % every == 0
+            ]
+            most = max(_MOST_STEPS, 2 * len(kept))  # numbers may all be alike
+    return kept
+
+
+def _looks(path: Path, troubles: list[str]) -> list[tuple[float, JobView]]:
+    """Return the looks of an attempt, of very many every so many-th."""
+    kept: list[tuple[float, JobView]] = []
+    every, count = 1, 0
+
+    def is_kept(_line: str) -> bool:
+        nonlocal count
+        count += 1
+        return (count - 1) % every == 0
+
+    for look in _lines(path, _look, troubles, is_kept):
+        kept.append(look)
+        if len(kept) > max(_MOST_STATES // (len(look[1].instances) or 1), _LEAST_LOOKS):
+            every *= 2
+            kept = kept[::2]
+    return kept
 
 
 def _look(data: Mapping[str, Any]) -> tuple[float, JobView]:
@@ -130,13 +176,16 @@ def _document(path: Path, troubles: list[str]) -> Mapping[str, Any] | None:
 
 
 def _lines(
-    path: Path, read: Callable[[Mapping[str, Any]], _Read], troubles: list[str]
+    path: Path,
+    read: Callable[[Mapping[str, Any]], _Read],
+    troubles: list[str],
+    is_kept: Callable[[str], bool] = lambda _line: True,
 ) -> Iterator[_Read]:
-    """Yield what the lines of a file hold."""
+    """Yield what those lines of a file hold that are kept."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             bad = 0
-            for line in file:
+            for line in filter(is_kept, file):
                 try:
                     yield read(json.loads(line))
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
