@@ -18,7 +18,7 @@ from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, li
 from poprun_py.pages.colours import NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
 from poprun_py.pages.wording import listed, milliseconds, number, seconds_of
-from poprun_py.runs.recorded_run import RecordedRun
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 
 __all__ = ["StepTimes", "chosen", "restarts", "step_times", "time_sections", "training_section"]
 
@@ -33,11 +33,17 @@ _SLOW = 1.2
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """How long the steps of one instance took, over all attempts; in seconds."""
+    """How long the steps of one instance took, over all attempts; in seconds.
+
+    Of very many steps only every so many-th was kept, in the end every ``every``-th; ``count`` is
+    how many they stand for.
+    """
 
     instance: int
     seconds: tuple[float, ...]
     own: tuple[float, ...]
+    count: int
+    every: int
 
     @property
     def median(self) -> float:
@@ -61,19 +67,29 @@ class StepTimes:
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
     """Return how long the steps of each instance took, in the order of the instances."""
-    by_instance: dict[int, list[StepRecord]] = defaultdict(list)
+    timed: dict[int, list[StepRecord]] = defaultdict(list)
     for attempt in run.attempts:
-        for record in attempt.steps:
-            if _is_timed(record):
-                by_instance[record.instance].append(record)
+        for index, records in _by_instance(attempt).items():
+            timed[index] += filter(_is_timed, records)
     return [
         StepTimes(
             index,
             tuple(record.seconds for record in records),
             tuple(record.own_seconds for record in records),
+            sum(record.every for record in records),
+            max(record.every for record in records),
         )
-        for index, records in sorted(by_instance.items())
+        for index, records in sorted(timed.items())
+        if records
     ]
+
+
+def _by_instance(attempt: RecordedAttempt) -> dict[int, list[StepRecord]]:
+    """Return the steps of each instance, by time."""
+    found: dict[int, list[StepRecord]] = defaultdict(list)
+    for record in attempt.steps:
+        found[record.instance].append(record)
+    return found
 
 
 def _is_timed(record: StepRecord) -> bool:
@@ -118,14 +134,14 @@ def training_section(run: RecordedRun, began: float) -> Section:
 def _throughput(run: RecordedRun, began: float) -> Chart:
     has_samples = any(r.samples for attempt in run.attempts for r in attempt.steps)
     unit = "samples/s" if has_samples else "steps/s"
-    shown = chosen(record.instance for attempt in run.attempts for record in attempt.steps)
+    attempts = [_by_instance(attempt) for attempt in run.attempts]
     series, means = [], []
-    for index in shown:
+    for index in chosen(each for steps in attempts for each in steps):
         xs: list[float] = []
         ys: list[float | None] = []
         records: list[StepRecord] = []
-        for attempt in run.attempts:
-            own = [r for r in attempt.steps if r.instance == index and _is_timed(r)]
+        for steps in attempts:
+            own = list(filter(_is_timed, steps.get(index, ())))
             if xs and own:  # nothing was done between two attempts
                 xs.append(own[0].at - began)
                 ys.append(None)
@@ -176,11 +192,11 @@ def _rate(steps: Sequence[StepRecord], *, has_samples: bool) -> float:
 
 
 def _loss(run: RecordedRun) -> Chart | None:
+    attempts = [_by_instance(attempt) for attempt in run.attempts]
     series, last = [], []
     for index in chosen(r.instance for a in run.attempts for r in a.steps if r.loss is not None):
         xs, ys = _by_step(
-            [(r.step, r.loss) for r in attempt.steps if r.instance == index]
-            for attempt in run.attempts
+            [(record.step, record.loss) for record in steps.get(index, ())] for steps in attempts
         )
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
@@ -251,7 +267,15 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
         own = {each.instance: each.own for each in times}
         charts.append(_histogram("Step time without waiting", times, own))
     parts.append(Beside(charts))
-    return Section("Step time", (*parts, _table(times)))
+    parts.append(_table(times))
+    if (every := max(each.every for each in times)) > 1:
+        parts.append(
+            Sentence(
+                f"Of so many steps not all are here: in the end one of {every}, at the beginning "
+                "more. The longest step may not be among them."
+            )
+        )
+    return Section("Step time", parts)
 
 
 def _own_bars(times: Sequence[StepTimes]) -> Chart:
@@ -311,7 +335,7 @@ def _table(times: Sequence[StepTimes]) -> Table:
         [
             (
                 str(each.instance),
-                f"{len(each.seconds):,}",
+                f"{each.count:,}",
                 milliseconds(each.median),
                 milliseconds(each.p95),
                 milliseconds(max(each.seconds)),

@@ -125,16 +125,12 @@ def _steps(path: Path, troubles: list[str]) -> list[StepRecord]:
         return number is None or int(number[1]) % every == 0
 
     for record in _lines(path, StepRecord.from_json, troubles, is_kept):
-        kept.append(record if record.every >= every else replace(record, every=every))
+        kept.append(record)
         if len(kept) > most:
             every *= 2
-            kept = [
-                each if each.every >= every else replace(each, every=every)
-                for each in kept
-                if each.step % every == 0
-            ]
+            kept = [each for each in kept if each.step % every == 0]
             most = max(_MOST_STEPS, 2 * len(kept))  # numbers may all be alike
-    return kept
+    return [each if each.every >= every else replace(each, every=every) for each in kept]
 
 
 def _looks(path: Path, troubles: list[str]) -> list[tuple[float, JobView]]:

@@ -11,6 +11,7 @@ from support.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.pages.run_page import run_page
 from poprun_py.recording.page_file import page_text
+from poprun_py.runs import recorded_run
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan
 from poprun_py.views.run_report import moment
@@ -232,3 +233,20 @@ def test_timeline(tmp_path):
     assert max(inner["width"]) < min(outer["width"])
     assert "<" not in json.dumps(figure["data"]).replace("<br>", "")
     assert set(outer["y"]) == set(figure["layout"]["yaxis"]["categoryarray"])
+
+
+def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded_run, "_MOST_STEPS", 100)
+    monkeypatch.setattr(recorded_run, "_MOST_STATES", 20)
+    monkeypatch.setattr(recorded_run, "_LEAST_LOOKS", 5)
+    run = read_run(make_run(tmp_path, attempts=1, instances=2, steps=400))
+    (attempt,) = run.attempts
+    assert {each.every for each in attempt.steps} == {8}
+    assert [each.step for each in attempt.steps if each.instance == 1] == list(range(8, 401, 8))
+    ats = [round(at - BEGAN) for at, _ in attempt.looks]
+    assert ats == list(range(1, 22, 4))
+    # What it tells counts all of them.
+    text = words(run_page(run, moment(BEGAN)))
+    assert "1 400 5" in text
+    assert "in the end one of 8" in text
+    assert "51,200 samples in total" in text
