@@ -60,7 +60,7 @@ def REPORT(*, run: str, output: str | None, output_dir: str, is_opened: bool) ->
     if output == _STDOUT:
         if is_opened:
             raise UsageError("--open shows a file: give --output a path, or leave it out")
-        print_out(page_text(files))
+        print_out(page_text(files, Path()))
         return
     path = None if output is None else _file(output)
     try:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from poprun_py.pages.page_frame import Alert, Code, Folded, Part, Section, Sentence, Table
+from poprun_py.pages.page_frame import (
+    Alert,
+    Code,
+    Folded,
+    Links,
+    Part,
+    Section,
+    Sentence,
+    Table,
+)
 from poprun_py.pages.wording import bytes_text, duration, moment_text
 from poprun_py.runs.recorded_run import RecordedRun
 
@@ -25,8 +34,8 @@ _NAMES: Final = {
 }
 
 
-def failure_parts(run: RecordedRun) -> list[Part]:
-    """Return what an engineer has to see first of a run that failed."""
+def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
+    """Return what an engineer has to see first of a run that failed; ``folder`` as below."""
     report = run.report
     attempts = _attempts(run)
     last = attempts[-1] if attempts else {}
@@ -39,12 +48,14 @@ def failure_parts(run: RecordedRun) -> list[Part]:
     parts: list[Part] = []
     first = last.get("first_failure")
     if isinstance(first, dict):
+        traceback = str(first.get("traceback") or "")
+        *_, error = traceback.rstrip().split("\n")
+        why = first.get("diagnosis") or error or first.get("ended_by") or reason
         text = (
             f"{first.get('name', 'an instance')} on {first.get('host') or 'this host'} failed "
-            f"first: {first.get('diagnosis') or first.get('ended_by') or reason}"
+            f"first: {why}"
         )
         parts.append(Alert(text, is_failure=True))
-        traceback = str(first.get("traceback") or "")
         stderr = first.get("stderr")
         lines = "\n".join(map(str, stderr)) if isinstance(stderr, list) else ""
         if traceback:
@@ -52,6 +63,8 @@ def failure_parts(run: RecordedRun) -> list[Part]:
         if lines and lines.strip() != traceback.strip():
             shown = Code(lines)
             parts.append(Folded("The end of its stderr", (shown,)) if traceback else shown)
+        if links := _outputs(run, folder, last, first.get("index")).links:
+            parts.append(Links(links, "All that it wrote: "))
     elif reason:
         parts.append(Alert(reason, is_failure=report.get("exit_code") != 0))
     stacks = [each for each in last.get("stacks") or () if isinstance(each, dict)]
@@ -69,8 +82,13 @@ def _waits(stack: Mapping[str, Any]) -> str:
     return f": {stack['waits']}" if stack.get("waits") else ""
 
 
-def attempts_section(run: RecordedRun) -> Section:
-    """Return the attempts, and the instances of each."""
+def attempts_section(run: RecordedRun, folder: str = "") -> Section:
+    """Return the attempts, and the instances of each.
+
+    Args:
+        run: whose.
+        folder: the run's, as an address from where the page lies; it ends with a slash.
+    """
     attempts = _attempts(run)
     if not attempts:
         return Section("Attempts", (Sentence("No attempt has begun."),))
@@ -96,14 +114,28 @@ def attempts_section(run: RecordedRun) -> Section:
         ),
     )
     *earlier, last = attempts
-    parts: list[Part] = [table, *_instances(last)]
+    parts: list[Part] = [table, *_instances(run, folder, last)]
     for each in earlier:
-        if tables := list(_instances(each)):
+        if tables := list(_instances(run, folder, each)):
             parts.append(Folded(f"Instances of attempt {_text(each.get('number'))}", tables))
     return Section("Attempts" if len(attempts) > 1 else "Attempt and instances", tuple(parts))
 
 
-def _instances(attempt: Mapping[str, Any]) -> Iterator[Part]:
+def _outputs(run: RecordedRun, folder: str, attempt: Mapping[str, Any], instance: object) -> Links:
+    """Return links to what an instance wrote in an attempt."""
+    for each in run.attempts:
+        if each.number == attempt.get("number") and isinstance(instance, int):
+            names = each.outputs.get(instance, ())
+            return Links(
+                [
+                    (name.rpartition(".")[2], f"{folder}attempt-{each.number}/{name}")
+                    for name in names
+                ]
+            )
+    return Links(())
+
+
+def _instances(run: RecordedRun, folder: str, attempt: Mapping[str, Any]) -> Iterator[Part]:
     instances = [each for each in attempt.get("instances") or () if isinstance(each, dict)]
     if not instances:
         return
@@ -111,7 +143,16 @@ def _instances(attempt: Mapping[str, Any]) -> Iterator[Part]:
     failed = first.get("index") if isinstance(first, dict) else None
     yield Table(
         "Instances",
-        ("instance", "host", "process", "ended by", "steps", "inference calls", "most memory"),
+        (
+            "instance",
+            "host",
+            "process",
+            "ended by",
+            "steps",
+            "inference calls",
+            "most memory",
+            "output",
+        ),
         [
             (
                 str(each.get("name") or each.get("index")),
@@ -121,6 +162,7 @@ def _instances(attempt: Mapping[str, Any]) -> Iterator[Part]:
                 _text(each.get("training_step")),
                 _text(each.get("inference_calls")),
                 bytes_text(each["max_rss_bytes"]) if each.get("max_rss_bytes") else "-",
+                _outputs(run, folder, attempt, each.get("index")),
             )
             for each in instances
         ],

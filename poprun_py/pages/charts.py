@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from poprun_py.pages.chart import Chart
@@ -39,6 +39,8 @@ _MOST_IN_LEGEND = 16
 _LEAST_BINS, _MOST_BINS = 8, 60
 # A few far outliers shall not press all others into one bin.
 _SHOWN_PART, _SHOWN_BEYOND = 0.99, 1.15
+# So near to the left end no name fits on the left of its mark; how high a name is, in pixels.
+_AT_LEFT, _ROW_HEIGHT = 0.2, 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +263,14 @@ def histogram(
                 "hovertemplate": "%{y:.3~g} %",
             }
         )
-    layout = _layout(x, "% of steps", len(samples), marks)
+    # Names stand on rows of their own, and within the chart.
+    inside = [
+        replace(mark, is_left=mark.is_left and mark.at > low + _AT_LEFT * (high - low))
+        for mark in marks
+    ]
+    layout = _layout(x, "% of steps", len(samples), inside)
+    for row, name in enumerate(layout["annotations"]):
+        name["yshift"] = -_ROW_HEIGHT * row
     layout["yaxis"]["rangemode"] = "tozero"
     return Chart(title, told, {"data": data, "layout": layout})
 

@@ -21,12 +21,14 @@ from poprun_py.views.svg import STYLE, escaped
 
 __all__ = [
     "Alert",
+    "Badge",
     "Beside",
     "Code",
     "Drawing",
     "Fact",
     "Facts",
     "Folded",
+    "Links",
     "Part",
     "Picture",
     "Section",
@@ -40,6 +42,20 @@ class Sentence(NamedTuple):
     """A paragraph."""
 
     text: str
+
+
+class Badge(NamedTuple):
+    """How something ended, in a few words: ``good``, ``bad``, ``half`` or ``going``."""
+
+    text: str
+    kind: str
+
+
+class Links(NamedTuple):
+    """Names of files, each with its address from where the page lies; in a cell or alone."""
+
+    links: Sequence[tuple[str, str]]
+    lead: str = ""
 
 
 class Alert(NamedTuple):
@@ -64,7 +80,7 @@ class Facts(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rows of text below the names of their columns.
+    """Rows of text, or links, below the names of their columns.
 
     Attributes:
         name: of the table, for who does not see it.
@@ -75,7 +91,7 @@ class Table(NamedTuple):
 
     name: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | Links]]
     marked: frozenset[int] = frozenset()
 
 
@@ -113,7 +129,7 @@ class Folded(NamedTuple):
 
 
 Part: TypeAlias = (
-    "Sentence | Alert | Facts | Table | Code | Drawing | Picture | Folded | Beside | Chart"
+    "Sentence | Links | Alert | Facts | Table | Code | Drawing | Picture | Folded | Beside | Chart"
 )
 
 
@@ -128,6 +144,10 @@ _LOOK: Final = """
 body{padding:16px 20px 48px;overflow-wrap:anywhere}
 h1{font-size:1.5em;line-height:1.25;margin:.2em 0 .1em}
 h2{font-size:1.2em;margin:2em 0 .5em;padding-top:.6em;border-top:1px solid #e2e8f0}
+.badge{display:inline-block;padding:1px 9px;margin-right:4px;border-radius:9px;font-weight:650;
+background:#e2e8f0;color:#334155}.good{background:#d1fae5;color:#065f46}
+.bad{background:#dc2626;color:#fff}.half{background:#fef3c7;color:#92400e}
+.going{background:#dbeafe;color:#1e40af}
 p{margin:.5em 0}.lead{color:#475569;margin:.2em 0 1em}
 nav{display:flex;flex-wrap:wrap;gap:2px 16px;margin:.8em 0 0;font-size:14px}
 a{color:#0056b4}:focus-visible{outline:2px solid #0056b4;outline-offset:2px}
@@ -158,6 +178,9 @@ footer{margin-top:3em;font-size:13px;color:#475569}
 @media screen and (prefers-color-scheme:dark){
 .lead,.facts dt,.facts .note,figcaption span,footer{color:#a8b5c7}
 h2{border-color:#2c3a50}a{color:#8cc0ff}:focus-visible{outline-color:#8cc0ff}
+.badge{background:#334155;color:#e2e8f0}.good{background:#064e3b;color:#a7f3d0}
+.bad{background:#dc2626;color:#fff}.half{background:#422006;color:#fcd34d}
+.going{background:#1e3a8a;color:#bfdbfe}
 .facts div,figure{background:#172033;border-color:#2c3a50}
 .alert{background:#422006;border-color:#d97706}.failure{background:#450a0a;border-color:#ef4444}
 tr.marked td{background:#422006}}
@@ -176,6 +199,7 @@ def page(
     sections: Sequence[Section],
     *,
     lead: str = "",
+    badge: Badge | None = None,
     opening: Sequence[Part] = (),
     footer: str = "",
 ) -> str:
@@ -185,6 +209,7 @@ def page(
         title: of the page.
         sections: in order; one without parts is left out.
         lead: a line below the title.
+        badge: before the lead.
         opening: parts before the first section.
         footer: a line at the end.
     """
@@ -192,7 +217,7 @@ def page(
     charts: list[Chart] = []
     body = [
         f"<h1>{escaped(title)}</h1>",
-        f'<p class="lead">{escaped(lead)}</p>' if lead else "",
+        f'<p class="lead">{_badge(badge)}{escaped(lead)}</p>' if lead or badge else "",
         *_parts(opening, charts),
         _contents(shown) if len(shown) > 2 else "",
     ]
@@ -241,6 +266,8 @@ def _part(part: Part, charts: list[Chart]) -> str:
     match part:
         case Sentence(text):
             return f"<p>{escaped(text)}</p>"
+        case Links():
+            return f"<p>{_linked(part)}</p>"
         case Alert(text, is_failure):
             kind = "alert failure" if is_failure else "alert"
             return f'<p class="{kind}" role="note">{escaped(text)}</p>'
@@ -275,6 +302,25 @@ def _with_charts(part: Folded | Beside | Chart, charts: list[Chart]) -> str:
             return _figure(part)
 
 
+def _badge(badge: Badge | None) -> str:
+    return f'<span class="badge {badge.kind}">{escaped(badge.text)}</span> ' if badge else ""
+
+
+def _linked(links: Links) -> str:
+    names = ", ".join(
+        f'<a href="{escaped(address)}">{escaped(name)}</a>' for name, address in links.links
+    )
+    return f"{escaped(links.lead)}{names}"
+
+
+def _cell(cell: str | Links) -> str:
+    return (_linked(cell) or "-") if isinstance(cell, Links) else escaped(cell)
+
+
+def _is_number(cell: str | Links) -> bool:
+    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is not None
+
+
 def _fact(fact: Fact) -> str:
     note = f'<dd class="note">{escaped(fact.note)}</dd>' if fact.note else ""
     return (
@@ -286,7 +332,7 @@ def _fact(fact: Fact) -> str:
 def _table(table: Table) -> str:
     """Return a table; columns of numbers stand at the right."""
     kinds = [
-        ' class="n"' if all(_NUMBER.fullmatch(row[column]) for row in table.rows) else ""
+        ' class="n"' if all(_is_number(row[column]) for row in table.rows) else ""
         for column in range(len(table.columns))
     ]
     names = "".join(
@@ -296,7 +342,7 @@ def _table(table: Table) -> str:
     rows = [f"<tr>{names}</tr>"]
     for index, row in enumerate(table.rows):
         cells = "".join(
-            f"<td{kind}>{escaped(text)}</td>" for text, kind in zip(row, kinds, strict=True)
+            f"<td{kind}>{_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)
         )
         mark = ' class="marked"' if index in table.marked else ""
         rows.append(f"<tr{mark}>{cells}</tr>")

@@ -17,7 +17,7 @@ from poprun_py.pages.machine_sections import (
     read_plan,
     rerun_section,
 )
-from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, page
+from poprun_py.pages.page_frame import Alert, Badge, Fact, Facts, Part, Section, Sentence, page
 from poprun_py.pages.wording import duration, milliseconds, moment_text, number, seconds_of
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
 
@@ -27,19 +27,25 @@ if TYPE_CHECKING:
 
 __all__ = ["run_page"]
 
+# The exit code of a job that was told to stop, and wrote a checkpoint.
+_CHECKPOINT: Final = 75
+
 _WITHOUT_STEPS: Final = (
     "No training steps were recorded. They are with PopTorch models, and in other programs with "
     "popdist_py.heartbeat.step()."
 )
 
 
-def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> str:
+def run_page(
+    run: RecordedRun, made_at: str, excerpt: Excerpt | None = None, folder: str = ""
+) -> str:
     """Return the page of a run, also of one that has not ended.
 
     Args:
         run: as its files tell.
         made_at: when this is, as reports write times.
         excerpt: some steps of its timeline.
+        folder: of the run, as an address from where the page will lie; it ends with a slash.
     """
     began = seconds_of(run.report.get("began_at"))
     if began is None:
@@ -54,12 +60,13 @@ def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> 
             device_section(run),
             placement_section(plan),
             _timeline(run, excerpt),
-            attempts_section(run),
+            attempts_section(run, folder),
             rerun_section(run, plan, planned),
             environment_section(run),
         ),
         lead=_lead(run, made_at),
-        opening=_opening(run, view, times),
+        badge=_badge(run),
+        opening=_opening(run, view, times, folder),
         footer=f"Made {moment_text(made_at)} from {run.files.folder}",
     )
 
@@ -104,28 +111,39 @@ def _program(run: RecordedRun, view: JobView | None) -> str:
     return next(scripts, words[0]).rpartition("/")[2]
 
 
+def _badge(run: RecordedRun) -> Badge:
+    """Say how the run ended."""
+    if run.report.get("state") == "running":
+        return Badge("Running", "going")
+    code: Any = run.report.get("exit_code")
+    if code == 0:
+        return Badge("Completed", "good")
+    if code == _CHECKPOINT:
+        return Badge("Stopped at a checkpoint", "half")
+    cause = run.attempts[-1].report.get("cause") if run.attempts else None
+    words = str(cause or "failed").replace("_", " ")
+    return Badge(words[0].upper() + words[1:], "bad")
+
+
 def _lead(run: RecordedRun, made_at: str) -> str:
-    """Say how the run ended, when it began, and how long it took."""
+    """Say how long the run took, and when it began."""
     report = run.report
-    began, ended = seconds_of(report.get("began_at")), seconds_of(report.get("ended_at"))
-    if report.get("state") == "running":
-        ended = seconds_of(made_at)
-        how = "Running"
-    else:
-        code: Any = report.get("exit_code")
-        cause = run.attempts[-1].report.get("cause") if run.attempts else None
-        words = str(cause or "").replace("_", " ")
-        how = {0: "Completed", 75: "Stopped at a checkpoint"}.get(
-            code, f"Failed ({words}) with exit code {code}" if words else f"Exit code {code}"
-        )
-    took = ""
+    is_running = report.get("state") == "running"
+    began = seconds_of(report.get("began_at"))
+    ended = seconds_of(made_at if is_running else report.get("ended_at"))
+    words = []
+    if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
+        words.append(f"with exit code {report.get('exit_code')}")
     if began is not None and ended is not None:
-        took = f" {'for' if how == 'Running' else 'after'} {duration(max(0.0, ended - began))}"
-    return f"{how}{took}; began {moment_text(report.get('began_at'))}."
+        took = duration(max(0.0, ended - began))
+        words.append(f"{'for' if is_running else 'after'} {took}")
+    return f"{' '.join(words)}; began {moment_text(report.get('began_at'))}."
 
 
-def _opening(run: RecordedRun, view: JobView | None, times: list[StepTimes]) -> list[Part]:
-    parts: list[Part] = failure_parts(run)
+def _opening(
+    run: RecordedRun, view: JobView | None, times: list[StepTimes], folder: str
+) -> list[Part]:
+    parts: list[Part] = failure_parts(run, folder)
     if view is not None and view.worst is not None and view.worst.is_slow:
         parts.append(Alert(f"{view.worst.sentence[0].upper()}{view.worst.sentence[1:]}."))
     if run.report.get("state") == "running":

@@ -288,13 +288,21 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
     told += "; the others wait for it." if worst.is_slow(usual) else "."
     shown = [each for each in times if each.instance in chosen(e.instance for e in times)]
     names = [f"instance {each.instance}" for each in shown]
-    own = [each.own_median * 1e3 for each in shown]
+    slow, own = (
+        [each.own_median * 1e3 if each.is_slow(usual) is is_slow else None for each in shown]
+        for is_slow in (True, False)
+    )
     rest = [max(0.0, each.median - each.own_median) * 1e3 for each in shown]
+    parts = [
+        Bars("own time", own, series_colour(0)),
+        Bars("own time, slow", slow, series_colour(1)),
+        Bars("waiting for others", rest, NEUTRAL),
+    ]
     return bars(
         "Who waits for whom",
         told,
         names,
-        [Bars("own time", own, series_colour(0)), Bars("waiting for others", rest, NEUTRAL)],
+        [part for part in parts if any(part.values)],
         unit="ms a step (medians)",
     )
 

@@ -5,6 +5,7 @@ What is on the page: poprun_py/pages. Nothing here prints.
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -18,8 +19,12 @@ from poprun_py.views.run_report import moment
 __all__ = ["page_text", "write_page"]
 
 
-def page_text(files: RunFiles) -> str:
+def page_text(files: RunFiles, folder: Path | None = None) -> str:
     """Return the page of a run, also of one that has not ended.
+
+    Args:
+        files: of the run.
+        folder: where the page will lie, by default in the run's own.
 
     Raises:
         UsageError: its report cannot be read, or says what no report does.
@@ -31,11 +36,20 @@ def page_text(files: RunFiles) -> str:
 
         excerpt = read_excerpt(files.timeline)
     try:
-        return run_page(run, moment(time.time()), excerpt)
+        return run_page(run, moment(time.time()), excerpt, _address(files.folder, folder))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
             f"{files.report}: no page can be made of this report ({error!r}); was it edited?"
         ) from None
+
+
+def _address(run: Path, folder: Path | None) -> str:
+    """Return the address of the run's files for a page in a folder."""
+    if folder is None or folder.resolve() == run.resolve():
+        return ""
+    from urllib.parse import quote
+
+    return f"{quote(os.path.relpath(run.resolve(), folder.resolve()))}/"
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:
@@ -50,5 +64,5 @@ def write_page(files: RunFiles, path: Path | None = None) -> Path:
         OSError: the page cannot be written; an older one stays as it was.
     """
     path = files.page if path is None else path
-    write_whole(path, page_text(files) + "\n")
+    write_whole(path, page_text(files, path.parent) + "\n")
     return path

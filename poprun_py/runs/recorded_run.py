@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,6 +49,7 @@ class RecordedAttempt:
         looks: times since the epoch, with the view of all instances; of very many some, evenly.
         values: what the program logged, by time.
         devices: by instance, what the model of the device says.
+        outputs: by instance, the names of the files with what it wrote; empty ones are left out.
     """
 
     number: int
@@ -58,6 +59,7 @@ class RecordedAttempt:
     looks: tuple[tuple[float, JobView], ...] = ()
     values: tuple[LoggedValues, ...] = ()
     devices: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    outputs: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,11 +110,24 @@ def _read_attempt(
         looks=tuple(_looks(files.looks, troubles)),
         values=tuple(sorted(values, key=lambda each: each.at)),
         devices={
-            int(path.name.removeprefix("instance-").partition(".")[0]): document
+            _instance(path): document
             for path in files.devices()
             if (document := _document(path, troubles)) is not None
         },
+        outputs=_outputs(files),
     )
+
+
+def _instance(path: Path) -> int:
+    """Return whose file this is."""
+    return int(path.name.removeprefix("instance-").partition(".")[0])
+
+
+def _outputs(files: AttemptFiles) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for path in files.outputs():
+        found.setdefault(_instance(path), []).append(path.name)
+    return found
 
 
 def _steps(path: Path, troubles: list[str]) -> list[StepRecord]:

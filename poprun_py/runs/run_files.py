@@ -58,6 +58,11 @@ class AttemptFiles:
         """Return what ``popdist_py.Metrics`` logged, by instance."""
         return sorted(self.folder.glob("instance-*.values.jsonl"))
 
+    def outputs(self) -> list[Path]:
+        """Return what instances wrote, their standard output before their standard error."""
+        found = (*self.folder.glob("instance-*.stdout"), *self.folder.glob("instance-*.stderr"))
+        return [path for path in found if path.stat().st_size]
+
     def devices(self) -> list[Path]:
         """Return what the model of the device says, by instance."""
         return sorted(self.folder.glob("instance-*.device.json"))

@@ -14,12 +14,14 @@ from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Line, lines
 from poprun_py.pages.page_frame import (
     Alert,
+    Badge,
     Beside,
     Code,
     Drawing,
     Fact,
     Facts,
     Folded,
+    Links,
     Picture,
     Section,
     Sentence,
@@ -61,7 +63,8 @@ def every_part(text: str):
         Sentence(text), Alert(text), Alert(text, is_failure=True), Facts([Fact(text, text, text)]),
         Table(text, [text, text], [[text, "1"]]), Code(text), Folded(text, [Code(text)]),
         Picture(text, text), chart(text, text), Beside([chart(text, text)]),
-        Drawing("<svg></svg>", text),
+        Drawing("<svg></svg>", text), Links([(text, text)], text),
+        Table(text, [text], [[Links([(text, "a/b.stdout"), (text, text)])], [Links(())]]),
     ]  # fmt: skip
 
 
@@ -69,14 +72,22 @@ def test_page_of_every_part(golden, monkeypatch):
     monkeypatch.setattr("poprun_py.pages.page_frame.packed_plotly", lambda: "PLOTLY")
     text = page(
         "Title", [Section("One", every_part("words")), Section("None", ())], lead="Lead.",
-        opening=[Sentence("Opening.")], footer="Footer.",
+        badge=Badge("Failed", "bad"), opening=[Sentence("Opening.")], footer="Footer.",
     )  # fmt: skip
     golden("frame.html", text + "\n")
 
 
 def test_words_are_only_text():
     harmless, evil = (
-        Elements(page(word, [Section(word, every_part(word))], lead=word, footer=word))
+        Elements(
+            page(
+                word,
+                [Section(word, every_part(word))],
+                lead=word,
+                badge=Badge(word, "bad"),
+                footer=word,
+            )
+        )
         for word in ("word", EVIL)
     )
     assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]

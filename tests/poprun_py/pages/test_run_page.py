@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import unquote
 
 import pytest
 from support.browser import CHROMIUM, open_browser
 from support.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.pages.run_page import run_page
-from poprun_py.recording.page_file import page_text
+from poprun_py.recording.page_file import page_text, write_page
 from poprun_py.runs import recorded_run
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan
@@ -100,11 +101,40 @@ def test_schedule_is_an_image_in_which_nothing_runs(whole):
 def test_failure_comes_first(tmp_path):
     text = words(drawn(make_run(tmp_path, attempts=1, failure=FAILURE)))
     opening, _, rest = text.partition("samples/s in total")
-    assert "Failed (failed) with exit code 1 after" in opening
+    assert "Failed with exit code 1 after" in opening
     assert "instance 1 (replicas 2-3) on localhost failed first: ValueError:" in opening
     assert "Traceback (most recent call last)" in opening
     assert "The end of its stderr one two" in opening
     assert "Traceback" not in rest
+
+
+def test_output_of_instances_is_linked_from_where_the_page_lies(tmp_path):
+    files = make_run(tmp_path / "a run", attempts=1, failure=FAILURE)
+    own = tmp_path / "a run" / "attempt-1"
+    (own / "instance-1.stderr").write_text("Traceback")
+    (own / "instance-1.stdout").write_text("")
+    (own / "instance-3.stdout").write_text("done")
+    for path, folder in ((None, ""), (tmp_path / "page.html", "a%20run/")):
+        text = write_page(files, path).read_text()
+        links = re.findall(r'<a href="([^"#]+)">([^<]+)</a>', text)
+        failed = (f"{folder}attempt-1/instance-1.stderr", "stderr")
+        assert links == [failed, failed, (f"{folder}attempt-1/instance-3.stdout", "stdout")]
+        written = files.page if path is None else path
+        assert all((written.parent / unquote(address)).is_file() for address, _ in links)
+
+
+@pytest.mark.parametrize(("ending", "badge"), [
+    ({"exit_code": 0}, '<span class="badge good">Completed</span> after'),
+    ({"exit_code": 75}, '<span class="badge half">Stopped at a checkpoint</span> after'),
+    ({"exit_code": 3, "attempts": []}, '<span class="badge bad">Failed</span> with exit code 3'),
+    ({"exit_code": 124, "attempts": [{"number": 1, "cause": "time_limit"}]},
+     '<span class="badge bad">Time limit</span> with exit code 124 after'),
+    ({"state": "running"}, '<span class="badge going">Running</span> for'),
+])  # fmt: skip
+def test_badge_tells_how_the_run_ended(tmp_path, ending, badge):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=0)
+    files.report.write_text(json.dumps(json.loads(files.report.read_text()) | ending))
+    assert badge in page_text(files)
 
 
 def test_running_job(tmp_path):
