@@ -15,7 +15,7 @@ from typing import Any
 
 from poprun_py.pages.chart import Chart
 from poprun_py.pages.colours import LIGHT, NEUTRAL, NUM_COLOURS, dash, faint_colour, series_colour
-from poprun_py.pages.thinning import thinned
+from poprun_py.pages.thinning import thinned, usual_range
 
 __all__ = [
     "Bars",
@@ -26,6 +26,7 @@ __all__ = [
     "bars",
     "histogram",
     "lines",
+    "over_time",
     "plotly_text",
     "points",
 ]
@@ -37,10 +38,10 @@ _MOST_BARS_HEIGHT = 1600
 _MOST_IN_LEGEND = 16
 # Few values are put in fewer bins, else each would have its own.
 _LEAST_BINS, _MOST_BINS = 8, 60
-# A few far outliers shall not press all others into one bin.
-_SHOWN_PART, _SHOWN_BEYOND = 0.99, 1.15
 # So near to the left end no name fits on the left of its mark; how high a name is, in pixels.
 _AT_LEFT, _ROW_HEIGHT = 0.2, 16
+# From how many seconds on an axis has which unit, and the seconds of that.
+_TIMES = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +133,29 @@ def lines(
     if from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
     return Chart(title, told, {"data": data, "layout": layout})
+
+
+def over_time(
+    title: str,
+    told: str,
+    series: Sequence[Line],
+    *,
+    y: str,
+    marks: Sequence[Mark] = (),
+    from_zero: bool = False,
+) -> Chart:
+    """Return lines over the time since the run began, given in seconds; long runs have hours."""
+    longest = max((float(line.xs[-1]) for line in series if line.xs), default=0.0)
+    size, unit = next((size, unit) for least, size, unit in _TIMES if longest >= least)
+    return lines(
+        title,
+        told,
+        [replace(line, xs=[float(x) / size for x in line.xs]) for line in series],
+        x=f"{unit} since the run began",
+        y=y,
+        marks=[each if each.of_y else replace(each, at=each.at / size) for each in marks],
+        from_zero=from_zero,
+    )
 
 
 def points(
@@ -239,7 +263,7 @@ def histogram(
     known = sorted(v for sample in samples for v in sample.values if math.isfinite(v))
     largest = max((len(sample.values) for sample in samples), default=0)
     bins = min(max(_LEAST_BINS, math.isqrt(4 * largest)), _MOST_BINS)
-    low, high = _range(known)
+    low, high = usual_range(known)
     width = (high - low) / bins or 1.0  # of the least numbers that there are, nothing is left
     edges = [*(low + number * width for number in range(bins)), high]
     data = []
@@ -273,18 +297,6 @@ def histogram(
         name["yshift"] = -_ROW_HEIGHT * row
     layout["yaxis"]["rangemode"] = "tozero"
     return Chart(title, told, {"data": data, "layout": layout})
-
-
-def _range(known: Sequence[float]) -> tuple[float, float]:
-    """Return where the bins of sorted values begin and end."""
-    if not known:
-        return 0.0, 1.0
-    usual = known[min(int(len(known) * _SHOWN_PART), len(known) - 1)]
-    low = known[0]
-    high = min(known[-1], low + (usual - low) * _SHOWN_BEYOND)
-    if high <= low:  # all alike
-        return low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
-    return low, high
 
 
 # --- parts of figures ---------------------------------------------------------------------------

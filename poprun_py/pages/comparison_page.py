@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from poprun_py.pages.charts import Bars, Chart, Line, Mark, bars, lines, points
+from poprun_py.pages.charts import Bars, Chart, Line, Mark, bars, lines, over_time, points
 from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, Table, page
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
 from poprun_py.runs.measurement import began_at
@@ -276,7 +276,12 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
             for index, (run, those) in enumerate(zip(runs, found, strict=True))
             if those
         ]
-        return lines(title, f"The last loss: {told}.", series, x=x, y="loss")
+        text = f"The last loss: {told}."
+        return (
+            lines(title, text, series, x=x, y="loss")
+            if x
+            else over_time(title, text, series, y="loss")
+        )
 
     over = (
         chart(
@@ -287,7 +292,7 @@ def _loss_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[Pa
         if by_samples
         else chart("Loss over steps", "step", lambda _run, _, step: step)
     )
-    return [chart("Loss over time", "s since the run began", lambda _run, s, _: s), over]
+    return [chart("Loss over time", "", lambda _run, seconds, _: seconds), over]
 
 
 def _losses(run: RecordedRun) -> list[tuple[float, int, float]]:
@@ -317,9 +322,7 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         series = [_values_line(run, name, index) for index, run in enumerate(runs)]
         known = [line for line in series if line.ys]
         told = ", ".join(f"{number(line.ys[-1] or 0.0)} of {line.name}" for line in known)
-        parts.append(
-            lines(name, f"The last: {told}.", known, x="s since the run began", y=name, marks=marks)
-        )
+        parts.append(over_time(name, f"The last: {told}.", known, y=name, marks=marks))
     if len(names) > _MOST_VALUES:
         parts.append(Sentence(f"{len(names) - _MOST_VALUES} more values are not drawn."))
     return parts

@@ -11,7 +11,7 @@ from typing import Final
 from poprun_py.observation.instance_state import ACTIVITIES, InstanceState
 from poprun_py.observation.job_view import JobView
 from poprun_py.pages.chart import Chart
-from poprun_py.pages.charts import Bars, Line, bars, lines
+from poprun_py.pages.charts import Bars, Line, bars, over_time
 from poprun_py.pages.colours import LIGHT, NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Section
 from poprun_py.pages.training_sections import chosen, restarts
@@ -117,12 +117,4 @@ def _over_time(
                     xs.append(round(at - began, 3))
                     ys.append(round(value(state), 4))
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
-    return lines(
-        title,
-        told,
-        series,
-        x="seconds since the run began",
-        y=unit,
-        marks=restarts(run, began),
-        from_zero=True,
-    )
+    return over_time(title, told, series, y=unit, marks=restarts(run, began), from_zero=True)

@@ -1,4 +1,4 @@
-"""Fewer points for a line that looks the same: what is drawn of a long run.
+"""What is drawn of many values: points of a line that looks the same, the range of a histogram.
 
 Nothing here knows charts.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["MOST_POINTS", "thinned"]
+__all__ = ["MOST_POINTS", "thinned", "usual_range"]
 
 #: A line has no more points than this; a screen has no more columns to show them in.
 MOST_POINTS = 1000
+# A few far outliers shall not press all others into one bin.
+_SHOWN_PART, _SHOWN_BEYOND = 0.99, 1.15
 _KEPT_OF_A_BUCKET = 3  # the least, the greatest, and one that is no number
 
 
@@ -41,3 +43,15 @@ def thinned(ys: Sequence[float | None], most: int = MOST_POINTS) -> list[int]:
         if len(known) < len(bucket):
             kept.add(next(i for i in bucket if (y := ys[i]) is None or not math.isfinite(y)))
     return sorted(kept)
+
+
+def usual_range(known: Sequence[float]) -> tuple[float, float]:
+    """Return where the bins of sorted values begin and end."""
+    if not known:
+        return 0.0, 1.0
+    usual = known[min(int(len(known) * _SHOWN_PART), len(known) - 1)]
+    low = known[0]
+    high = min(known[-1], low + (usual - low) * _SHOWN_BEYOND)
+    if high <= low:  # all alike
+        return low - (abs(low) or 1.0) * 0.05, high + (abs(high) or 1.0) * 0.05
+    return low, high

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
 from poprun_py.pages.chart import Chart
-from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines
+from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.pages.colours import NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
 from poprun_py.pages.wording import listed, milliseconds, number, seconds_of
@@ -152,14 +152,16 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
-    told = f"Instance {high[1]} has {number(high[0])} {unit} on average"
-    if len(means) > 1:
-        told += f", the fewest has instance {low[1]} with {number(low[0])}"
-    return lines(
+    least, most = number(low[0]), number(high[0])
+    told = f"Instance {high[1]} has {most} {unit} on average"
+    if least != most:
+        told += f", the most; instance {low[1]} has the fewest, {least}"
+    elif len(means) > 1:
+        told = f"Each instance has {most} {unit} on average"
+    return over_time(
         "Throughput of each instance",
         f"{told}. Compiling, validating and saving do not count.",
         series,
-        x="seconds since the run began",
         y=unit,
         marks=restarts(run, began),
         from_zero=True,

@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, points
+from poprun_py.pages.charts import (
+    Bars,
+    Line,
+    Mark,
+    Sample,
+    bars,
+    histogram,
+    lines,
+    over_time,
+    points,
+)
 from poprun_py.pages.thinning import MOST_POINTS
 
 NAN = math.nan
@@ -100,3 +110,16 @@ def test_an_instance_has_its_colour_in_every_chart():
     (drawn,) = lines("t", "s", [line], x="x", y="y").figure["data"]
     (counted,) = histogram("t", "s", [Sample("instance 3", [1, 2], 3)], x="x").figure["data"]
     assert drawn["line"]["color"] == counted["line"]["color"]
+
+
+@pytest.mark.parametrize(("seconds", "unit", "last"), [
+    (299.0, "seconds", 299.0), (600.0, "minutes", 10.0), (36_000.0, "hours", 10.0),
+])  # fmt: skip
+def test_time_has_the_unit_of_the_longest_line(seconds, unit, last):
+    series = [Line(name="a", xs=[0.0, seconds], ys=[1, 2]), Line(name="b", xs=[], ys=[])]
+    marks = [Mark(seconds / 2, "attempt 2"), Mark(7.0, "target", of_y=True)]
+    figure = over_time("t", "s", series, y="loss", marks=marks).figure
+    assert figure["layout"]["xaxis"]["title"]["text"] == f"{unit} since the run began"
+    assert figure["data"][0]["x"] == [0.0, last]
+    assert figure["layout"]["shapes"][0]["x0"] == last / 2
+    assert figure["layout"]["shapes"][1]["y0"] == 7.0
