@@ -6,6 +6,7 @@ and how is it run again. Pure: a recorded run in, HTML out. What a section shows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -170,12 +171,14 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
 
 
 def _samples_per_second(attempt: RecordedAttempt) -> float:
+    """Return the sum of the instances' means; nobody knows how long a program's first step took."""
     samples: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for record in attempt.steps:
-        samples[record.instance] = samples.get(record.instance, 0) + record.samples
-        seconds[record.instance] = seconds.get(record.instance, 0.0) + record.seconds
-    return sum(samples[i] / seconds[i] for i in samples if seconds[i] > 0)
+        if 0 < record.seconds < math.inf:
+            samples[record.instance] = samples.get(record.instance, 0) + record.samples
+            seconds[record.instance] = seconds.get(record.instance, 0.0) + record.seconds
+    return sum(samples[i] / seconds[i] for i in samples)
 
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:

@@ -10,6 +10,7 @@ import pytest
 from support.browser import CHROMIUM, open_browser
 from support.run_folders import BEGAN, a_plan, make_run
 
+from poprun_py.observation.records import StepRecord
 from poprun_py.pages.run_page import run_page
 from poprun_py.recording.page_file import page_text, write_page
 from poprun_py.runs import recorded_run
@@ -135,6 +136,21 @@ def test_badge_tells_how_the_run_ended(tmp_path, ending, badge):
     files = make_run(tmp_path, attempts=1, instances=2, steps=0)
     files.report.write_text(json.dumps(json.loads(files.report.read_text()) | ending))
     assert badge in page_text(files)
+
+
+def test_first_steps_whose_time_nobody_knows_do_not_count_as_speed(tmp_path):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=2)
+    lines = [
+        StepRecord(at=BEGAN + step, instance=instance, step=step, seconds=0.5 * (step > 1),
+                   own_seconds=0.5 * (step > 1), samples=100)
+        for instance in range(2) for step in (1, 2, 3)
+    ]  # fmt: skip
+    (tmp_path / "attempt-1" / "steps.jsonl").write_text(
+        "".join(json.dumps(each.to_json()) + "\n" for each in lines)
+    )
+    text = words(drawn(files))
+    assert "samples/s in total 400 600 samples in total" in text
+    assert "Each instance has 200 samples/s on average" in text
 
 
 def test_running_job(tmp_path):
