@@ -191,7 +191,9 @@ figure{padding:10px 8px 4px}}
 .scroll svg,.scroll img{max-width:100%;height:auto}h2{break-after:avoid}}
 """
 _NUMBER: Final = re.compile(r"[-+]?[\d.,]+( ?(%|x|[kMG]?i?B|ms|s|min|h|us|W))?|-|")
-_WITHOUT_SCRIPT: Final = "<noscript><p>Charts are drawn by JavaScript.</p></noscript>"
+# Else there would be room for charts that nobody draws.
+_WITHOUT_SCRIPT: Final = "<noscript><style>.plot{display:none}</style></noscript>"
+_NOT_DRAWN: Final = "<noscript><p>Charts are drawn by JavaScript.</p></noscript>"
 
 
 def page(
@@ -241,7 +243,7 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; {allowed}\
 style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"/>
 <title>{escaped(title)}</title>
-<style>{STYLE}{PAGE_LOOK}{_LOOK}</style>
+<style>{STYLE}{PAGE_LOOK}{_LOOK}</style>{_WITHOUT_SCRIPT if charts else ""}
 </head>
 <body>
 {lines}
@@ -375,7 +377,7 @@ def _scripts(charts: Sequence[Chart]) -> list[str]:
     # In JSON a letter may be written so, and then nothing in it ends the element.
     figures = figures.replace("<", "\\u003c")
     return [
-        _WITHOUT_SCRIPT,
+        _NOT_DRAWN,
         f'<script type="application/json" id="figures">{figures}</script>',
         f'<script type="text/plain" id="plotly">{packed_plotly()}</script>',
         f"<script>{DRAWING}</script>",

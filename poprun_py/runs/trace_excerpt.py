@@ -20,6 +20,8 @@ __all__ = ["Excerpt", "TraceSpan", "read_excerpt"]
 _MOST_BYTES: Final = 8 << 20
 _STEPS, _MOST_SPANS = 3, 1500
 _STEP: Final = '"name":"step"'
+# Spans that follow one another may overlap by what rounding adds, in microseconds.
+_ROUNDING: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def _between(lines: Sequence[str], begin: float, end: float) -> list[TraceSpan]:
         row = event["pid"], event["tid"]
         if row != last:
             ends, last = [], row
-        while ends and ends[-1] <= event["ts"]:
+        while ends and ends[-1] <= event["ts"] + _ROUNDING:
             ends.pop()
         first, after = max(begin, event["ts"]), min(end, event["ts"] + event["dur"])
         spans.append(

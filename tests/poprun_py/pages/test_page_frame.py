@@ -131,7 +131,8 @@ def test_figures_are_the_charts_in_order():
 def test_numbers_are_there_without_javascript():
     text = page("t", [Section("One", [chart("Loss", "It falls from 2 to 1.")])])
     assert "It falls from 2 to 1." in re.sub("<[^>]*>", "", text.partition("<script")[0])
-    assert "<noscript>" in text
+    assert "<noscript><style>.plot{display:none}</style></noscript>\n</head>" in text
+    assert "<noscript>" not in page("t", [Section("One", [Sentence("s")])])
 
 
 def test_contents_lead_to_the_sections():

@@ -53,6 +53,15 @@ def trace(num_steps: int = 9) -> list[dict]:
     return events
 
 
+def test_spans_that_follow_one_another_do_not_lie_within_one_another(tmp_path):
+    # 0.1 + 0.2 > 0.3
+    events = [span("step", 1, 1, 0.0, 10.0), span("update", 1, 2, 0.1, 0.2),
+              span("stage 0", 1, 2, 0.3, 5.0)]  # fmt: skip
+    write(tmp_path / "t.gz", events)
+    excerpt = read_excerpt(tmp_path / "t.gz")
+    assert [each.depth for each in excerpt.spans] == [0, 0, 0]
+
+
 def test_steps_of_the_middle(tmp_path):
     write(tmp_path / "t.gz", trace())
     excerpt = read_excerpt(tmp_path / "t.gz")
