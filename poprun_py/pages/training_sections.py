@@ -288,7 +288,8 @@ def _own_bars(times: Sequence[StepTimes]) -> Chart:
         f"the median instance {milliseconds(usual)}"
     )
     told += "; the others wait for it." if worst.is_slow(usual) else "."
-    shown = [each for each in times if each.instance in chosen(e.instance for e in times)]
+    drawn = {*chosen(each.instance for each in times), worst.instance}
+    shown = [each for each in times if each.instance in drawn]
     names = [f"instance {each.instance}" for each in shown]
     slow, own = (
         [each.own_median * 1e3 if each.is_slow(usual) is is_slow else None for each in shown]
@@ -337,8 +338,7 @@ def _histogram(
 
 
 def _table(times: Sequence[StepTimes]) -> Table:
-    worst = max(range(len(times)), key=lambda i: times[i].own_median)
-    is_slow = times[worst].is_slow(median([each.own_median for each in times]))
+    usual = median([each.own_median for each in times])
     return Table(
         "Step times",
         ("instance", "steps", "median", "p95", "longest", "median without waiting"),
@@ -353,7 +353,7 @@ def _table(times: Sequence[StepTimes]) -> Table:
             )
             for each in times
         ],
-        frozenset([worst] if is_slow else []),
+        frozenset(i for i, each in enumerate(times) if each.is_slow(usual)),
     )
 
 

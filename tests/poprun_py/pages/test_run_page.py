@@ -228,6 +228,22 @@ def test_many_instances_are_thinned(tmp_path):
     assert [len(each["data"]) for each in steps] == [8, 8]
 
 
+def test_slow_instance_of_many_is_drawn(tmp_path):
+    # Of 130 instances 64 are drawn, evenly: 0, 2, 4, 6, ..., and not 1.
+    files = make_run(tmp_path, attempts=1, instances=2, steps=2, planned=a_plan(2))
+    (tmp_path / "attempt-1" / "steps.jsonl").write_text("".join(
+        json.dumps(StepRecord(at=BEGAN + 1, instance=i, step=1, seconds=0.05, samples=1,
+                              own_seconds=0.05 if i == 1 else 0.02).to_json()) + "\n"
+        for i in range(130)
+    ))  # fmt: skip
+    page = drawn(files)
+    (waits,) = (f for f in figures(page) if f["data"][-1]["name"] == "waiting for others")
+    slow = waits["data"][1]
+    assert slow["name"] == "own time, slow"
+    assert [name for name, x in zip(slow["y"], slow["x"], strict=True) if x] == ["instance 1"]
+    assert page.count('<tr class="marked">') == 1
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
 def test_in_a_browser(tmp_path, whole):
     path = tmp_path / "report.html"
