@@ -35,16 +35,16 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
 
 def who_was_slow(runs: Sequence[Measured]) -> tuple[str, ...]:
     """Return which instance was slow, of the runs in which one stood out."""
-    found: dict[tuple[int, int], list[tuple[str, Slowest]]] = {}
+    found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
     for run in runs:
         if run.slowest is not None:
-            key = (run.instances, run.slowest.instance)
+            key = (run.program, run.instances, run.slowest.instance)
             found.setdefault(key, []).append((run.name, run.slowest))
     return tuple(
         f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): "
         f"{_ms([each.own_seconds for _, each in slow])} a step without waiting for others, "
         f"the median is {_ms([each.median_seconds for _, each in slow])}"
-        for (count, instance), slow in sorted(found.items(), key=lambda item: item[0])
+        for (_, count, instance), slow in found.items()
     )
 
 

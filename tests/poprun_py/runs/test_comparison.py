@@ -124,9 +124,11 @@ def test_equal_runs_need_no_remark():
 
 def test_who_was_slow_is_said_once_for_all_runs():
     runs = [run(name, instances=2, slowest=Slowest(1, 0.02, 0.01)) for name in "ab"]
-    assert who_was_slow([*runs, run("c", instances=2)]) == (
+    other = run("d", program=("other.py",), instances=2, slowest=Slowest(1, 0.03, 0.01))
+    assert who_was_slow([*runs, run("c", instances=2), other]) == (
         "instance 1 of 2 is slow (a, b): 20 ms a step without waiting for others, "
         "the median is 10 ms",
+        "instance 1 of 2 is slow (d): 30 ms a step without waiting for others, the median is 10 ms",
     )
 
 
