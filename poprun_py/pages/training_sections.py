@@ -135,9 +135,13 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
-    told = f"Instance {high[1]} has {number(high[0])} {unit} on average"
-    if len(means) > 1:
-        told += f", the fewest has instance {low[1]} with {number(low[0])}"
+    most, fewest = number(high[0]), number(low[0])
+    if most == fewest and len(means) > 1:
+        told = f"Each instance has {most} {unit} on average"
+    else:
+        told = f"Instance {high[1]} has {most} {unit} on average"
+        if len(means) > 1:
+            told += f", the fewest has instance {low[1]} with {fewest}"
     return lines(
         "Throughput of each instance",
         f"{told}. Compiling, validating and saving do not count.",
