@@ -36,6 +36,7 @@ from poprun_py.errors import UsageError
 from poprun_py.output.run_folder import run_id
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.runs.comparison import Comparison, compare
+from poprun_py.runs.fairness import who_was_slow
 from poprun_py.runs.run_files import DEFAULT_PARENT
 from poprun_py.runs.scaling import interleaved, parse_counts
 from poprun_py.terminal import can_print, print_error, print_out, print_warning, wants_colour
@@ -268,7 +269,7 @@ def _show(runs: MeasuredRuns, asked: _Asked, usual_page: Path, wanted: int) -> N
 
 
 def _comparison(runs: MeasuredRuns, wanted: int) -> Comparison:
-    remarks = list(runs.remarks)
+    remarks = [*who_was_slow(runs.measured), *runs.remarks]
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs are measured")
     return compare(runs.measured, grouped=True, remarks=remarks)

@@ -150,7 +150,7 @@ class JobObserver:
         self._epoch = epoch
         self._watched: dict[int, _Watched] = {}
         self._awaited: set[int] = set()
-        self._told: set[tuple[int, str]] = set()
+        self._told: dict[tuple[int, str], Straggler] = {}
         self._slow: Straggler | None = None
         self._next_look = float("inf")
         self._judge_at = float("inf")
@@ -280,7 +280,11 @@ class JobObserver:
         confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
         for straggler in confirmed.values():  # the slowest first
             self._tell_once(straggler)
-        self._slow = next(iter(confirmed.values()), self._slow)
+        if confirmed:
+            slow_now = next(iter(confirmed.values()))
+            told = self._told.get((slow_now.instance, slow_now.cause), slow_now)
+            # A later look may also be about the time in which the program ends.
+            self._slow = replace(slow_now, detail=told.detail)
 
     def _is_confirmed(self, index: int) -> bool:
         watched = self._watched[index]
@@ -291,5 +295,5 @@ class JobObserver:
         what = (straggler.instance, straggler.cause)
         is_known = any(index == straggler.instance for index, _ in self._told)
         if what not in self._told and (straggler.cause or not is_known):
-            self._told.add(what)
+            self._told[what] = straggler
             self._tell(straggler)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
+from poprun_py.observation.stragglers import stands_out
 from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines
 from poprun_py.pages.colours import NEUTRAL, series_colour
@@ -27,8 +28,6 @@ _WINDOWS = 200
 # More lines than these are no picture.
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
-# An instance that needs so much more than the median one stands out.
-_SLOW = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class StepTimes:
 
     def is_slow(self, usual: float) -> bool:
         """Tell whether it stands out, where the median instance needs ``usual`` seconds."""
-        return self.own_median > _SLOW * usual
+        return stands_out(self.own_median, usual)
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
@@ -136,9 +135,13 @@ def _throughput(run: RecordedRun, began: float) -> Chart:
         series.append(Line(name=f"instance {index}", xs=xs, ys=ys, index=index))
         means.append((_rate(records, has_samples=has_samples), index))
     low, high = min(means), max(means)
-    told = f"Instance {high[1]} has {number(high[0])} {unit} on average"
-    if len(means) > 1:
-        told += f", the fewest has instance {low[1]} with {number(low[0])}"
+    most, fewest = number(high[0]), number(low[0])
+    if most == fewest and len(means) > 1:
+        told = f"Each instance has {most} {unit} on average"
+    else:
+        told = f"Instance {high[1]} has {most} {unit} on average"
+        if len(means) > 1:
+            told += f", the fewest has instance {low[1]} with {fewest}"
     return lines(
         "Throughput of each instance",
         f"{told}. Compiling, validating and saving do not count.",

@@ -7,6 +7,7 @@ import re
 
 import pytest
 from support.browser import CHROMIUM, open_browser
+from support.made_runs import made_run
 from support.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.pages.run_page import run_page
@@ -77,6 +78,11 @@ def test_charts(whole):
     steps = loss["data"][0]["x"]
     assert (steps[0], steps[-1]) == (1, 700)
     assert sorted(steps) != steps
+
+
+def test_equal_throughput_is_said_of_each_instance(tmp_path):
+    even = words(drawn(made_run(tmp_path, "even", instances=2).files))
+    assert re.search(r"Each instance has [\d.]+ samples/s on average\. Compiling", even)
 
 
 def test_figures_are_accepted_by_plotly(whole):
