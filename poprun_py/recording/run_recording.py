@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poprun_py.command_name import command_name
 from poprun_py.console import Console
 from poprun_py.errors import LaunchError, explain_os_error
 from poprun_py.output.program_files import FilePlace
@@ -122,8 +123,8 @@ class RunRecording:
         """Make the trace of a job that has ended."""
         try:
             merged = self._timeline.finish()
-        except OSError as error:
-            reason = explain_os_error(error, "the timeline cannot be written")
+        except (OSError, KeyboardInterrupt) as error:  # the job has ended: its end counts
+            reason = _explain(error, "the timeline")
             folders = shlex.join(map(str, self._timeline.keep()))
             self._console.warn(
                 f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left"
@@ -149,7 +150,16 @@ class RunRecording:
 
             path = write_page(RunFiles(Path(self._record.folder.path).resolve()))
             self._console.log(f"the page of the run is {path}")
-        except OSError as error:
-            self._console.warn(explain_os_error(error, "the page of the run cannot be written"))
+        except (OSError, KeyboardInterrupt) as error:
+            reason = _explain(error, "the page of the run")
+            folder = shlex.quote(str(self._record.folder.path))
+            self._console.warn(f"{reason}; {command_name()} report {folder} writes it")
         except Exception as error:  # whatever its files hold
             self._console.warn(f"the page of the run cannot be written ({error})")
+
+
+def _explain(error: OSError | KeyboardInterrupt, what: str) -> str:
+    """Return why something was not written: it could not be, or nobody wanted to wait."""
+    if isinstance(error, OSError):
+        return explain_os_error(error, f"{what} cannot be written")
+    return f"{what} is not written: interrupted"
