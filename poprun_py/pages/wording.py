@@ -12,7 +12,6 @@ __all__ = [
     "milliseconds",
     "moment_text",
     "number",
-    "seconds_of",
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -49,14 +48,6 @@ def bytes_text(count: float) -> str:
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
     return f"{number(count)} {_UNITS[unit]}"
-
-
-def seconds_of(moment: object) -> float | None:
-    """Return a time of a report (ISO 8601) in seconds since the epoch; None if it is none."""
-    try:
-        return datetime.fromisoformat(str(moment)).timestamp()
-    except ValueError:
-        return None
 
 
 def moment_text(moment: object) -> str:
