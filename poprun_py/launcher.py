@@ -210,7 +210,7 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
             attempts.run, config.max_restarts, attempts.failed, attempts.pause
         )
         recording.finish(result)
-    return replace(result, run_id=recording.run_id)
+    return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
 
 
 def _require_main_thread() -> None:

@@ -80,7 +80,9 @@ class MeasuredRuns:
             self._remark("runs were ended by --timeout; their speed until then counts")
         self.measured.append(measured)
         self._end_progress(f"{title}: {_told(measured)}")
-        return True
+        if result.was_interrupted:
+            self.exit_code = 130
+        return not result.was_interrupted
 
     def _launch(self, planned: LaunchPlan) -> LaunchResult:
         """Run a plan whose instances are not shown: their files have everything."""

@@ -56,12 +56,16 @@ class RunRecording:
         planned: what runs.
         console: takes what became of it.
 
+    Attributes:
+        was_interrupted: whether Ctrl-C came while something was written at the end.
+
     Raises:
         UsageError: the user's name for the run, its folder, a file, or a port cannot be used.
         StartError: a process that takes the numbers cannot be started.
     """
 
     def __init__(self, planned: LaunchPlan, console: Console) -> None:
+        self.was_interrupted = False
         self._console = console
         with contextlib.ExitStack() as opened:
             self._metrics = _metrics_of(planned)
@@ -148,7 +152,7 @@ class RunRecording:
         try:
             merged = self._timeline.finish()
         except (OSError, KeyboardInterrupt) as error:  # the job has ended: its end counts
-            reason = _explain(error, "the timeline")
+            reason = self._explain(error, "the timeline")
             folders = shlex.join(map(str, self._timeline.keep()))
             self._console.warn(
                 f"{reason}; python -m popdist_py.timeline {folders} makes it of what is left"
@@ -175,11 +179,18 @@ class RunRecording:
             path = write_page(RunFiles(Path(self._record.folder.path).resolve()))
             self._console.log(f"the page of the run is {path}")
         except (OSError, KeyboardInterrupt) as error:
-            reason = _explain(error, "the page of the run")
+            reason = self._explain(error, "the page of the run")
             folder = shlex.quote(str(self._record.folder.path))
             self._console.warn(f"{reason}; {command_name()} report {folder} writes it")
         except Exception as error:  # whatever its files hold
             self._console.warn(f"the page of the run cannot be written ({error})")
+
+    def _explain(self, error: OSError | KeyboardInterrupt, what: str) -> str:
+        """Return why something was not written: it could not be, or nobody wanted to wait."""
+        if isinstance(error, OSError):
+            return explain_os_error(error, f"{what} cannot be written")
+        self.was_interrupted = True
+        return f"{what} is not written: interrupted"
 
 
 def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
@@ -193,10 +204,3 @@ def _metrics_of(planned: LaunchPlan) -> JobMetrics | None:
     from poprun_py.recording.job_metrics import JobMetrics
 
     return JobMetrics(planned)
-
-
-def _explain(error: OSError | KeyboardInterrupt, what: str) -> str:
-    """Return why something was not written: it could not be, or nobody wanted to wait."""
-    if isinstance(error, OSError):
-        return explain_os_error(error, f"{what} cannot be written")
-    return f"{what} is not written: interrupted"

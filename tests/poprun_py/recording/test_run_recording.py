@@ -80,4 +80,5 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
     assert console.warned == [warning.format(name=command_name(), run=tmp_path / "mine")]
     report = json.loads((tmp_path / "mine" / "report.json").read_text())
     assert (report["state"], report["exit_code"]) == ("ended", 0)
+    assert recording.was_interrupted
     RunRecording(plan, console).close()  # the run's folder is free
