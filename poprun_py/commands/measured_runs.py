@@ -67,8 +67,9 @@ class MeasuredRuns:
         Raises:
             StartError: it could not start.
         """
-        count = planned.topology.num_instances
-        title = f"{place} {count} {'instance' if count == 1 else 'instances'}"
+        from poprun_py.views.drawing import counted
+
+        title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         self._show_progress(title)
         result = self._launch(planned)
         measured = measure(read_run(RunFiles(self._folder / result.run_id)))
@@ -127,7 +128,8 @@ class MeasuredRuns:
 
 def _told(measured: Measured) -> str:
     """Return the speed of a run in a few words."""
-    from poprun_py.views.comparison_table import milliseconds, number
+    from poprun_py.views.comparison_table import milliseconds
+    from poprun_py.views.drawing import number
 
     parts = []
     if measured.samples_per_second is not None:

@@ -45,6 +45,7 @@ from poprun_py.terminal import (
     print_warning,
     wants_colour,
 )
+from poprun_py.views.drawing import counted
 
 __all__ = ["SCALE", "main"]
 
@@ -136,7 +137,7 @@ def main(words: Sequence[str]) -> int:
     folder = Path(config.output_dir or DEFAULT_PARENT)
     todo = interleaved(prefix, asked.counts, asked.repeats)
     program = " ".join(asked.values["program"])
-    count = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
+    count = counted(len(todo), "run")
     print_error(f"{command_name()}: {count} of {program} in {folder}/{prefix}-*")
     _leave_the_keyboard()
     gc.enable()

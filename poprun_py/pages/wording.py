@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
+
+from poprun_py.views.drawing import number
 
 __all__ = [
     "bytes_text",
@@ -15,15 +16,6 @@ __all__ = [
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def number(value: float) -> str:
-    """Return a number with three digits that count, or more before the point: ``12,345``."""
-    if not math.isfinite(value):
-        return str(value)
-    if abs(value) >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def milliseconds(seconds: float) -> str:
