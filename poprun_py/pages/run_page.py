@@ -19,6 +19,7 @@ from poprun_py.pages.machine_sections import (
 )
 from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, page
 from poprun_py.pages.wording import duration, milliseconds, moment_text, number
+from poprun_py.planning.user_program import short_name
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 
 if TYPE_CHECKING:
@@ -99,9 +100,7 @@ def _program(run: RecordedRun, view: JobView | None) -> str:
     """Return what people call the program: its script."""
     if view is not None and view.program:
         return view.program
-    words = [str(word) for word in run.report.get("program") or ("program",)]
-    scripts = (word for word in words[:3] if word.endswith((".py", ".sh")))
-    return next(scripts, words[0]).rpartition("/")[2]
+    return short_name(tuple(map(str, run.report.get("program") or ("program",))))
 
 
 def _lead(run: RecordedRun, made_at: str) -> str:
