@@ -18,8 +18,9 @@ from poprun_py.pages.machine_sections import (
     rerun_section,
 )
 from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, page
-from poprun_py.pages.wording import duration, milliseconds, moment_text, number, seconds_of
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.pages.wording import duration, milliseconds, moment_text, number
+from poprun_py.planning.user_program import short_name
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 
 if TYPE_CHECKING:
     from poprun_py.pages.training_sections import StepTimes
@@ -41,7 +42,7 @@ def run_page(run: RecordedRun, made_at: str, excerpt: Excerpt | None = None) -> 
         made_at: when this is, as reports write times.
         excerpt: some steps of its timeline.
     """
-    began = seconds_of(run.report.get("began_at"))
+    began = moment_of(run.report.get("began_at"))
     if began is None:
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
     view = _last_view(run)
@@ -99,17 +100,15 @@ def _program(run: RecordedRun, view: JobView | None) -> str:
     """Return what people call the program: its script."""
     if view is not None and view.program:
         return view.program
-    words = [str(word) for word in run.report.get("program") or ("program",)]
-    scripts = (word for word in words[:3] if word.endswith((".py", ".sh")))
-    return next(scripts, words[0]).rpartition("/")[2]
+    return short_name(tuple(map(str, run.report.get("program") or ("program",))))
 
 
 def _lead(run: RecordedRun, made_at: str) -> str:
     """Say how the run ended, when it began, and how long it took."""
     report = run.report
-    began, ended = seconds_of(report.get("began_at")), seconds_of(report.get("ended_at"))
+    began, ended = moment_of(report.get("began_at")), moment_of(report.get("ended_at"))
     if report.get("state") == "running":
-        ended = seconds_of(made_at)
+        ended = moment_of(made_at)
         how = "Running"
     else:
         code: Any = report.get("exit_code")

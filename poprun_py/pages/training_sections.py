@@ -18,8 +18,8 @@ from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines
 from poprun_py.pages.colours import NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
-from poprun_py.pages.wording import listed, milliseconds, number, seconds_of
-from poprun_py.runs.recorded_run import RecordedRun
+from poprun_py.pages.wording import listed, milliseconds, number
+from poprun_py.runs.recorded_run import RecordedRun, moment_of
 
 __all__ = ["StepTimes", "chosen", "restarts", "step_times", "time_sections", "training_section"]
 
@@ -85,7 +85,7 @@ def restarts(run: RecordedRun, began: float) -> list[Mark]:
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
-        if (at := seconds_of(attempt.report.get("began_at"))) is not None
+        if (at := moment_of(attempt.report.get("began_at"))) is not None
     ]
 
 

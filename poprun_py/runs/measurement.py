@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -22,10 +21,10 @@ from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
 from poprun_py.observation.stragglers import stands_out
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.runs.targets import Target, losses, reached_at
 
-__all__ = ["Measured", "Slowest", "began_at", "measure", "moment_of"]
+__all__ = ["Measured", "Slowest", "began_at", "measure"]
 
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
@@ -174,14 +173,6 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
 def began_at(run: RecordedRun) -> float | None:
     """Return when a run began, in seconds since the epoch; None if its report does not tell."""
     return moment_of(run.report.get("began_at"))
-
-
-def moment_of(text: object) -> float | None:
-    """Return a time that a report names, in seconds since the epoch; None if it is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
-        return None
 
 
 # --- speed --------------------------------------------------------------------------------------

@@ -226,6 +226,22 @@ def test_steps_and_looks_are_recorded_until_the_end(job):
     assert [each.phase for each in view.instances] == ["ended"] * 3
 
 
+def test_an_end_that_was_told_before_the_question_came_moves_no_step(job):
+    """The launcher was busy: the question of 2.0 s crosses the end of 0.5 s, read at 2.1 s."""
+    job.observer.on_time(2.0)
+    job.observer.ended(0, with_steps(message(0.5, 1), 0.25), 2.1)
+    job.observer.observed(1, with_steps(message(2.0, 1), 0.25), 2.1)
+    first, second = job.records.taken
+    # No more is known than that the end was told before it came.
+    assert (first.at, second.at) == pytest.approx((1001.85, 1000.35))
+    job = new_job(Pace(between=2.0, first=1.0))
+    job.observer.on_time(1.0)
+    job.observer.observed(0, with_steps(message(1.0, 1), 0.25), 1.0)
+    job.observer.on_time(3.0)
+    job.observer.ended(0, with_steps(message(1.5, 2), 1.25, first=2), 3.1)
+    assert [each.at for each in job.records.taken] == pytest.approx([1000.25, 1001.25])
+
+
 def test_of_a_job_that_never_began_nothing_is_recorded():
     said = SimpleNamespace(records=Records())
     observer = JobObserver(

@@ -162,6 +162,14 @@ def test_damaged_files_leave_out_what_they_held(tmp_path, name, text):
     assert "Environment" in titles(drawn(files))
 
 
+def test_a_module_that_nobody_looked_at_has_its_name(tmp_path):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=20)
+    (tmp_path / "attempt-1" / "looks.jsonl").unlink()
+    program = {"program": ["python3", "-m", "package.train"], "attempts": [{"number": 1}]}
+    files.report.write_text(json.dumps(json.loads(files.report.read_text()) | program))
+    assert "<title>-m package.train: " in page_text(files)
+
+
 @pytest.mark.parametrize("report", [
     {"attempts": [{"number": 1}]}, {"attempts": []},
     {"attempts": [{"number": 1, "cause": "failed"}]},

@@ -9,8 +9,8 @@ from support.made_runs import MadeAttempt, made_run
 
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.job_view import JobView
-from poprun_py.runs.measurement import Slowest, measure, moment_of
-from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.measurement import Slowest, measure
+from poprun_py.runs.recorded_run import moment_of, read_run
 from poprun_py.runs.targets import Target
 
 
