@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.command_name import command_name
-from poprun_py.config.metrics_destinations import WANDB, read_destinations
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError
 from poprun_py.hosts.host_list import Host
@@ -20,7 +19,6 @@ from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name, standard_input
 from poprun_py.planning.variables import attempt_variables
-from poprun_py.recording.job_metrics import WANDB_GROUP, wandb_group
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
 from poprun_py.supervision.restart import pause
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
@@ -120,10 +118,8 @@ def job_of(
     everywhere = {
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
+        **recorded.variables,
     }
-    if any(each.tool == WANDB for each in read_destinations(config.metrics_to)):
-        # The program's own runs of Weights & Biases join that of the launcher.
-        everywhere[WANDB_GROUP] = wandb_group(planned.environ, run_id)
     reader = config.stdin_instance
     is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(

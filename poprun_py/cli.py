@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from poprun_py.command_name import command_name
@@ -28,7 +27,6 @@ from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 from poprun_py.terminal import (
     Terminal,
     UnwritableError,
-    can_print,
     flush_stdout,
     open_closed_descriptors,
     print_any_text,
@@ -36,13 +34,11 @@ from poprun_py.terminal import (
     print_out,
     print_problem,
     print_warning,
-    wants_colour,
 )
 
 if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.supervisor import LaunchResult
-    from poprun_py.views.drawing import Look
 
 __all__ = ["main", "run"]
 
@@ -141,7 +137,9 @@ def _run(values: dict[str, Any]) -> int:
     _check_plan_alone(values)
     config = _configuration(values)
     if config.export_config is not None:
-        _export_config(config)
+        from poprun_py.inspections import export_config
+
+        export_config(config)
     return _launch(config)
 
 
@@ -172,48 +170,26 @@ def _configuration(values: dict[str, Any]) -> LaunchConfig:
     return gathered.config
 
 
-def _export_config(config: LaunchConfig) -> None:
-    from poprun_py.config.files import dump_config
-
-    assert config.export_config is not None
-    path = Path(config.export_config)
-    text = dump_config(config, config.export_config)
-    option = config.named("export_config")
-    if path.exists() and not config.overwrite_config:
-        raise UsageError(
-            f"{option} {path}: the file exists; name another or add --overwrite-config yes"
-        )
-    _write_private(path, text, option)
-
-
-def _write_private(path: Path, text: str, option: str) -> None:
-    """Write a file that only its owner can read."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror}") from None
-
-
 def _launch(config: LaunchConfig) -> int:
     """Show what was asked for, then run unless only that was wanted."""
-    if config.stacks is not None:
-        from poprun_py.supervision.inspection import ask
+    from poprun_py import inspections
 
-        if stacks := ask(config.stacks):
-            print_out(stacks.removesuffix("\n"))
+    if config.stacks is not None:
+        inspections.print_stacks(config.stacks)
         return 0
     if config.status is not None:
-        return _print_status(config)
+        return inspections.print_status(config)
     if config.check:
-        return _check_hosts(config)
+        return inspections.print_check(config)
     if config.print_hardware is not None:
-        _print_hardware(config)
+        inspections.print_hardware(config)
+        flush_stdout()
         if not config.program and config.from_plan is None:
             return 0
     planned = _plan(config)
-    inspected = _inspect(config, planned)
+    inspected = inspections.is_inspected(config)
+    if inspected:
+        inspections.show_plan(config, planned)
     is_only_saved = config.export_plan is not None and not config.run
     has_no_job = inspected and not planned.config.program and not config.run
     if config.dry_run or config.prints_file or is_only_saved or has_no_job:
@@ -269,48 +245,6 @@ def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
             print_error(f"{command_name()}: {line}")
 
 
-def _print_status(config: LaunchConfig) -> int:
-    """Print how the instances of a running job are doing."""
-    import json
-
-    from poprun_py.observation.job_view import JobView, table_lines
-    from poprun_py.supervision.inspection import NEWEST, ask_status
-
-    job = config.status
-    assert job is not None
-    if job == NEWEST and len(config.program) == 1:
-        job = config.program[0]  # without the equals sign
-    status, others = ask_status(job)
-    if config.status_format == "json":
-        print_out(json.dumps(status, indent=2))
-        return 0
-    # A pipe gets whole lines, a terminal what fits.
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 200
-    lines = table_lines(JobView.from_json(status), width=width, colour=wants_colour())
-    text = "\n".join(lines)
-    print_out(text if can_print(text) else text.replace("─", "-"))
-    if others:
-        pids = ", ".join(map(str, others))
-        print_error(f"{command_name()}: other jobs run too: --status={pids}")
-    return 0
-
-
-def _check_hosts(config: LaunchConfig) -> int:
-    """Print the table of --check; a red cell is a launch that could not start."""
-    from poprun_py.hosts.survey import check_hosts
-    from poprun_py.planning.inputs import Purpose, gather_inputs
-    from poprun_py.planning.user_program import resolve_program
-    from poprun_py.views.check_table import check_table
-
-    config = replace(config, program=resolve_program(config.program))
-    inputs = gather_inputs(config, os.environ, Purpose.CHECK)
-    checked = check_hosts(
-        config, inputs.hosts, mpirun=inputs.installed_mpi.path, environ=inputs.environ
-    )
-    print_out(check_table(checked, colour=wants_colour()))
-    return 0 if checked.is_well else StartError.exit_code
-
-
 def _plan(config: LaunchConfig) -> LaunchPlan:
     """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
     has_no_program = not config.program and config.from_plan is None
@@ -345,98 +279,3 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
     return plan_from_json(data, os.environ)
-
-
-def _inspect(config: LaunchConfig, planned: LaunchPlan) -> bool:
-    """Print what the inspection options ask for; tells whether there was any."""
-    if config.export_plan == "-":
-        # Standard output is then a file of JSON: nothing else goes there.
-        _export_plan("-", "", planned)
-        return True
-    form = config.print_topology
-    if form == "no" and (config.dry_run or config.verbosity >= 2):
-        form = "yes"
-    if form != "no":
-        print_out(_topology(form, planned))
-    if config.export_plan is not None:
-        _export_plan(config.export_plan, config.named("export_plan"), planned)
-    if config.dry_run and not config.prints_file:
-        from poprun_py.views.command_text import folded
-
-        print_out(folded(planned.command))
-    flush_stdout()
-    return form != "no" or config.export_plan is not None
-
-
-def _topology(form: str, planned: LaunchPlan) -> str:
-    """Return the topology in one of its forms."""
-    from poprun_py.views import topology_text
-
-    if form == "tree":
-        from poprun_py.views.topology_tree import topology_tree
-
-        return topology_tree(planned, _look())
-    if form == "svg":
-        from poprun_py.views.plan_picture import plan_picture
-
-        return plan_picture(planned)
-    if form == "html":
-        from poprun_py.views.plan_page import plan_page
-
-        return plan_page(planned)
-    if form == "cores":
-        return topology_text.core_pictures(planned, _look())
-    if form == "json":
-        return topology_text.topology_json(planned)
-    width = _look().width
-    is_large = planned.topology.num_replicas > topology_text.UNASKED_REPLICAS
-    if width is None and is_large and planned.config.print_topology == "no":
-        width = topology_text.UNASKED_WIDTH
-    return topology_text.topology_table(planned.topology, max_width=width)
-
-
-def _look() -> Look:
-    """Return how pictures are drawn on standard output."""
-    from poprun_py.views.drawing import BOX_CHARACTERS, Look
-
-    return Look(
-        colour=wants_colour(),
-        box_lines=can_print(BOX_CHARACTERS),
-        width=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
-    )
-
-
-def _export_plan(path: str, option: str, planned: LaunchPlan) -> None:
-    import json
-
-    from poprun_py.planning.plan_file import plan_to_json, portable
-
-    text = json.dumps(plan_to_json(portable(planned)), indent=2)
-    if path == "-":
-        print_out(text)
-    else:
-        _write_private(Path(path), text + "\n", option)
-
-
-def _print_hardware(config: LaunchConfig) -> None:
-    import json
-
-    from poprun_py.planning.inputs import Purpose, gather_inputs
-    from poprun_py.views.hardware_table import hardware_table
-
-    look = _look()
-    inputs = gather_inputs(config, os.environ, Purpose.HARDWARE)
-    hosts = inputs.hosts
-    machines = [(h, m) for h, m in zip(hosts, inputs.machines, strict=True) if m is not None]
-    if config.print_hardware == "json":
-        document = (
-            machines[0][1].to_json()
-            if len(hosts) == 1 and machines
-            else {"hosts": {host.name: machine.to_json() for host, machine in machines}}
-        )
-        print_out(json.dumps(document, indent=2))
-        return
-    for host, machine in machines:
-        if len(hosts) > 1:
-            print_out(look.paint(f"{host.name}:", "host"))
-        print_out(hardware_table(machine, look))

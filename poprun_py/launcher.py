@@ -10,16 +10,11 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from poprun_py.attempts import Attempts
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks, Console, Log
-from poprun_py.errors import (
-    StartError,
-    TimeLimitError,
-    UsageError,
-)
+from poprun_py.errors import StartError, TimeLimitError, UsageError
 from poprun_py.hosts.host_list import Host
 from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
@@ -31,9 +26,6 @@ from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.recording.run_recording import RunRecording
 from poprun_py.supervision.restart import lost_hosts, run_with_restarts
 from poprun_py.supervision.supervisor import LaunchResult
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Console", "launch", "plan", "run"]
 
@@ -218,7 +210,7 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
             attempts.run, config.max_restarts, attempts.failed, attempts.pause
         )
         recording.finish(result)
-    return replace(result, run_id=recording.run_id)
+    return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
 
 
 def _require_main_thread() -> None:

@@ -36,6 +36,7 @@ from popdist_py.timeline.trace_events import (
     Event,
     Rows,
     flow_events,
+    most_waited_for,
     process_events,
     span_events,
 )
@@ -89,6 +90,9 @@ class Merged:
         clock_error: nanoseconds by which moments of different hosts may be wrong.
         spans_hosts: whether there were several clocks.
         troubles: what could not be read, in words.
+        waited_for: the instance that the others waited for longer than for all else; empty if
+            there is none.
+        waited: nanoseconds for which others waited for it.
     """
 
     path: Path
@@ -97,6 +101,8 @@ class Merged:
     clock_error: int
     spans_hosts: bool = False
     troubles: tuple[str, ...] = ()
+    waited_for: str = ""
+    waited: int = 0
 
 
 @dataclass(slots=True)
@@ -106,6 +112,8 @@ class _Counts:
     spans: int = 0
     dropped: int = 0
     troubles: list[str] = field(default_factory=list)
+    waited_for: str = ""
+    waited: int = 0
 
 
 def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
@@ -134,6 +142,8 @@ def merge_files(instances: Sequence[Instance], path: Path) -> Merged:
         clock_error=max(errors, default=0),
         spans_hosts=any(instance.clock != LOCAL for instance in instances),
         troubles=tuple(counts.troubles),
+        waited_for=counts.waited_for,
+        waited=counts.waited,
     )
 
 
@@ -168,6 +178,9 @@ def _events(instances: Sequence[Instance], counts: _Counts) -> Iterator[Event]:
         yield from _instance_events(instance, process, rows, calls, counts, origin)
         yield from rows.events()
     yield from flow_events(calls)
+    if found := most_waited_for(calls):
+        process, counts.waited = found
+        counts.waited_for = instances[process - 1].label
 
 
 def _instance_events(

@@ -17,7 +17,16 @@ from typing import Any, Final
 
 from popdist_py.timeline.span_file import Span
 
-__all__ = ["Call", "Event", "Rows", "flow_events", "lanes", "process_events", "span_events"]
+__all__ = [
+    "Call",
+    "Event",
+    "Rows",
+    "flow_events",
+    "lanes",
+    "most_waited_for",
+    "process_events",
+    "span_events",
+]
 
 Event = dict[str, Any]
 
@@ -194,16 +203,12 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
 
     It begins where the first one arrived and ends at the one for which all the others waited.
     """
-    groups: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
-    for call in calls:
-        groups[call.key].append(call)
-    for identity, (key, members) in enumerate(groups.items(), start=1):
-        members.sort(key=lambda call: call.begin)
+    for identity, members in enumerate(_by_arrival(calls), start=1):
         last = len(members) - 1
         for place, call in enumerate(members if last else ()):
             event: Event = {
                 "ph": "s" if place == 0 else "f" if place == last else "t",
-                "name": key[1],
+                "name": call.key[1],
                 "cat": "call",
                 "id": identity,
                 "pid": call.process,
@@ -213,3 +218,33 @@ def flow_events(calls: Iterable[Call]) -> Iterator[Event]:
             if place == last:
                 event["bp"] = "e"  # to the span that is open then, not to the next
             yield event
+
+
+def most_waited_for(calls: Iterable[Call]) -> tuple[int, int] | None:
+    """Return the process that the others waited for most of the time, and for how long.
+
+    The first call of each name is left out: instances do not start at the same time.
+
+    Returns:
+        The process and the nanoseconds from the first arrival to its own, over all calls; None if
+        none was waited for longer than all others together.
+    """
+    waits: dict[int, int] = defaultdict(int)
+    seen: set[tuple[Any, ...]] = set()
+    for members in sorted(_by_arrival(calls), key=lambda members: members[-1].begin):
+        name = members[0].key[:2]  # with the attempt
+        if name in seen:
+            waits[members[-1].process] += members[-1].begin - members[0].begin
+        seen.add(name)
+    process = max(waits, key=lambda each: waits[each], default=None)
+    if process is None or 2 * waits[process] <= sum(waits.values()):
+        return None
+    return process, waits[process]
+
+
+def _by_arrival(calls: Iterable[Call]) -> list[list[Call]]:
+    """Return each call as the instances made it, the first to arrive first."""
+    groups: dict[tuple[Any, ...], list[Call]] = defaultdict(list)
+    for call in calls:
+        groups[call.key].append(call)
+    return [sorted(members, key=lambda call: call.begin) for members in groups.values()]

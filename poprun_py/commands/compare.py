@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +21,7 @@ from poprun_py.commands.words import (
 )
 from poprun_py.errors import UsageError
 from poprun_py.runs.comparison import Comparison, compare
-from poprun_py.runs.fairness import remarks_on
+from poprun_py.runs.fairness import remarks_on, who_was_slow
 from poprun_py.runs.measurement import measure
 from poprun_py.runs.recorded_run import RecordedRun, read_run
 from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
@@ -131,7 +133,16 @@ def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:
             raise UsageError(f"{found[files.folder]} and {name} are the same run: give it once")
         found[files.folder] = name
         runs.append(read_run(files))
-    return runs
+    return _told_apart(runs, names)
+
+
+def _told_apart(runs: Sequence[RecordedRun], names: Sequence[str]) -> list[RecordedRun]:
+    """Return the runs, those of the same name, such as a copied folder, as the user calls them."""
+    many = {name for name, times in Counter(run.run_id for run in runs).items() if times > 1}
+    return [
+        replace(run, report={**run.report, "run_id": name}) if run.run_id in many else run
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
 def _compare(
@@ -143,5 +154,5 @@ def _compare(
         measured,
         target=target,
         grouped=values["group"],
-        remarks=(*remarks_on(measured), *troubles),
+        remarks=(*who_was_slow(measured), *remarks_on(measured), *troubles),
     )

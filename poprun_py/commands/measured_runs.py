@@ -67,8 +67,9 @@ class MeasuredRuns:
         Raises:
             StartError: it could not start.
         """
-        count = planned.topology.num_instances
-        title = f"{place} {count} {'instance' if count == 1 else 'instances'}"
+        from poprun_py.views.drawing import counted
+
+        title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         self._show_progress(title)
         result = self._launch(planned)
         measured = measure(read_run(RunFiles(self._folder / result.run_id)))
@@ -80,7 +81,9 @@ class MeasuredRuns:
             self._remark("runs were ended by --timeout; their speed until then counts")
         self.measured.append(measured)
         self._end_progress(f"{title}: {_told(measured)}")
-        return True
+        if result.was_interrupted:
+            self.exit_code = 130
+        return not result.was_interrupted
 
     def _launch(self, planned: LaunchPlan) -> LaunchResult:
         """Run a plan whose instances are not shown: their files have everything."""
@@ -125,7 +128,8 @@ class MeasuredRuns:
 
 def _told(measured: Measured) -> str:
     """Return the speed of a run in a few words."""
-    from poprun_py.views.comparison_table import milliseconds, number
+    from poprun_py.views.comparison_table import milliseconds
+    from poprun_py.views.drawing import number
 
     parts = []
     if measured.samples_per_second is not None:

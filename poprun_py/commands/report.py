@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import click
 
-from poprun_py.command_name import command_name
+from poprun_py.commands.words import HELP, read_words
 from poprun_py.errors import UsageError
 from poprun_py.recording.page_file import page_text, write_page
 from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
@@ -18,8 +19,14 @@ from poprun_py.terminal import print_out, print_warning
 
 __all__ = ["REPORT", "main"]
 
-_STDOUT = "-"
-_EXAMPLES = """
+_STDOUT: Final = "-"
+_HELP: Final = """Write RUN as a page: throughput, loss, step times, who was slow, memory,
+placement, causes.
+
+RUN is the folder of a run, or its name in --output-dir; latest is the newest one. It may still be
+running. Every job with --output-dir writes its page itself when it ends. The page is one file that
+needs no network: send it to a colleague, or keep it with the results.
+
 \b
 Examples:
   poprun-py --output-dir runs -n 2 train.py     a job; its page is written at its end
@@ -27,41 +34,46 @@ Examples:
   poprun-py report --open latest                and show it
   poprun-py report -o today.html runs/20260131-120000-1a2b3c
 """
-
-
-@click.command(
+REPORT: Final = click.Command(
     "report",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog=_EXAMPLES,
+    help=_HELP,
+    add_help_option=False,
+    params=[
+        click.Argument(["run"], metavar="RUN"),
+        click.Option(
+            ["-o", "--output"],
+            metavar="FILE",
+            help="Where to write the page; - is standard output. Unset: report.html in RUN.",
+        ),
+        click.Option(
+            ["--output-dir", "parent"],
+            metavar="DIR",
+            default=DEFAULT_PARENT,
+            show_default=True,
+            help="Where runs are that are given by name.",
+        ),
+        click.Option(["--open", "is_opened"], is_flag=True, help="Show the page in the browser."),
+        HELP,
+    ],
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Where to write the page; - is standard output.  [default: report.html in RUN]",
-)
-@click.option(
-    "--output-dir",
-    metavar="DIR",
-    default=DEFAULT_PARENT,
-    show_default=True,
-    help="Where runs are that are given by name.",
-)
-@click.option("--open", "is_opened", is_flag=True, help="Show the page in the browser.")
-@click.argument("run")
-def REPORT(*, run: str, output: str | None, output_dir: str, is_opened: bool) -> None:
-    """Write RUN as a page: throughput, loss, step times, who was slow, memory, placement, causes.
 
-    RUN is the folder of a run, or the name of one in --output-dir; latest is the newest. It may
-    still be running. Every job with --output-dir writes its page itself when it ends. The page is
-    one file that needs no network: send it to a colleague, or keep it with the results.
+
+def main(words: Sequence[str]) -> int:
+    """Write the page of a run and return the exit code.
+
+    Raises:
+        UsageError: a word is not accepted, there is no such run, or the page cannot be written.
     """
-    files = find_run(run, output_dir)
+    values = read_words(REPORT, words)
+    if values is None:
+        return 0
+    output = values["output"]
+    files = find_run(values["run"], values["parent"])
     if output == _STDOUT:
-        if is_opened:
+        if values["is_opened"]:
             raise UsageError("--open shows a file: give --output a path, or leave it out")
         print_out(page_text(files, Path()))
-        return
+        return 0
     path = None if output is None else _file(output)
     try:
         written = write_page(files, path).resolve()
@@ -70,8 +82,9 @@ def REPORT(*, run: str, output: str | None, output_dir: str, is_opened: bool) ->
             f"--output {path or files.page}: {error.strerror}; name a file that can be written"
         ) from None
     print_out(str(written))
-    if is_opened:
+    if values["is_opened"]:
         _open(written)
+    return 0
 
 
 def _file(output: str) -> Path:
@@ -94,20 +107,3 @@ def _open(page: Path) -> None:
 
     if not webbrowser.open(page.as_uri()):
         print_warning("no browser can be started here; open the page yourself")
-
-
-def main(words: Sequence[str]) -> int:
-    """Do what ``words`` ask for and return the exit code.
-
-    Raises:
-        UsageError: they are no words of this command, or there is no such run.
-    """
-    try:
-        REPORT.main(list(words), prog_name=f"{command_name()} report", standalone_mode=False)
-    except click.ClickException as error:
-        raise UsageError(
-            f"{error.format_message().rstrip('.')}; see {command_name()} report --help"
-        ) from None
-    except click.Abort:
-        return 130
-    return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,9 +35,18 @@ from poprun_py.errors import UsageError
 from poprun_py.output.run_folder import run_id
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.runs.comparison import Comparison, compare
+from poprun_py.runs.fairness import who_was_slow
 from poprun_py.runs.run_files import DEFAULT_PARENT
 from poprun_py.runs.scaling import interleaved, parse_counts
-from poprun_py.terminal import can_print, print_error, print_out, print_warning, wants_colour
+from poprun_py.terminal import (
+    can_print,
+    flush_stdout,
+    print_error,
+    print_out,
+    print_warning,
+    wants_colour,
+)
+from poprun_py.views.drawing import counted
 
 __all__ = ["SCALE", "main"]
 
@@ -130,7 +138,7 @@ def main(words: Sequence[str]) -> int:
     folder = Path(config.output_dir or DEFAULT_PARENT)
     todo = interleaved(prefix, asked.counts, asked.repeats)
     program = " ".join(asked.values["program"])
-    count = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
+    count = counted(len(todo), "run")
     print_error(f"{command_name()}: {count} of {program} in {folder}/{prefix}-*")
     _leave_the_keyboard()
     gc.enable()
@@ -259,7 +267,7 @@ def _show(runs: MeasuredRuns, asked: _Asked, usual_page: Path, wanted: int) -> N
             comparison, width=page_width(), colour=wants_colour(), blocks=can_print("█▏")
         )
         print_out("\n".join(lines))
-    sys.stdout.flush()
+    flush_stdout()
     from poprun_py.pages.comparison_page import scaling_page
 
     path = Path(asked.output) if asked.output is not None else usual_page
@@ -268,7 +276,7 @@ def _show(runs: MeasuredRuns, asked: _Asked, usual_page: Path, wanted: int) -> N
 
 
 def _comparison(runs: MeasuredRuns, wanted: int) -> Comparison:
-    remarks = list(runs.remarks)
+    remarks = [*who_was_slow(runs.measured), *runs.remarks]
     if len(runs.measured) < wanted:
         remarks.append(f"{len(runs.measured)} of {wanted} runs are measured")
     return compare(runs.measured, grouped=True, remarks=remarks)

@@ -38,7 +38,7 @@ class ProgramFiles:
     def __init__(self, told: "dict[str, str]") -> None:
         self._told = told
         self._folder = ""
-        base = os.environ.get("TMPDIR") or "/tmp"
+        base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")  # the program may leave this one
         folder = os.path.join(base, f"poprun-files-{os.getpid()}-{os.urandom(6).hex()}")
         # Without a folder nothing is kept, as the run's own folder shows.
         with suppress(OSError):
@@ -59,8 +59,7 @@ class ProgramFiles:
         """Send every file in parts, each with its name, and remove them."""
         import zlib
 
-        names = sorted(os.listdir(self._folder)) if self._folder else []
-        for name in names:
+        for name in sorted(self._names()):
             with suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
                 own = name.removeprefix(f"{_NAME}.").encode()
                 while part := file.read(_PART_BYTES):
@@ -72,7 +71,14 @@ class ProgramFiles:
         if not self._folder:
             return
         with suppress(OSError):
-            for name in os.listdir(self._folder):
+            for name in self._names():
                 os.unlink(os.path.join(self._folder, name))
             os.rmdir(self._folder)
         self._folder = ""
+
+    def _names(self) -> "list[str]":
+        """Return the names of the files; none where the program removed their folder."""
+        try:
+            return os.listdir(self._folder) if self._folder else []
+        except OSError:
+            return []

@@ -150,7 +150,7 @@ class JobObserver:
         self._epoch = epoch
         self._watched: dict[int, _Watched] = {}
         self._awaited: set[int] = set()
-        self._told: set[tuple[int, str]] = set()
+        self._told: dict[tuple[int, str], Straggler] = {}
         self._slow: Straggler | None = None
         self._next_look = float("inf")
         self._judge_at = float("inf")
@@ -167,8 +167,8 @@ class JobObserver:
     def observed(self, index: int, message: Mapping[str, Any], now: float) -> None:
         """Take what an instance told."""
         watched = self._watched[index]
-        self._record(watched, message, now)
-        watched.asked_at = None
+        asked, watched.asked_at = watched.asked_at, None
+        self._record(watched, message, asked, now)
         watched.take(Look.of(message))
         self._answered(index, now)
 
@@ -176,7 +176,7 @@ class JobObserver:
         """Take the last that an instance told: its program has ended."""
         watched = self._watched.get(index)
         if watched is not None and watched.is_running:
-            self._record(watched, message, now)
+            self._record(watched, message, None, now)  # said unasked, maybe before a question came
             watched.end(Look.of({"memory_bytes": message.get("max_rss_bytes", 0), **message}))
         self._answered(index, now)
 
@@ -264,11 +264,13 @@ class JobObserver:
         for reply in replies:
             reply(view)
 
-    def _record(self, watched: _Watched, message: Mapping[str, Any], now: float) -> None:
+    def _record(
+        self, watched: _Watched, message: Mapping[str, Any], asked: float | None, now: float
+    ) -> None:
         """Hand on the steps that a message tells of."""
         epoch = self._epoch()
-        asked = float("-inf") if watched.asked_at is None else watched.asked_at + epoch
-        self._recorders.steps(watched.steps.take(message, asked, now + epoch))
+        since = float("-inf") if asked is None else asked + epoch
+        self._recorders.steps(watched.steps.take(message, since, now + epoch))
 
     def _name_stragglers(self) -> None:
         """Name who is slow, if it was in the look before as well."""
@@ -280,7 +282,11 @@ class JobObserver:
         confirmed = {i: each for i, each in slow.items() if self._is_confirmed(i)}
         for straggler in confirmed.values():  # the slowest first
             self._tell_once(straggler)
-        self._slow = next(iter(confirmed.values()), self._slow)
+        if confirmed:
+            slow_now = next(iter(confirmed.values()))
+            told = self._told.get((slow_now.instance, slow_now.cause), slow_now)
+            # A later look may also be about the time in which the program ends.
+            self._slow = replace(slow_now, detail=told.detail)
 
     def _is_confirmed(self, index: int) -> bool:
         watched = self._watched[index]
@@ -291,5 +297,5 @@ class JobObserver:
         what = (straggler.instance, straggler.cause)
         is_known = any(index == straggler.instance for index, _ in self._told)
         if what not in self._told and (straggler.cause or not is_known):
-            self._told.add(what)
+            self._told[what] = straggler
             self._tell(straggler)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState
-from poprun_py.observation.stragglers import Straggler
+from poprun_py.observation.stragglers import Straggler, stands_out
 
 __all__ = ["JobView", "headline", "summary_lines", "table_lines"]
 
@@ -201,7 +201,7 @@ _PARTS = (
 
 def _slowest(worst: Straggler) -> str:
     """Return who is slowest and why, or that nobody stands out."""
-    if worst.own_seconds <= 1.05 * worst.median_seconds:
+    if not stands_out(worst.own_seconds, worst.median_seconds):
         return "slowest: no instance stands out"
     reason = f": {worst.reason}" if worst.reason else ""
     return (

@@ -49,7 +49,9 @@ class RunLog:
             OSError: the file cannot be written.
         """
         every = self._steps.every
-        kept = [replace(each, every=every) for each in records if each.step % every == 0]
+        kept: Iterable[StepRecord] = records
+        if every > 1:
+            kept = (replace(each, every=every) for each in records if each.step % every == 0)
         self._steps.write(each.to_json() for each in kept)
 
     def look(self, view: JobView, at: float) -> None:

@@ -13,7 +13,7 @@ from operator import methodcaller
 
 from poprun_py.observation.instance_state import InstanceState, median
 
-__all__ = ["Straggler", "slowest", "stragglers"]
+__all__ = ["Straggler", "slowest", "stands_out", "stragglers"]
 
 # Slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
@@ -78,6 +78,16 @@ def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     return sorted(slow, key=lambda each: -each.own_seconds)
 
 
+def stands_out(own: float, usual: float) -> bool:
+    """Return whether a step takes so much longer than the median one that others wait for it.
+
+    Args:
+        own: seconds of a step without waiting for others.
+        usual: those of the median instance.
+    """
+    return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
+
+
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
     """Return the instance whose steps take longest without waiting; None of fewer than two."""
     training = _comparable(states)
@@ -99,14 +109,13 @@ def _straggler(
     others = [each for each in all_states if each.index != state.index]
     excess = _longer(state, others, lambda each: 1.0 - each.share(*_NO_WORK))
     cause, detail = _reason(state, others, excess) if excess > 0 else ("", "")
-    noticed = max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
     return Straggler(
         instance=state.index,
         host=state.host,
         own_seconds=state.own_seconds,
         median_seconds=usual,
         # Ten steps alone may fall on a bad moment of a busy host.
-        is_slow=min(state.own_seconds - usual, excess) > noticed,
+        is_slow=stands_out(min(state.own_seconds, usual + excess), usual),
         cause=cause,
         detail=detail,
     )

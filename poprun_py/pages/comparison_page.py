@@ -21,9 +21,9 @@ from poprun_py.views.comparison_table import (
     Column,
     comparison_columns,
     factor,
-    number,
     percent,
 )
+from poprun_py.views.drawing import number
 from poprun_py.views.scaling_table import scaling_columns
 
 __all__ = ["comparison_page", "scaling_page"]

@@ -19,8 +19,9 @@ from poprun_py.pages.machine_sections import (
     rerun_section,
 )
 from poprun_py.pages.page_frame import Alert, Badge, Fact, Facts, Part, Section, Sentence, page
-from poprun_py.pages.wording import duration, milliseconds, moment_text, number, seconds_of
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.pages.wording import duration, milliseconds, moment_text, number
+from poprun_py.planning.user_program import short_name
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 
 if TYPE_CHECKING:
     from poprun_py.pages.training_sections import StepTimes
@@ -48,7 +49,7 @@ def run_page(
         excerpt: some steps of its timeline.
         folder: of the run, as an address from where the page will lie; it ends with a slash.
     """
-    began = seconds_of(run.report.get("began_at"))
+    began = moment_of(run.report.get("began_at"))
     if began is None:
         began = min((r.at for a in run.attempts for r in a.steps), default=0.0)
     view = _last_view(run)
@@ -107,9 +108,7 @@ def _program(run: RecordedRun, view: JobView | None) -> str:
     """Return what people call the program: its script."""
     if view is not None and view.program:
         return view.program
-    words = [str(word) for word in run.report.get("program") or ("program",)]
-    scripts = (word for word in words[:3] if word.endswith((".py", ".sh")))
-    return next(scripts, words[0]).rpartition("/")[2]
+    return short_name(tuple(map(str, run.report.get("program") or ("program",))))
 
 
 def _badge(run: RecordedRun) -> Badge:
@@ -130,8 +129,8 @@ def _lead(run: RecordedRun, made_at: str) -> str:
     """Say how long the run took, and when it began."""
     report = run.report
     is_running = report.get("state") == "running"
-    began = seconds_of(report.get("began_at"))
-    ended = seconds_of(made_at if is_running else report.get("ended_at"))
+    began = moment_of(report.get("began_at"))
+    ended = moment_of(made_at if is_running else report.get("ended_at"))
     words = []
     if not is_running and report.get("exit_code") not in (0, _CHECKPOINT):
         words.append(f"with exit code {report.get('exit_code')}")

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
+from poprun_py.observation.stragglers import stands_out
 from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.pages.colours import NEUTRAL, series_colour
 from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
-from poprun_py.pages.wording import listed, milliseconds, number, seconds_of
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.pages.wording import listed, milliseconds, number
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 
 __all__ = ["StepTimes", "chosen", "restarts", "step_times", "time_sections", "training_section"]
 
@@ -27,8 +28,6 @@ _WINDOWS = 200
 # More lines than these are no picture.
 _MOST_LINES, _MOST_HISTOGRAMS, _MOST_VALUES = 64, 8, 12
 _P95 = 0.95
-# An instance that needs so much more than the median one stands out.
-_SLOW = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class StepTimes:
 
     def is_slow(self, usual: float) -> bool:
         """Tell whether it stands out, where the median instance needs ``usual`` seconds."""
-        return self.own_median > _SLOW * usual
+        return stands_out(self.own_median, usual)
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
@@ -102,7 +101,7 @@ def restarts(run: RecordedRun, began: float) -> list[Mark]:
     return [
         Mark(at - began, f"attempt {attempt.number}")
         for attempt in run.attempts[1:]
-        if (at := seconds_of(attempt.report.get("began_at"))) is not None
+        if (at := moment_of(attempt.report.get("began_at"))) is not None
     ]
 
 

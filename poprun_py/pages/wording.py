@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from datetime import datetime
+
+from poprun_py.views.drawing import number
 
 __all__ = [
     "bytes_text",
@@ -12,19 +13,9 @@ __all__ = [
     "milliseconds",
     "moment_text",
     "number",
-    "seconds_of",
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def number(value: float) -> str:
-    """Return a number with three digits that count, or more before the point: ``12,345``."""
-    if not math.isfinite(value):
-        return str(value)
-    if abs(value) >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -49,14 +40,6 @@ def bytes_text(count: float) -> str:
     while count >= 1024 and unit < len(_UNITS) - 1:
         count, unit = count / 1024, unit + 1
     return f"{number(count)} {_UNITS[unit]}"
-
-
-def seconds_of(moment: object) -> float | None:
-    """Return a time of a report (ISO 8601) in seconds since the epoch; None if it is none."""
-    try:
-        return datetime.fromisoformat(str(moment)).timestamp()
-    except ValueError:
-        return None
 
 
 def moment_text(moment: object) -> str:

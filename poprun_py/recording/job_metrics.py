@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from poprun_py.metrics.feed import Feed
     from poprun_py.observation.records import Recorder
 
-__all__ = ["WANDB_GROUP", "JobMetrics", "wandb_group"]
+__all__ = ["JobMetrics"]
 
-WANDB_GROUP: Final = "WANDB_RUN_GROUP"
+_WANDB_GROUP: Final = "WANDB_RUN_GROUP"
 _TENSORBOARD_FOLDER: Final = "tensorboard"
 # They are those of the program's own run: two runs of one name would be one.
 _OF_ONE_RUN: Final = ("WANDB_RUN_ID", "WANDB_RESUME")
@@ -106,6 +106,15 @@ class JobMetrics:
             recorders.append(SinksRecorder(self._sinks.send))
         return tuple(recorders)
 
+    def variables(self, run_id: str) -> dict[str, str]:
+        """Return the variables that tell programs of it.
+
+        Their own runs of Weights & Biases join that of the launcher.
+        """
+        if not any(each.tool == WANDB for each in self._destinations):
+            return {}
+        return {_WANDB_GROUP: self._wandb_group(run_id)}
+
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Wait for what takes the numbers, once; returns what went wrong, in sentences.
 
@@ -160,16 +169,15 @@ class JobMetrics:
         arguments = {
             **({"project": destination.where} if destination.where else {}),
             "name": first["run_id"],
-            "group": wandb_group(self._environ, first["run_id"]),
+            "group": self._wandb_group(first["run_id"]),
             "job_type": "launcher",
             "config": {name: first[name] for name in ("run_id", "program", "num_instances")},
         }
         return {**sink, WANDB: arguments}
 
-
-def wandb_group(environ: Mapping[str, str], run_id: str) -> str:
-    """Return the group of all runs of Weights & Biases that belong to a run of ours."""
-    return environ.get(WANDB_GROUP) or run_id
+    def _wandb_group(self, run_id: str) -> str:
+        """Return the group of all runs of Weights & Biases that belong to a run of ours."""
+        return self._environ.get(_WANDB_GROUP) or run_id
 
 
 def _require_wandb(option: str) -> None:

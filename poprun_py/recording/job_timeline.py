@@ -107,10 +107,12 @@ class JobTimeline:
         dropped = f", {merged.num_dropped:,} older ones dropped" if merged.num_dropped else ""
         clocks = merged.clock_error / 1e6
         bound = f"; clocks of the hosts agree to {clocks:.3f} ms" if merged.spans_hosts else ""
+        waited = f"{merged.waited / 1e9:.3g} s"
+        waits = f"; others waited {waited} for {merged.waited_for}" if merged.waited_for else ""
         troubles = "".join(f"; {trouble}" for trouble in merged.troubles)
         return (
             f"timeline: {merged.path}: {merged.num_spans:,} spans{dropped}{attempts}{bound}"
-            f"{troubles}; open it at ui.perfetto.dev"
+            f"{waits}{troubles}; open it at ui.perfetto.dev"
         )
 
     def keep(self) -> list[Path]:

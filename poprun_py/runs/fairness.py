@@ -1,4 +1,4 @@
-"""What makes a comparison of runs unfair or incomplete, a sentence each.
+"""What is to be said of runs that are compared: what is unfair or incomplete, and who was slow.
 
 Pure: measured runs in, sentences out.
 """
@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from poprun_py.runs.measurement import Measured
+from poprun_py.observation.instance_state import median
+from poprun_py.runs.measurement import Measured, Slowest
 
-__all__ = ["remarks_on"]
+__all__ = ["remarks_on", "who_was_slow"]
 
 _MOST_NAMED: Final = 3
 _SAME: Final = 0.02
@@ -30,6 +31,25 @@ def remarks_on(runs: Sequence[Measured]) -> tuple[str, ...]:
         *(_unfinished(run) for run in runs),
     ]
     return tuple(sentence for sentence in found if sentence)
+
+
+def who_was_slow(runs: Sequence[Measured]) -> tuple[str, ...]:
+    """Return which instance was slow, of the runs in which one stood out."""
+    found: dict[tuple[object, ...], list[tuple[str, Slowest]]] = {}
+    for run in runs:
+        if run.slowest is not None:
+            key = (run.program, run.instances, run.slowest.instance)
+            found.setdefault(key, []).append((run.name, run.slowest))
+    return tuple(
+        f"instance {instance} of {count} is slow ({_names([name for name, _ in slow])}): "
+        f"{_ms([each.own_seconds for _, each in slow])} a step without waiting for others, "
+        f"the median is {_ms([each.median_seconds for _, each in slow])}"
+        for (_, count, instance), slow in found.items()
+    )
+
+
+def _ms(seconds: Sequence[float]) -> str:
+    return f"{median(seconds) * 1e3:.3g} ms"
 
 
 def _differing(what: str, runs: Sequence[Measured], key: Callable[[Measured], object]) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -21,15 +20,29 @@ from poprun_py.errors import UsageError
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun
+from poprun_py.observation.stragglers import stands_out
+from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.runs.targets import Target, losses, reached_at
 
-__all__ = ["Measured", "began_at", "measure", "moment_of"]
+__all__ = ["Measured", "Slowest", "began_at", "measure"]
 
 _P95: Final = 0.95
 _LEFT_OUT: Final = 0.1
 _NO_STEPS: Final = "the program counts no steps"
+_FEW_STEPS: Final = "it made too few steps to time one"
 _NO_SAMPLES: Final = "the program does not say how many samples a step has"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowest:
+    """The slowest instance, where it stands out: seconds of its step and of the median one's.
+
+    Both are medians over the steady state, without waiting for others.
+    """
+
+    instance: int
+    own_seconds: float
+    median_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +60,7 @@ class Measured:
         batch: the global batch: samples per step of all instances together.
         step_seconds: the median of the steady steps of all instances.
         p95_seconds: their 95th percentile.
+        slowest: the slowest instance; None where none stands out.
         seconds: from the beginning of the run to its end, over all attempts.
         steps: the number of the last training step.
         loss: the mean of the instances' losses of the last step.
@@ -66,6 +80,7 @@ class Measured:
     batch: float | None = None
     step_seconds: float | None = None
     p95_seconds: float | None = None
+    slowest: Slowest | None = None
     seconds: float | None = None
     steps: int | None = None
     loss: float | None = None
@@ -82,6 +97,7 @@ class _Speed:
     batch: float | None = None
     step_seconds: float | None = None
     p95_seconds: float | None = None
+    slowest: Slowest | None = None
     loss: float | None = None
 
 
@@ -120,6 +136,7 @@ def _measured(run: RecordedRun, target: Target | None) -> Measured:
         batch=speed.batch,
         step_seconds=speed.step_seconds,
         p95_seconds=speed.p95_seconds,
+        slowest=speed.slowest,
         seconds=_since(began, ended),
         steps=_last_step(run),
         loss=speed.loss if loss is None else loss,
@@ -137,12 +154,13 @@ def _since(began: float | None, at: float | None) -> float | None:
 
 def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str, str]:
     """Return why numbers are missing, by field; ``is_logged`` tells of the target's name."""
-    no_samples = _NO_STEPS if made.step_seconds is None else _NO_SAMPLES
+    no_time = _FEW_STEPS if made.steps else _NO_STEPS
+    no_samples = no_time if made.step_seconds is None else _NO_SAMPLES
     reasons = {
         "samples_per_second": no_samples,
         "batch": no_samples,
-        "step_seconds": _NO_STEPS,
-        "p95_seconds": _NO_STEPS,
+        "step_seconds": no_time,
+        "p95_seconds": no_time,
         "seconds": "it has not ended",
         "steps": _NO_STEPS,
         "loss": "no step and no logged value tells it",
@@ -155,14 +173,6 @@ def _missing(made: Measured, target: Target | None, is_logged: bool) -> dict[str
 def began_at(run: RecordedRun) -> float | None:
     """Return when a run began, in seconds since the epoch; None if its report does not tell."""
     return moment_of(run.report.get("began_at"))
-
-
-def moment_of(text: object) -> float | None:
-    """Return a time that a report names, in seconds since the epoch; None if it is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
-        return None
 
 
 # --- speed --------------------------------------------------------------------------------------
@@ -182,7 +192,15 @@ def _steady_speed(run: RecordedRun) -> _Speed | None:
         batch=batch or None,
         step_seconds=median(seconds),
         p95_seconds=percentile(seconds, _P95),
+        slowest=_slowest(by_instance),
     )
+
+
+def _slowest(by_instance: Mapping[int, Sequence[StepRecord]]) -> Slowest | None:
+    own = {i: median([each.own_seconds for each in steps]) for i, steps in by_instance.items()}
+    worst = max(own, key=lambda instance: own[instance])
+    usual = median(list(own.values()))
+    return Slowest(worst, own[worst], usual) if stands_out(own[worst], usual) else None
 
 
 def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:

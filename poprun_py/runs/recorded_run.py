@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -19,7 +20,7 @@ from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
 from poprun_py.runs.run_files import AttemptFiles, RunFiles
 
-__all__ = ["LoggedValues", "RecordedAttempt", "RecordedRun", "read_run"]
+__all__ = ["LoggedValues", "RecordedAttempt", "RecordedRun", "moment_of", "read_run"]
 
 _Read = TypeVar("_Read")
 # Of one attempt; of looks, the instances in all of them.
@@ -95,6 +96,14 @@ def read_run(files: RunFiles) -> RecordedRun:
         _read_attempt(each, reports.get(each.number, {}), troubles) for each in files.attempts()
     )
     return RecordedRun(files=files, report=report, attempts=attempts, troubles=tuple(troubles))
+
+
+def moment_of(text: object) -> float | None:
+    """Return a time that a report names, in seconds since the epoch; None if it is none."""
+    try:
+        return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _read_attempt(

@@ -109,6 +109,8 @@ def find_run(named: str, parent: str = DEFAULT_PARENT) -> RunFiles:
     Raises:
         UsageError: there is none.
     """
+    if not named:
+        raise UsageError(f"a run without a name: expected a folder, or the name of one in {parent}")
     for folder in (Path(named), Path(parent, named)):
         if (folder / "report.json").is_file():
             return RunFiles(folder.resolve())

@@ -233,7 +233,8 @@ class LaunchResult:
     ``hung`` names the instances that made no more steps, ``stacks`` what all were doing then.
     ``paused_seconds`` is the part of ``seconds`` in which the job was stopped (Ctrl-Z) or debugged:
     it counts towards no limit.
-    ``view`` tells where the time of the instances went.
+    ``view`` tells where the time of the instances went. ``was_interrupted`` tells of a Ctrl-C that
+    came when all had ended, and changed nothing of it.
     """
 
     exit_code: int
@@ -251,6 +252,7 @@ class LaunchResult:
     cause: Cause | None = None
     run_id: str = ""
     view: JobView | None = None
+    was_interrupted: bool = False
 
     @property
     def explanation(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
+from poprun_py.views.drawing import number
 
 __all__ = [
     "MEASURED_BY",
@@ -21,7 +22,6 @@ __all__ = [
     "comparison_lines",
     "factor",
     "milliseconds",
-    "number",
     "percent",
     "table_lines",
 ]
@@ -201,11 +201,6 @@ def _cell(spread: Spread | None, show: Callable[[float], str]) -> str:
     if len(spread.values) == 1:
         return show(spread.median)
     return f"{show(spread.median)} ({show(spread.least)}-{show(spread.most)})"
-
-
-def number(value: float) -> str:
-    """Return a number with three digits or, from 100 on, without decimals."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def milliseconds(seconds: float) -> str:

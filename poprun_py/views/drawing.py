@@ -19,6 +19,7 @@ __all__ = [
     "counted",
     "draw_tree",
     "named",
+    "number",
     "wrapped",
 ]
 
@@ -116,6 +117,11 @@ def named(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
 
 
-def counted(number: int, noun: str) -> str:
+def number(value: float) -> str:
+    """Return a number with three digits or, from 100 on, without decimals: ``12,345``."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def counted(count: int, noun: str) -> str:
     """Return ``1 IPU`` or ``3 IPUs``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{count} {noun}{'' if count == 1 else 's'}"

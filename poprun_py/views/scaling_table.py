@@ -15,10 +15,10 @@ from poprun_py.views.comparison_table import (
     bar_length,
     factor,
     milliseconds,
-    number,
     percent,
     table_lines,
 )
+from poprun_py.views.drawing import number
 
 __all__ = ["scaling_columns", "scaling_lines"]
 

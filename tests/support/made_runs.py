@@ -18,7 +18,10 @@ BEGAN = 1_800_000_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class MadeAttempt:
-    """One attempt: each step takes ``step_seconds``, after ``delay`` since the run began."""
+    """One attempt: each step takes ``step_seconds``, after ``delay`` since the run began.
+
+    ``own_seconds`` are those without waiting, of the instances that wait.
+    """
 
     steps: int = 20
     step_seconds: float = 0.1
@@ -28,6 +31,7 @@ class MadeAttempt:
     losses: Sequence[float] = ()
     values: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     resumed_step: int | None = None
+    own_seconds: Mapping[int, float] = field(default_factory=dict)
 
 
 def made_run(
@@ -87,7 +91,7 @@ def _write_attempt(folder: Path, attempt: MadeAttempt, instances: int) -> None:
                     step=attempt.first_step + index,
                     # The first step also compiles.
                     seconds=attempt.step_seconds * (50 if index == 0 else 1),
-                    own_seconds=attempt.step_seconds,
+                    own_seconds=attempt.own_seconds.get(instance, attempt.step_seconds),
                     samples=attempt.samples,
                     loss=attempt.losses[index] if index < len(attempt.losses) else None,
                 )

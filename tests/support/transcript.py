@@ -38,6 +38,8 @@ _BLOCK = re.compile(
 _EXIT_CODE = re.compile(r"  # exit code (\d+)$")
 _TAG = re.compile(r"\[1,\d+\]<\w+>:|\[\d+\][ +-]")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>])")
+# What goes to another place of the window, as --live does, begins a line there.
+_PLACED = re.compile(r"\x1b(?:\[\d*E|8)")
 _MARK = "\x1e"
 _PROMPT = f"{_MARK}(\\d+){_MARK}"
 _VARIES = {"numbers vary": "numbers", "this machine": "all"}
@@ -113,7 +115,7 @@ def shown(output: str) -> list[str]:
 
     They are without colours and what was redrawn; tabs are blanks.
     """
-    text = _ESCAPE.sub("", output).replace("\r\n", "\n")
+    text = _ESCAPE.sub("", _PLACED.sub("\n", output)).replace("\r\n", "\n")
     lines = [
         line.rstrip("\r").rpartition("\r")[2].expandtabs().rstrip() for line in text.split("\n")
     ]

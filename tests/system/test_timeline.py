@@ -48,7 +48,8 @@ def test_one_line_says_where_it_is(job):
     said = [line for line in job[0].stderr.splitlines() if "timeline" in line]
     assert len(said) == 1
     assert re.fullmatch(
-        r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans; open it at ui.perfetto.dev",
+        r"poprun-py: timeline: out/\S+/timeline.json.gz: [\d,]+ spans"
+        r"(; others waited .+ for instance \d)?; open it at ui.perfetto.dev",
         said[0],
     )
 

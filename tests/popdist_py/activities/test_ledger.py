@@ -47,6 +47,7 @@ def clock(monkeypatch):
 def fresh(monkeypatch, clock):
     monkeypatch.setattr(ledger, "time", clock)
     monkeypatch.setattr(ledger, "_words", None)
+    monkeypatch.setattr(heartbeat, "_words", None)
     monkeypatch.setattr(ledger, "_last_step", (0, 0, 0, 0))
     monkeypatch.setattr(ledger, "_listener", None)
     activities.begin()

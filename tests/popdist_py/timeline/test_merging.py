@@ -67,6 +67,14 @@ def test_instances_workers_and_calls(folder, tmp_path):
     assert arrows == [("10", "11", "1"), ("11", "12", "1")]
 
 
+def test_the_instance_that_the_others_waited_for_is_told(folder, tmp_path):
+    for instance in range(3):
+        calls = [("reduce", "collectives", 100 * n + instance, 100 * n + 9, n) for n in range(4)]
+        write(folder, instance, calls)
+    merged = merge_files(recorded_instances([folder]), tmp_path / "timeline.json.gz")
+    assert (merged.waited_for, merged.waited) == ("instance 2", 6)
+
+
 def test_two_processes_of_one_name_have_rows_of_their_own(folder, tmp_path):
     """Else their spans would overlap in one row, and readers would drop some."""
     for number, begin in ((1, 0), (2, 5)):

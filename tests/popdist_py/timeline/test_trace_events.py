@@ -15,6 +15,7 @@ from popdist_py.timeline.trace_events import (
     Rows,
     flow_events,
     lanes,
+    most_waited_for,
     process_events,
     span_events,
 )
@@ -102,3 +103,19 @@ def test_arrows_join_the_same_call_of_several_instances_in_the_order_of_arrival(
         assert [e["ph"] for e in arrow] == ["s", *"t" * (len(arrow) - 2), "f"]
         assert [e["ts"] for e in arrow] == sorted(e["ts"] for e in arrow)
         assert len({e["pid"] for e in arrow}) == len(arrow)
+
+
+def test_the_instance_that_the_others_waited_for_most_is_named():
+    """The first call counts not, and who was waited for half of the time does not stand out."""
+    begins = {"a": [(0, 900), (10, 30), (50, 40)], "b": [(0, 900), (7, 0), (3, 10)]}
+    calls = {
+        name: [
+            Call(("1", "reduce", number), 1000 * number + begin, process, process)
+            for number, pair in enumerate(pairs)
+            for process, begin in enumerate(pair, start=1)
+        ]
+        for name, pairs in begins.items()
+    }
+    assert most_waited_for(calls["a"]) == (2, 20)
+    assert most_waited_for(calls["b"]) is None
+    assert most_waited_for([]) is None

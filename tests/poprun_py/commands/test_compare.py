@@ -36,6 +36,17 @@ def test_runs_of_another_folder(runs, capsys, tmp_path, monkeypatch):
     assert "there is no such run" in capsys.readouterr().err
 
 
+def test_the_slow_instance_and_a_copy_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made_run(tmp_path / "runs", "one", instances=2)
+    slow = MadeAttempt(own_seconds={0: 0.05})
+    made_run(tmp_path / "elsewhere", "one", instances=2, attempts=(slow,))
+    assert run(["compare", "one", "elsewhere/one"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[2:4]] == ["one", "elsewhere/one"]
+    assert "note: instance 1 of 2 is slow (elsewhere/one): 100 ms a step" in shown
+
+
 def test_json(runs, capsys):
     assert run(["compare", "one", "two", "--target", "accuracy=0.9", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)

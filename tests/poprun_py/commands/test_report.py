@@ -67,8 +67,9 @@ def test_open_shows_the_page(made, monkeypatch, capsys):
 
 def test_what_is_refused(made, capsys):
     assert "there is no such run" in refused(capsys, "nothing")
-    assert refused(capsys) == "Missing argument 'RUN'; see poprun-py report --help"
-    assert "No such option '--bad'" in refused(capsys, "--bad", "latest")
+    missing = "Missing argument 'RUN'; poprun-py report --help tells what is accepted"
+    assert refused(capsys) == missing
+    assert "unknown option --opne; did you mean --open?" in refused(capsys, "--opne", "latest")
     assert "expected the path of a file" in refused(capsys, "-o", "no/such/folder.html", "latest")
     assert "expected the path of a file" in refused(capsys, "-o", ".", "latest")
     assert "give --output a path" in refused(capsys, "-o", "-", "--open", "latest")

@@ -10,6 +10,7 @@ from conftest import wait_until
 
 from poprun_py.cli import run
 from poprun_py.commands.scale import _own_words
+from poprun_py.recording import page_file
 
 STEPS = """
 import sys, time
@@ -100,6 +101,21 @@ def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path)
     assert "not shown" not in done.stdout + done.stderr
     assert "note: 1 of 4 runs are measured" in done.stdout
     assert len(list((tmp_path / "runs").glob("scale-*-n*"))) == 2
+
+
+@pytest.mark.mpi
+def test_ctrl_c_while_a_run_is_drawn_ends_the_series(here, monkeypatch, capsys):
+    """The run counts: it had ended."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(page_file, "page_text", interrupted)
+    (here / "train.py").write_text("print('done')\n")
+    assert run(["scale", "train.py", "--instances", "1", "--repeats", "2"]) == 130
+    said = capsys.readouterr()
+    assert "the page of the run is not written: interrupted" in said.err
+    assert "note: 1 of 2 runs are measured" in said.out
 
 
 @pytest.mark.mpi

@@ -49,9 +49,12 @@ def new_job(pace):
     return said
 
 
-def message(at, steps, *, own=10, step=20, name="computing"):
-    """Return an instance after ``steps`` steps of so many ms, ``own`` of it without waiting."""
-    spent = {"waiting": steps * (step - own), name: steps * own}
+def message(at, steps, *, own=10, step=20, name="computing", rest=0):
+    """Return an instance after ``steps`` steps of so many ms, ``own`` of it without waiting.
+
+    ``rest`` are the milliseconds beside steps.
+    """
+    spent = {"waiting": steps * (step - own), name: steps * own, "other": rest}
     ns = 1_000_000
     last = min(steps, 255)
     return {
@@ -170,7 +173,19 @@ def test_of_an_ended_job_the_straggler_that_was_told_is_the_slowest(job):
         look(job, at, slow=1, own=18)
     for index in range(3):
         job.observer.ended(index, {"ledger": message(6.0, 300)["ledger"]}, 6.0)
-    assert job.observer.view(6.0).worst is job.told[0]
+    assert job.observer.view(6.0).worst == job.told[0]
+
+
+def test_what_was_told_of_a_straggler_stays_when_its_program_ends(job):
+    """The last look is also about the time after the last step."""
+    for at, steps, rest in ((2.0, 100, 0), (4.0, 200, 0), (6.0, 280, 400)):
+        job.observer.on_time(at)
+        for index, own in enumerate((10, 18, 10)):
+            job.observer.observed(index, message(at, steps, own=own, rest=rest), at)
+    assert job.told[0].detail == "90% of its time"
+    for index in range(3):
+        job.observer.ended(index, {"ledger": None}, 7.0)
+    assert job.observer.view(7.0).worst == job.told[0]
 
 
 def test_among_unequal_instances_only_who_is_slower_than_the_median_one_is_told(job):
@@ -182,7 +197,7 @@ def test_among_unequal_instances_only_who_is_slower_than_the_median_one_is_told(
     assert [each.instance for each in job.told] == [2]
     for index in range(3):
         job.observer.ended(index, {"ledger": None}, 6.0)
-    assert job.observer.view(6.0).worst is job.told[0]
+    assert job.observer.view(6.0).worst == job.told[0]
 
 
 def with_steps(said, *ends, first=1, lost=0):
@@ -209,6 +224,22 @@ def test_steps_and_looks_are_recorded_until_the_end(job):
     assert [at for at, _ in job.records.looks] == [1002.0, 1003.5]
     assert job.records.looks[-1][1] is view
     assert [each.phase for each in view.instances] == ["ended"] * 3
+
+
+def test_an_end_that_was_told_before_the_question_came_moves_no_step(job):
+    """The launcher was busy: the question of 2.0 s crosses the end of 0.5 s, read at 2.1 s."""
+    job.observer.on_time(2.0)
+    job.observer.ended(0, with_steps(message(0.5, 1), 0.25), 2.1)
+    job.observer.observed(1, with_steps(message(2.0, 1), 0.25), 2.1)
+    first, second = job.records.taken
+    # No more is known than that the end was told before it came.
+    assert (first.at, second.at) == pytest.approx((1001.85, 1000.35))
+    job = new_job(Pace(between=2.0, first=1.0))
+    job.observer.on_time(1.0)
+    job.observer.observed(0, with_steps(message(1.0, 1), 0.25), 1.0)
+    job.observer.on_time(3.0)
+    job.observer.ended(0, with_steps(message(1.5, 2), 1.25, first=2), 3.1)
+    assert [each.at for each in job.records.taken] == pytest.approx([1000.25, 1001.25])
 
 
 def test_of_a_job_that_never_began_nothing_is_recorded():

@@ -121,6 +121,8 @@ def test_the_straggler_has_a_colour_only_where_colours_are():
 def test_where_nobody_is_slow_nobody_is_named():
     states = [instance(0), instance(1, own_seconds=0.0109)]
     assert headline(view(*states, worst=slowest(states)))[1] == ("slowest: no instance stands out")
+    quick = [instance(0, own_seconds=2e-4), instance(1, own_seconds=6e-4)]
+    assert headline(view(*quick, worst=slowest(quick)))[1] == ("slowest: no instance stands out")
 
 
 def test_a_job_without_steps_has_no_summary():

@@ -106,6 +106,23 @@ def test_a_host_without_a_folder_for_them_keeps_nothing(files, tmp_path, monkeyp
     sent.remove()
 
 
+def test_a_program_that_removed_the_folder_of_its_files_ends_as_it_would(
+    files, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    Path(sent.prefix).parent.rmdir()
+    sent.send(pytest.fail)
+
+
+def test_a_relative_folder_for_temporary_files_stays_right(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", ".")
+    sent = sender.ProgramFiles(files.start_of(1)["files"])
+    assert sent.variables()["POPDIST_RUN_FILES"].startswith(f"{tmp_path}/poprun-files-")
+    sent.remove()
+
+
 @pytest.mark.parametrize(
     ("instance", "payload"),
     [

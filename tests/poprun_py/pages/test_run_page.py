@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 from support.browser import CHROMIUM, open_browser
+from support.made_runs import made_run
 from support.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.observation.records import StepRecord
@@ -80,6 +81,11 @@ def test_charts(whole):
     steps = loss["data"][0]["x"]
     assert (steps[0], steps[-1]) == (1, 700)
     assert sorted(steps) != steps
+
+
+def test_equal_throughput_is_said_of_each_instance(tmp_path):
+    even = words(drawn(made_run(tmp_path, "even", instances=2).files))
+    assert re.search(r"Each instance has [\d.]+ samples/s on average\. Compiling", even)
 
 
 def test_figures_are_accepted_by_plotly(whole):
@@ -201,6 +207,14 @@ def test_damaged_files_leave_out_what_they_held(tmp_path, name, text):
     files = make_run(tmp_path, attempts=1, instances=2, steps=20)
     (tmp_path / "attempt-1" / name).write_text(text)
     assert "Environment" in titles(drawn(files))
+
+
+def test_a_module_that_nobody_looked_at_has_its_name(tmp_path):
+    files = make_run(tmp_path, attempts=1, instances=2, steps=20)
+    (tmp_path / "attempt-1" / "looks.jsonl").unlink()
+    program = {"program": ["python3", "-m", "package.train"], "attempts": [{"number": 1}]}
+    files.report.write_text(json.dumps(json.loads(files.report.read_text()) | program))
+    assert "<title>-m package.train: " in page_text(files)
 
 
 @pytest.mark.parametrize("report", [

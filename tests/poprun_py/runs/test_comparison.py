@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Spread, compare
-from poprun_py.runs.fairness import remarks_on
-from poprun_py.runs.measurement import Measured
+from poprun_py.runs.fairness import remarks_on, who_was_slow
+from poprun_py.runs.measurement import Measured, Slowest
 from poprun_py.runs.targets import Target
 from poprun_py.views.comparison_table import comparison_lines
 
@@ -120,6 +120,16 @@ def test_a_loss_that_is_no_number_is_shown_and_null_in_json():
 def test_equal_runs_need_no_remark():
     runs = [run("a", program=("train.py",)), run("b", program=("train.py",), instances=2)]
     assert remarks_on(runs) == ()
+
+
+def test_who_was_slow_is_said_once_for_all_runs():
+    runs = [run(name, instances=2, slowest=Slowest(1, 0.02, 0.01)) for name in "ab"]
+    other = run("d", program=("other.py",), instances=2, slowest=Slowest(1, 0.03, 0.01))
+    assert who_was_slow([*runs, run("c", instances=2), other]) == (
+        "instance 1 of 2 is slow (a, b): 20 ms a step without waiting for others, "
+        "the median is 10 ms",
+        "instance 1 of 2 is slow (d): 30 ms a step without waiting for others, the median is 10 ms",
+    )
 
 
 def test_what_is_unfair_is_said():

@@ -9,8 +9,8 @@ from support.made_runs import MadeAttempt, made_run
 
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.job_view import JobView
-from poprun_py.runs.measurement import measure, moment_of
-from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.measurement import Slowest, measure
+from poprun_py.runs.recorded_run import moment_of, read_run
 from poprun_py.runs.targets import Target
 
 
@@ -32,12 +32,15 @@ def test_the_attempt_with_the_most_steps_tells_the_speed(tmp_path):
     assert found.attempts == 2
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_too_few_steps_have_no_speed(tmp_path, steps):
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [(0, "the program counts no steps"), (1, "it made too few steps to time one")],
+)
+def test_too_few_steps_have_no_speed(tmp_path, steps, why):
     found = measure(made_run(tmp_path, "run", attempts=(MadeAttempt(steps=steps),)))
     assert found.samples_per_second is None
     assert found.step_seconds is None
-    assert found.missing["step_seconds"]
+    assert found.missing["step_seconds"] == found.missing["samples_per_second"] == why
 
 
 def test_steps_without_samples_have_a_time(tmp_path):
@@ -47,6 +50,15 @@ def test_steps_without_samples_have_a_time(tmp_path):
     assert found.missing["samples_per_second"] == (
         "the program does not say how many samples a step has"
     )
+
+
+def test_the_instance_that_the_others_wait_for_is_named(tmp_path):
+    slow = MadeAttempt(own_seconds={0: 0.04, 2: 0.05})
+    found = measure(made_run(tmp_path, "slow", instances=3, attempts=(slow,)))
+    assert found.slowest == Slowest(1, 0.1, 0.05)
+    quick = MadeAttempt(step_seconds=1e-3, own_seconds={0: 6e-4})
+    assert measure(made_run(tmp_path, "quick", instances=2, attempts=(quick,))).slowest is None
+    assert measure(made_run(tmp_path, "even", instances=2)).slowest is None
 
 
 def test_a_run_that_goes_on_has_no_seconds(tmp_path):

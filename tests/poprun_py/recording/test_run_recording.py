@@ -1,0 +1,84 @@
+"""What is kept of a run as a whole: opened before it, closed at its end, whatever happens then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.plans import plan_blindly
+
+from popdist_py.timeline import merging
+from poprun_py.command_name import command_name
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.recording import page_file
+from poprun_py.recording.run_recording import RunRecording
+from poprun_py.supervision.job import LaunchResult
+
+
+class Console:
+    """Remembers warnings."""
+
+    def __init__(self):
+        self.warned = []
+
+    def log(self, text):
+        """Tell what nobody asked for."""
+
+    tell = log
+
+    def warn(self, text):
+        self.warned.append(text)
+
+
+@pytest.fixture
+def console():
+    return Console()
+
+
+def planned(**options):
+    return plan_blindly(
+        LaunchConfig(program=("x",), **options),
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"POPRUN_RUN_ID": "mine"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "warning"),
+    [
+        (
+            page_file,
+            "page_text",
+            "the page of the run is not written: interrupted; {name} report {run} writes it",
+        ),
+        (
+            merging,
+            "merge_files",
+            "the timeline is not written: interrupted; python -m popdist_py.timeline "
+            "{run}/attempt-1/spans makes it of what is left",
+        ),
+    ],
+)
+def test_ctrl_c_after_the_job_changes_not_how_it_ended(
+    tmp_path, monkeypatch, console, place, name, warning
+):
+    """Of a job of days, page and timeline take a while: who does not wait for them need not."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, name, interrupted)
+    plan = planned(output_dir=str(tmp_path), timeline="auto")
+    recording = RunRecording(plan, console)
+    attempt = recording.begin(plan, 0)
+    (attempt.spans.folder / "instance-0.ended").write_text("1")
+    recording.finish(LaunchResult(exit_code=0))
+    recording.close()
+    assert console.warned == [warning.format(name=command_name(), run=tmp_path / "mine")]
+    report = json.loads((tmp_path / "mine" / "report.json").read_text())
+    assert (report["state"], report["exit_code"]) == ("ended", 0)
+    assert recording.was_interrupted
+    RunRecording(plan, console).close()  # the run's folder is free
