@@ -104,7 +104,7 @@ def test_every_job_with_a_folder_leaves_its_page(poprun, tmp_path):
     assert stat.S_IMODE(page.stat().st_mode) == 0o600
     quiet = poprun("--output-dir", "runs", "true")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
-    assert "Completed after" in (tmp_path / "runs" / "latest" / "report.html").read_text()
+    assert ">Completed</span> after" in (tmp_path / "runs" / "latest" / "report.html").read_text()
 
 
 @pytest.mark.mpi
