@@ -28,6 +28,7 @@ from show_rows import show_rows
 
 PROGRAM = Path(__file__).with_name("long_training.py")
 SHARED_MEMORY = Path("/dev/shm")
+INSTANCES = 2
 SAMPLES, MOST_PAUSE_SECONDS = 100, 10.0
 LARGEST = {"descriptors": max, "threads": max}
 
@@ -108,7 +109,8 @@ def bytes_per_line(screen: bytes) -> float:
 
 def train(folder: Path, seconds: float, steps: int) -> dict[str, Any]:
     """Run the training in ``folder`` and return the figures of its processes and instances."""
-    words = [Path(sys.executable).with_name("poprun-py"), "-n", "2", "--output-dir", "output"]
+    launcher = Path(sys.executable).with_name("poprun-py")
+    words = [launcher, "-n", str(INSTANCES), "--output-dir", "output"]
     samples: dict[int, list[Held]] = {}
     roles: dict[int, str] = {}
     pause = max(0.25, min(MOST_PAUSE_SECONDS, seconds / SAMPLES))
@@ -122,10 +124,13 @@ def train(folder: Path, seconds: float, steps: int) -> dict[str, Any]:
             time.sleep(pause)
             if b'"step"' not in (folder / "screen").read_bytes():
                 continue  # imports and compilation
-            for pid in descendants(job.pid):
-                if held := held_by(pid):
-                    samples.setdefault(pid, []).append(held)
-                    roles.setdefault(pid, role(pid))
+            seen = {pid: held for pid in descendants(job.pid) if (held := held_by(pid))}
+            with contextlib.suppress(OSError):  # one that has just ended
+                roles.update({pid: role(pid) for pid in seen if pid not in roles})
+            if sum(roles.get(pid) == "program" for pid in seen) < INSTANCES:
+                continue  # the job ends: the launcher writes the page of its run
+            for pid, held in seen.items():
+                samples.setdefault(pid, []).append(held)
     took, text = time.monotonic() - began, (folder / "screen").read_bytes()
     if job.returncode:
         raise RuntimeError(text[-2000:].decode(errors="replace"))

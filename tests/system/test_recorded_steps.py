@@ -103,6 +103,7 @@ while first:
 """
 
 
+@pytest.mark.sweep
 def test_steps_of_a_millisecond_are_all_there_also_of_a_killed_program_and_after_a_restart(
     poprun, script, tmp_path
 ):
@@ -136,6 +137,7 @@ print("done")
 """
 
 
+@pytest.mark.sweep
 def test_a_disk_that_is_full_is_said_once_and_the_job_goes_on(poprun, script, tmp_path):
     """A limit on the launcher's files stands for the disk."""
     job = poprun("-n", 1, "--output-dir", "out", script(STOPS), start=True)

@@ -117,6 +117,7 @@ def test_loaders_and_their_workers_have_rows(rows):
     assert any(name.startswith("data loader of ") for name in found)
 
 
+@pytest.mark.sweep
 def test_calls_of_some_instances_are_counted_apart(poprun, script, tmp_path):
     """Else the first call of all would be the third of instance 0."""
     path = script(
@@ -141,6 +142,7 @@ def test_calls_of_some_instances_are_counted_apart(poprun, script, tmp_path):
     assert names.count("reduce beside the program") == 2
 
 
+@pytest.mark.sweep
 def test_a_killed_job_has_a_timeline_and_leaves_nothing_else(poprun, tmp_path):
     done = poprun(*TWO, "--timeline=killed.json", sys.executable, PROGRAM, "kill")
     assert done.returncode == 137

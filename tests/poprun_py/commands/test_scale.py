@@ -87,6 +87,7 @@ def test_help_teaches_with_examples(golden, capsys, monkeypatch):
     golden("scale_help.txt", capsys.readouterr().out)
 
 
+@pytest.mark.sweep
 @pytest.mark.mpi
 def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path):
     script(
