@@ -136,6 +136,7 @@ def test_without_a_timeline_channels_return_what_they_are_given():
     poptorch.profiling.into_timeline(None)
 
 
+@pytest.mark.sweep
 def test_a_folder_that_cannot_be_made_is_an_error_of_poptorch(tmp_path):
     (tmp_path / "file").touch()
     code = 'options.enableProfiling("file/reports")'

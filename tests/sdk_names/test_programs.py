@@ -18,7 +18,7 @@ WITHOUT = () if importlib.util.find_spec("torchvision") else ("import torchvisio
 
 @pytest.mark.parametrize(
     "words",
-    [("23", "warm"), pytest.param(("7", "warm"), marks=pytest.mark.sweep),
+    [pytest.param(("23", "warm"), marks=pytest.mark.sweep), pytest.param(("7", "warm"), marks=pytest.mark.sweep),
      pytest.param(("all", "cold"), marks=pytest.mark.sweep)],
     ids=" ".join,
 )  # fmt: skip

@@ -263,7 +263,7 @@ RUNS = (
     ),
     Run(
         "bert-metrics", _MEMORY, "recreated/bert_metrics.py", "python bert_metrics.py",
-        launcher=("--num-instances", "2", "--num-replicas", "4"), by_default=True,
+        launcher=("--num-instances", "2", "--num-replicas", "4"),
     ),
 )  # fmt: skip
 

@@ -81,7 +81,8 @@ def test_an_instance_that_ended_after_its_last_copy_spoils_no_result(
     assert "AssertionError" not in done.stderr
 
 
-@pytest.mark.parametrize("hosts", [pytest.param("1", marks=pytest.mark.sweep), "2"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("hosts", ["1", "2"])
 def test_weights_of_two_steps_are_not_given_out(poprun, hosts):
     done = poprun(
         *("--num-instances", 2, "--num-replicas", 2, "--oversubscribe"),

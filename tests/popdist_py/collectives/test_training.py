@@ -51,6 +51,7 @@ def assert_equal_bits(instances, expected):
     assert not np.array_equal(expected["sgd body.5.weight"], expected["adam body.5.weight"])
 
 
+@pytest.mark.sweep
 def test_bits_do_not_depend_on_the_split(of_two, alone):
     assert_equal_bits(of_two[0][""], alone[""])
 
@@ -61,6 +62,7 @@ def test_bits_do_not_depend_on_hosts(poprun, tmp_path, alone):
     assert_equal_bits(train(poprun, tmp_path, 4, way)[0][way], alone[""])
 
 
+@pytest.mark.sweep
 def test_bits_do_not_depend_on_shared_memory(of_two, alone):
     assert_equal_bits(of_two[0]["POPDIST_SHARED_MEMORY=0"], alone[""])
 
@@ -85,6 +87,7 @@ def test_bits_do_not_depend_on_any_split_of_12(poprun, tmp_path, alone_with_12, 
     assert_equal_bits(train(poprun, tmp_path, instances, TWELVE)[0][TWELVE], alone_with_12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "way", [OVERLAPPED, f"{OVERLAPPED},TEST_NUM_HOSTS=2"], ids=["one host", "two hosts"]
 )

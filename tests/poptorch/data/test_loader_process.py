@@ -167,7 +167,7 @@ if __name__ == "__main__":
         pytest.param(2, "sys.exit(7)", 7, marks=pytest.mark.sweep),
         pytest.param(2, "raise RuntimeError('of the program')", 1, marks=pytest.mark.sweep),
         pytest.param(0, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
-        (2, "signal.pause()", -signal.SIGINT),
+        pytest.param(2, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
         (2, "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )

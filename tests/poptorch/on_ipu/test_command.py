@@ -41,6 +41,7 @@ def needed(*words):
     return [own["needed"] for own in told(*words)["memory"]["ipus"]]
 
 
+@pytest.mark.sweep
 def test_what_a_process_prints(tmp_path):
     words = [*ENCODER, "--split", "layers.1", "--accumulation", "4"]
     done = subprocess.run(

@@ -21,6 +21,7 @@ def assert_trained(done, instances, expected):
 
 
 @pytest.mark.mpi
+@pytest.mark.sweep
 @pytest.mark.timeout(150)
 def test_trainings_over_two_hosts(poprun):
     way = "TEST_NUM_HOSTS=2,TEST_BRIEFLY=1"
