@@ -16,12 +16,8 @@ HERE = Path(__file__).parent
 WITHOUT = () if importlib.util.find_spec("torchvision") else ("import torchvision",)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [pytest.param(("23", "warm"), marks=pytest.mark.sweep), pytest.param(("7", "warm"), marks=pytest.mark.sweep),
-     pytest.param(("all", "cold"), marks=pytest.mark.sweep)],
-    ids=" ".join,
-)  # fmt: skip
+@pytest.mark.sweep
+@pytest.mark.parametrize("words", [("23", "warm"), ("7", "warm"), ("all", "cold")], ids=" ".join)
 @pytest.mark.timeout(300)
 def test_the_order_of_imports_does_not_matter(words, tmp_path):
     done = subprocess.run(
