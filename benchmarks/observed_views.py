@@ -1,8 +1,9 @@
 """What each view of a running job costs its steps: whole jobs with and without it, in turns.
 
-A job of two instances with steps of some 10 ms (observed_job.py). Each round runs it once without
-any view and once with each; the row of a view is the median of the rounds' ratios. Nothing here
-looks inside a program: observe.py does.
+A job of two instances with steps of some 10 ms (observed_job.py). Each round runs it twice without
+any view, first and in the middle, and once with each. A view's ratio is that of the medians over
+all rounds; how far the two jobs without a view are apart tells how much of it is chance. Nothing
+here looks inside a program: observe.py does.
 """
 
 from __future__ import annotations
@@ -80,24 +81,23 @@ def measured_views(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each view: the step without it and with it, and their ratio."""
     with tempfile.TemporaryDirectory() as folder:
         views = _views(folder)
-        nobody = _View("nobody looks", 1.0)
-        # Without a view once more, as any other: how far two equal jobs are apart.
-        again = _View("nobody looks, again", 1.0)
-        _step(nobody, steps)  # warms up the files of all that is imported
-        without: list[float] = []
-        taken: dict[str, list[float]] = {view.name: [] for view in (again, *views)}
+        half = len(views) // 2
+        first, again = _View("nobody looks", 1.0), _View("nobody looks, again", 1.0)
+        turns = (first, *views[:half], again, *views[half:])
+        _step(first, steps)  # warms up the files of all that is imported
+        taken: dict[str, list[float]] = {view.name: [] for view in turns}
         for _ in range(rounds):
-            without.append(_step(nobody, steps))
-            for view in (again, *views):
+            for view in turns:
                 taken[view.name].append(_step(view, steps))
+        unseen = taken[first.name] + taken[again.name]
         for view in (again, *views):
-            pairs = zip(taken[view.name], without, strict=True)
-            ratios = sorted(with_it / without_it for with_it, without_it in pairs)
+            without = statistics.median(taken[first.name] if view is again else unseen)
+            with_it = statistics.median(taken[view.name])
             yield {
                 "what": view.name,
-                "ms without": round(statistics.median(without) / 1e3, 3),
-                "ms with": round(statistics.median(taken[view.name]) / 1e3, 3),
-                "ratio": round(statistics.median(ratios), 4),
+                "ms without": round(without / 1e3, 3),
+                "ms with": round(with_it / 1e3, 3),
+                "ratio": round(with_it / without, 4),
                 "limit": view.limit,
                 "rounds": rounds,
             }
