@@ -53,7 +53,8 @@ def check_growth(figures) -> None:
 @pytest.mark.sweep
 @pytest.mark.timeout(120)
 def test_a_training_holds_no_more_at_its_end_than_after_its_start(poprun):
-    figures = train(poprun, 3, 100_000)
+    # Long enough for the launcher to have looked at the instances, each second, before its "start".
+    figures = train(poprun, 8, 100_000)
     check_growth(figures)
     first, second = figures["instances"]
     assert first["steps"] == second["steps"]
