@@ -13,6 +13,7 @@ import click
 from poprun_py.command_name import command_name
 from poprun_py.commands.words import (
     HELP,
+    OUTPUT_DIR,
     check_page_name,
     page_width,
     print_json,
@@ -24,7 +25,7 @@ from poprun_py.runs.comparison import Comparison, compare
 from poprun_py.runs.fairness import remarks_on, who_was_slow
 from poprun_py.runs.measurement import measure
 from poprun_py.runs.recorded_run import RecordedRun, read_run
-from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
+from poprun_py.runs.run_files import find_run
 from poprun_py.runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
 
@@ -71,13 +72,7 @@ COMPARE: Final = click.Command(
         click.Option(
             ["--output"], metavar="FILE.html", help="Draw it as a page for a browser, too."
         ),
-        click.Option(
-            ["--output-dir", "parent"],
-            metavar="DIR",
-            default=DEFAULT_PARENT,
-            show_default=True,
-            help="Where runs are that are given by name.",
-        ),
+        OUTPUT_DIR,
         HELP,
     ],
 )

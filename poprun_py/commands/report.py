@@ -11,10 +11,10 @@ from typing import Final
 
 import click
 
-from poprun_py.commands.words import HELP, read_words
+from poprun_py.commands.words import HELP, OUTPUT_DIR, read_words
 from poprun_py.errors import UsageError
 from poprun_py.recording.page_file import page_text, write_page
-from poprun_py.runs.run_files import DEFAULT_PARENT, find_run
+from poprun_py.runs.run_files import find_run
 from poprun_py.terminal import print_out, print_warning
 
 __all__ = ["REPORT", "main"]
@@ -45,13 +45,7 @@ REPORT: Final = click.Command(
             metavar="FILE",
             help="Where to write the page; - is standard output. Unset: report.html in RUN.",
         ),
-        click.Option(
-            ["--output-dir", "parent"],
-            metavar="DIR",
-            default=DEFAULT_PARENT,
-            show_default=True,
-            help="Where runs are that are given by name.",
-        ),
+        OUTPUT_DIR,
         click.Option(["--open", "is_opened"], is_flag=True, help="Show the page in the browser."),
         HELP,
     ],

@@ -14,11 +14,27 @@ import click
 from poprun_py.atomic_file import write_whole
 from poprun_py.command_name import command_name
 from poprun_py.errors import UsageError, nearest
+from poprun_py.runs.run_files import DEFAULT_PARENT
 from poprun_py.terminal import print_out
 
-__all__ = ["HELP", "check_page_name", "page_width", "print_json", "read_words", "save_page"]
+__all__ = [
+    "HELP",
+    "OUTPUT_DIR",
+    "check_page_name",
+    "page_width",
+    "print_json",
+    "read_words",
+    "save_page",
+]
 
 HELP = click.Option(["-h", "--help"], is_flag=True, help="Show this help.")
+OUTPUT_DIR = click.Option(
+    ["--output-dir", "parent"],
+    metavar="DIR",
+    default=DEFAULT_PARENT,
+    show_default=True,
+    help="Where runs are that are given by name.",
+)
 _MOST_COLUMNS = 100
 _PIPE_COLUMNS = 200
 

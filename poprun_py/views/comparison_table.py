@@ -117,8 +117,7 @@ def comparison_columns(
     if counts_vary:
         columns.append(column("efficiency", lambda each: percent(each.efficiency), 9))
     if replicas_vary and not in_step:
-        by_replicas: Callable[[Entry], str] = lambda each: percent(each.efficiency_by_replicas)  # noqa: E731
-        columns.append(column("by replicas", by_replicas, 6))
+        columns.append(column("by replicas", _by_replicas, 6))
     columns += [
         numbers("step_seconds", 4, milliseconds, _TITLES["step_seconds"]),
         numbers("p95_seconds", 1, milliseconds, _TITLES["p95_seconds"]),
@@ -170,6 +169,10 @@ def table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[
     )
     console.print(table)
     return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
+
+
+def _by_replicas(entry: Entry) -> str:
+    return percent(entry.efficiency_by_replicas)
 
 
 def _missing_lines(comparison: Comparison) -> list[str]:
