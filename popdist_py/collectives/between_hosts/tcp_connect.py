@@ -1,7 +1,7 @@
 """Connecting the instances of several hosts by TCP, over the network that the launcher chose.
 
 Every rank listens on one address until all connections are made; only the connections stay open.
-A rank accepts only peers that send the secret of the job, which MPI carried.
+A rank accepts only peers that send the secret of the job, which the meeting carried.
 
 Nothing here sends or receives arrays.
 """
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from popdist_py.collectives.between_hosts.tcp import TcpMesh
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from popdist_py.collectives.meeting import Meeting
 
 __all__ = ["connect"]
 
@@ -27,33 +27,33 @@ _SECRET_BYTES = 16
 _VALUES, _SUMS = b"v", b"s"
 
 
-def connect(comm: MPI.Comm, network: str | None) -> TcpMesh | None:
-    """Connect all ranks of ``comm``; collective. Return None if they do not reach one another.
+def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
+    """Connect all ranks of ``meeting``; collective. Return None if they do not reach one another.
 
     Args:
-        comm: one instance of each host.
+        meeting: one instance of each host.
         network: interface or CIDR that all hosts are on; None: the one of the host's name.
     """
-    address = _own_address(network, set(comm.allgather(socket.gethostname())))
+    address = _own_address(network, set(meeting.all_gather(socket.gethostname())))
     listener = _listen(address)
-    addresses = comm.allgather(listener.getsockname() if listener is not None else None)
-    secret: bytes = comm.bcast(secrets.token_bytes(_SECRET_BYTES), root=0)
+    addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
+    secret = bytes.fromhex(meeting.broadcast(secrets.token_hex(_SECRET_BYTES)))
     connections: dict[tuple[bytes, int], socket.socket] = {}
     try:
         if listener is not None and None not in addresses:
-            _connect_pairs(comm.Get_rank(), addresses, listener, secret, connections)
+            _connect_pairs(meeting.rank, addresses, listener, secret, connections)
     except OSError:
         pass  # a rank that lacks a connection reports that below
     finally:
         if listener is not None:
             listener.close()
-    complete = len(connections) == 2 * (comm.Get_size() - 1)
-    if all(comm.allgather(complete)):
+    complete = len(connections) == 2 * (meeting.size - 1)
+    if all(meeting.all_gather(complete)):
         values, sums = (
             {rank: connections[kind, rank] for key, rank in sorted(connections) if key == kind}
             for kind in (_VALUES, _SUMS)
         )
-        return TcpMesh(comm.Get_rank(), values, sums)
+        return TcpMesh(meeting.rank, values, sums)
     for connection in connections.values():
         connection.close()
     return None
@@ -108,7 +108,7 @@ def _connect_pairs(
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     for other in range(rank):
         for kind in (_VALUES, _SUMS):
-            connection = socket.create_connection(addresses[other], _TIMEOUT_SECONDS)
+            connection = socket.create_connection(tuple(addresses[other]), _TIMEOUT_SECONDS)
             connections[kind, other] = connection
             connection.sendall(secret + kind + rank.to_bytes(4, "big"))
     while len(connections) < 2 * (len(addresses) - 1):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mpi4py import MPI
 
 from popdist_py.collectives import Communicator
+from popdist_py.collectives.communicators.mpi_links import MpiLinks, MpiMeeting
 from popdist_py.collectives.communicators.mpi_only import MpiCommunicator
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
@@ -32,7 +33,8 @@ def join(settings: CollectiveSettings) -> Communicator:
     window = _window_or_none(local, settings)
     # If one host cannot share memory, none does: all instances must use the same protocol.
     if world.allreduce(window is not None, MPI.LAND) and window is not None:
-        return SharedCommunicator(world, local, window, settings)
+        links = MpiLinks(world, settings)
+        return SharedCommunicator(MpiMeeting(world), MpiMeeting(local), window, settings, links)
     return MpiCommunicator(world, settings)
 
 
@@ -41,7 +43,7 @@ def _window_or_none(local: MPI.Comm, settings: CollectiveSettings) -> Window | N
     if not local.allreduce(settings.shared_memory and is_supported(), MPI.LAND):
         return None
     try:
-        return make_window(local)
+        return make_window(MpiMeeting(local))
     except WindowError:
         return None
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction
-from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
 from popdist_py.collectives.rounds import Compression, Round
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 
@@ -57,7 +57,7 @@ class CompressedAllReduce:
         num_owners: number of owners on each host.
     """
 
-    def __init__(self, host: HostGroup, owners: MpiGroup | None, num_owners: int) -> None:
+    def __init__(self, host: HostGroup, owners: LinkedGroup | None, num_owners: int) -> None:
         self._host = host
         self._owners = owners
         self._num_owners = num_owners
@@ -84,7 +84,7 @@ class CompressedAllReduce:
         plan: CallPlan,
         views: Sequence[Array],
         compression: Compression,
-        owners: MpiGroup,
+        owners: LinkedGroup,
     ) -> None:
         reduction = plan.reduction
         assert reduction is not None

@@ -8,16 +8,14 @@ Nothing here maps memory, polls, or reduces by itself.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup, TcpGroup
-from popdist_py.collectives.between_hosts.tcp_connect import connect
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
@@ -33,9 +31,8 @@ from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from popdist_py.collectives import ReduceOp
+    from popdist_py.collectives.meeting import Meeting
     from popdist_py.collectives.rounds import Compression
     from popdist_py.environment import CollectiveSettings
 
@@ -45,10 +42,30 @@ _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
 # host lie, or _FIRST_LOST + index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
-_TCP_WARNING = (
-    "popdist: the hosts do not reach one another by TCP on %s: MPI carries the data between them, "
-    "which is slower. Open the ports between the hosts, or name another network (--host-subnet)."
-)
+
+
+class Links(Protocol):
+    """Connects the hosts of a communicator; every call is collective."""
+
+    def all_instances(self, host: HostGroup, hosts: Sequence[Sequence[int]]) -> LinkedGroup:
+        """Return the group of all instances.
+
+        Args:
+            host: the instances of this host.
+            hosts: index of the instances of every host.
+        """
+
+    def owners(
+        self, color: int, key: int, owners: Sequence[int] | None, grace: float
+    ) -> LinkedGroup | None:
+        """Return the group of one instance of each host, or None for one that owns no slice.
+
+        Args:
+            color: those with one number form a group.
+            key: they are in order of this number.
+            owners: index of the instances of the group; None for those that are in no group.
+            grace: seconds to wait in addition; another instance will say which one is missing.
+        """
 
 
 class SharedCommunicator(ObjectCalls):
@@ -59,54 +76,50 @@ class SharedCommunicator(ObjectCalls):
         local: the instances of this host, in order.
         window: the memory of this host's instances, from ``make_window``.
         settings: the user's.
+        links: what connects several hosts.
     """
 
     def __init__(
-        self, world: MPI.Comm, local: MPI.Comm, window: Window, settings: CollectiveSettings
+        self,
+        world: Meeting,
+        local: Meeting,
+        window: Window,
+        settings: CollectiveSettings,
+        links: Links,
     ) -> None:
-        self.instance_index: int = world.Get_rank()
-        self.num_instances: int = world.Get_size()
+        self.instance_index = world.rank
+        self.num_instances = world.size
         self.instances: Sequence[int] = range(self.num_instances)
         self.background = Background()
         self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
-        self._connect_hosts(world, settings)
+        self._connect_hosts(world, settings.hang_timeout, links)
 
-    def _connect_hosts(self, world: MPI.Comm, settings: CollectiveSettings) -> None:
+    def _connect_hosts(self, world: Meeting, hang_timeout: float, links: Links) -> None:
         """Connect the hosts: for each slice, its owners on all hosts form a group."""
         own_host = tuple(self._host.instances)
-        self.hosts: Sequence[Sequence[int]] = sorted(set(world.allgather(own_host)))
+        self.hosts: Sequence[Sequence[int]] = sorted(set(map(tuple, world.all_gather(own_host))))
         hosts = self.hosts
         self.spans_hosts = len(hosts) > 1
         self.host_memory = None if self.spans_hosts else self
         self.host_links = self if self.spans_hosts else None
-        self._slot_bytes = min(world.allgather(self._host.slot_bytes))
-        self._world: MpiGroup | None = None
-        self._slice_owners: MpiGroup | None = None
-        hang_timeout = settings.hang_timeout
+        self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
+        self._world: LinkedGroup | None = None
+        self._slice_owners: LinkedGroup | None = None
         if len(hosts) > 1:
-            self._world = MpiGroup(world, range(self.num_instances), hang_timeout)
+            self._world = links.all_instances(self._host, hosts)
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
             # A wait for another host has a longer time-out than a wait within that host: its
             # instances know which one is missing, and report it first.
             self._grace = hang_timeout / 4 + 1
             position = self._host.position
             num_owners = min(map(len, hosts))
-            comm = world.Split(min(position, num_owners), hosts.index(own_host))
-            if position < num_owners:
-                owners = [host[position] for host in hosts]
-                mesh = connect(comm, settings.network)
-                if mesh is None and self.instance_index == 0:
-                    logging.getLogger("popdist").warning(
-                        _TCP_WARNING, settings.network or "any network"
-                    )
-                self._slice_owners = (
-                    MpiGroup(comm, owners, hang_timeout, self._grace)
-                    if mesh is None
-                    else TcpGroup(comm, owners, hang_timeout, self._grace, mesh)
-                )
-        can_read = all(world.allgather(self._host.can_read))
+            owners = [host[position] for host in hosts] if position < num_owners else None
+            self._slice_owners = links.owners(
+                min(position, num_owners), hosts.index(own_host), owners, self._grace
+            )
+        can_read = all(world.all_gather(self._host.can_read))
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
         )

@@ -22,7 +22,7 @@ from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import CollectiveMismatchError
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from popdist_py.collectives.meeting import Meeting
 
 __all__ = ["Agreement", "CallPlan", "HostGroup", "exposed", "make_window"]
 
@@ -101,21 +101,21 @@ def exposed(array: Array) -> Iterator[None]:
     _exposed_arrays.pop()
 
 
-def make_window(local: MPI.Comm) -> Window:
+def make_window(local: Meeting) -> Window:
     """Return the window of the instances of one host; collective.
 
     Raises:
         WindowError: memory cannot be shared on this host.
     """
-    size = local.Get_size()
+    size = local.size
     cores_are_short = size > _count_cores(local)
     slot_bytes = _SLOT_BYTES_WHEN_CORES_ARE_SHORT if cores_are_short else _SLOT_BYTES
     return Window(local, 2 * slot_bytes, 2 * slot_bytes + HostBarrier.size(size))
 
 
-def _count_cores(local: MPI.Comm) -> int:
+def _count_cores(local: Meeting) -> int:
     """Return the number of cores that the instances of this host may use together."""
-    return len(set[int]().union(*local.allgather(os.sched_getaffinity(0))))
+    return len(set[int]().union(*local.all_gather(sorted(os.sched_getaffinity(0)))))
 
 
 class HostGroup:
@@ -128,17 +128,17 @@ class HostGroup:
         hang_timeout: seconds after which a wait raises an error.
     """
 
-    def __init__(self, local: MPI.Comm, window: Window, instance: int, hang_timeout: float) -> None:
+    def __init__(self, local: Meeting, window: Window, instance: int, hang_timeout: float) -> None:
         self.local = local
-        self.position: int = local.Get_rank()
-        self.size: int = local.Get_size()
+        self.position = local.rank
+        self.size = local.size
         self._memory = PeerMemory()
-        processes = local.allgather((instance, os.getpid(), self._memory.probe_address))
+        processes = local.all_gather((instance, os.getpid(), self._memory.probe_address))
         peers = [Peer(index, pid) for index, pid, _ in processes]
         self.instances = [peer.instance for peer in peers]
         self._pids = [peer.pid for peer in peers]
         readable = all(self._memory.works_with(pid, address) for _, pid, address in processes)
-        self.can_read = all(local.allgather(readable))
+        self.can_read = all(local.all_gather(readable))
         cores = _count_cores(local)
         cores_are_short = self.size > cores
         self.barrier = HostBarrier(
@@ -170,10 +170,10 @@ class HostGroup:
         if self.size <= 2:
             return _ONE_SHOT_BYTES_OF_TWO
         recalled = size_thresholds.recall(self.size, cores) if self.position == 0 else None
-        limit: int | None = self.local.bcast(recalled, root=0)
+        limit: int | None = self.local.broadcast(recalled)
         if limit is None:
             seconds = size_thresholds.measure(lambda: self.barrier.wait_for_all("init"))
-            per_barrier, per_byte = np.max(self.local.allgather(seconds), axis=0).tolist()
+            per_barrier, per_byte = np.max(self.local.all_gather(seconds), axis=0).tolist()
             limit = int(per_barrier / per_byte / (self.size - 2))
             if self.position == 0:
                 size_thresholds.remember(self.size, cores, limit)

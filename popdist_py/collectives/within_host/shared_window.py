@@ -11,15 +11,15 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from popdist_py.collectives.arithmetic import Array
+    from popdist_py.collectives.meeting import Meeting
 
 __all__ = ["Window", "WindowError"]
 
@@ -40,10 +40,10 @@ class Window:
         WindowError: the system does not permit it; raised on all of them.
     """
 
-    def __init__(self, local: MPI.Comm, num_bytes: int, common_bytes: int = 0) -> None:
+    def __init__(self, local: Meeting, num_bytes: int, common_bytes: int = 0) -> None:
         self.num_bytes = _whole_pages(num_bytes)
         common = _whole_pages(common_bytes) if common_bytes else 0
-        self.memory = _mapped(local, common + local.Get_size() * self.num_bytes)
+        self.memory = _mapped(local, common + local.size * self.num_bytes)
         self.common: Array = self.memory[:common]
         starts = range(common, len(self.memory), self.num_bytes)
         self.parts: list[Array] = [self.memory[start : start + self.num_bytes] for start in starts]
@@ -53,12 +53,12 @@ def _whole_pages(num_bytes: int) -> int:
     return max(1, -(-num_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
-def _mapped(local: MPI.Comm, size: int) -> Array:
+def _mapped(local: Meeting, size: int) -> Array:
     """Map one anonymous file of ``size`` bytes into all instances of ``local``."""
     descriptor = -1
     # Path and name of the file, or why there is none.
-    location: tuple[str, str] | str = ("", "")
-    if local.Get_rank() == 0:
+    location: Sequence[str] | str = ("", "")
+    if local.rank == 0:
         name = f"popdist-{secrets.token_hex(8)}"
         try:
             descriptor = os.memfd_create(name)
@@ -66,14 +66,14 @@ def _mapped(local: MPI.Comm, size: int) -> Array:
             location = (f"/proc/{os.getpid()}/fd/{descriptor}", name)
         except OSError as error:
             location = str(error)
-    location = local.bcast(location, root=0)
+    location = local.broadcast(location)
     mapping: Array | str
     try:
         mapping = location if isinstance(location, str) else _open(*location, size)
     except OSError as error:
         mapping = str(error)
     own_problem = mapping if isinstance(mapping, str) else ""
-    problems = [problem for problem in local.allgather(own_problem) if problem]
+    problems = [problem for problem in local.all_gather(own_problem) if problem]
     if descriptor >= 0:
         os.close(descriptor)
     if problems or isinstance(mapping, str):

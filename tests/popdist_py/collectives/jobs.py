@@ -38,6 +38,7 @@ def _as_on(hosts: int) -> Communicator:
     from mpi4py import MPI
 
     from popdist_py.collectives.between_hosts import tcp_connect
+    from popdist_py.collectives.communicators.mpi_links import MpiLinks, MpiMeeting
     from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
     from popdist_py.collectives.within_host.host_group import make_window
 
@@ -46,7 +47,9 @@ def _as_on(hosts: int) -> Communicator:
     settings = CollectiveSettings.from_environ(os.environ)
     listen = (lambda _: None) if WITHOUT_SOCKETS in os.environ else tcp_connect._listen
     with mock.patch.object(tcp_connect, "_listen", listen):
-        return SharedCommunicator(world, local, make_window(local), settings)
+        everyone, here = MpiMeeting(world), MpiMeeting(local)
+        links = MpiLinks(world, settings)
+        return SharedCommunicator(everyone, here, make_window(here), settings, links)
 
 
 def ways(words: Sequence[str]) -> Iterator[tuple[str, Communicator]]:

@@ -149,35 +149,29 @@ def test_a_child_keeps_no_connection_open():
         second.close()
 
 
-class _Comm:
-    """What ``connect`` needs of a communicator, for one thread of several."""
+class _Meeting:
+    """What ``connect`` needs of a meeting, for one thread of several."""
 
     def __init__(self, rank, size, shared):
-        self._rank, self._size, self._shared = rank, size, shared
+        self.rank, self.size, self._shared = rank, size, shared
 
-    def Get_rank(self):
-        return self._rank
-
-    def Get_size(self):
-        return self._size
-
-    def allgather(self, value):
+    def all_gather(self, value):
         values, barrier = self._shared
-        values[self._rank] = value
+        values[self.rank] = value
         barrier.wait(LIMIT)
         everything = list(values)
         barrier.wait(LIMIT)
         return everything
 
-    def bcast(self, value, root):
-        return self.allgather(value)[root]
+    def broadcast(self, value):
+        return self.all_gather(value)[0]
 
 
 def connect(count):
     shared = ([None] * count, threading.Barrier(count))
     with ThreadPoolExecutor(count) as pool:
         ranks = [
-            pool.submit(tcp_connect.connect, _Comm(r, count, shared), None) for r in range(count)
+            pool.submit(tcp_connect.connect, _Meeting(r, count, shared), None) for r in range(count)
         ]
         return [rank.result(LIMIT) for rank in ranks]
 
