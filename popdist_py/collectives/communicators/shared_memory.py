@@ -31,7 +31,7 @@ from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
-    from popdist_py.collectives import ReduceOp
+    from popdist_py.collectives import AnyReduceOp
     from popdist_py.collectives.meeting import Meeting
     from popdist_py.collectives.rounds import Compression
     from popdist_py.environment import CollectiveSettings
@@ -127,7 +127,7 @@ class SharedCommunicator(ObjectCalls):
 
     # --- Collectives --------------------------------------------------------------------------
 
-    def all_reduce(self, array: Array, op: ReduceOp = "sum", name: str = "") -> None:
+    def all_reduce(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> None:
         """Reduce ``array`` in place."""
         if self.background.last is not None:
             self.background.drain()
@@ -196,7 +196,7 @@ class SharedCommunicator(ObjectCalls):
         self._agree(plan)
         self._sliced.reduce_scatter_shared(plan, shared.views)
 
-    def reduce_scatter(self, array: Array, op: ReduceOp = "sum", name: str = "") -> Array:
+    def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
         """Return this instance's block of the first dimension of the reduced ``array``."""
         self.background.drain()
         key = ("reduce_scatter", op, array.dtype, array.shape, name)
@@ -320,7 +320,7 @@ class SharedCommunicator(ObjectCalls):
         )
 
     def _plan_reduction(
-        self, key: object, array: Array, op: ReduceOp, name: str, call: str = "all_reduce"
+        self, key: object, array: Array, op: AnyReduceOp, name: str, call: str = "all_reduce"
     ) -> CallPlan:
         signature = Signature(call, f"op={op}", dtype_name(array.dtype), array.shape, name)
         reduction = Reduction(op, array.dtype, self.num_instances)

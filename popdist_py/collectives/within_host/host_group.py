@@ -82,7 +82,8 @@ class Agreement(NamedTuple):
 
 
 # The arrays into which another instance may write.
-_exposed_arrays: list[Array] = []
+# By a key of each exposure: several groups may be in calls, in several threads.
+_exposed_arrays: dict[object, Array] = {}
 
 
 @contextmanager
@@ -92,13 +93,14 @@ def exposed(array: Array) -> Iterator[None]:
     That of a call that failed is kept for good, even after the job: an instance that is late may
     still write there, and must not meet other values. After a mismatch nobody writes.
     """
-    _exposed_arrays.append(array)
+    key = object()
+    _exposed_arrays[key] = array
     try:
         yield
     except CollectiveMismatchError:
-        _exposed_arrays.pop()
+        del _exposed_arrays[key]
         raise
-    _exposed_arrays.pop()
+    del _exposed_arrays[key]
 
 
 def make_window(local: Meeting) -> Window:
