@@ -108,7 +108,7 @@ def test_bits_are_combined(op, expected, dtype):
 
 @pytest.mark.parametrize("dtype", [np.dtype("f4"), BFLOAT16])
 def test_the_bits_of_floats_are_not_combined(dtype):
-    with pytest.raises(TypeError, match="op='bor' of .*: expected booleans or integers"):
+    with pytest.raises(TypeError, match=r"op='bor' of .*: expected booleans or integers"):
         Reduction("bor", dtype, 2)
 
 
