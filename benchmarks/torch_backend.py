@@ -1,7 +1,9 @@
 """torch.distributed over the back end popdist, beside gloo: single collectives.
 
-It starts its instances with poprun-py, as a user's job is started: bound to cores, and on several
-hosts where --host names them. ``popdist/gloo`` is how many times faster than gloo ours is.
+It starts its instances with poprun-py, as a user's job is started, on several hosts where --host
+names them. They may then use all cores of their host, as under torchrun: gloo has threads of its
+own, and is up to five times slower where they share one core with the program. ``popdist/gloo`` is
+how many times faster than gloo ours is.
 
 Usage: python benchmarks/torch_backend.py [--json] [--instances 2 4] [--host A,B] [--turns 9]
     [--collectives all_reduce ...] [--sizes 4096 ...] [--modes sync async]
@@ -26,6 +28,7 @@ MODES = ("sync", "async")
 
 def work(arguments: argparse.Namespace) -> None:
     """Measure as one of the instances; instance 0 prints a line for every row."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rows = torch_collectives.rows(
         arguments.collectives, arguments.sizes, arguments.turns, arguments.modes
     )

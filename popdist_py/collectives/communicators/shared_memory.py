@@ -17,9 +17,11 @@ from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
 from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
+from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
 from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.within_host.host_exchange import HostExchange
 from popdist_py.collectives.within_host.host_group import (
     Agreement,
     CallPlan,
@@ -68,7 +70,7 @@ class Links(Protocol):
         """
 
 
-class SharedCommunicator(ObjectCalls):
+class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     """All instances of the job; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
@@ -123,6 +125,7 @@ class SharedCommunicator(ObjectCalls):
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
         )
+        self._exchange = HostExchange(self._host)
         self._compressed = CompressedAllReduce(self._host, self._slice_owners, min(map(len, hosts)))
 
     # --- Collectives --------------------------------------------------------------------------
@@ -203,11 +206,7 @@ class SharedCommunicator(ObjectCalls):
         plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, "reduce_scatter")
         count = self.num_instances
         block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
-        if plan.one_shot is not None:
-            self._host.reduce_one_shot(plan, array.reshape(-1), block.reshape(-1))
-        else:
-            blocks = array.reshape(count, block.size)
-            self._sliced.reduce_scatter_private(plan, blocks, block.reshape(-1))
+        self._reduce_scatter_on_host(plan, array, block.reshape(-1))
         return block
 
     def own_slice(self, size: int) -> slice:
@@ -245,14 +244,7 @@ class SharedCommunicator(ObjectCalls):
 
     def _gather_on_host(self, array: Array, plan: CallPlan) -> Array:
         gathered = np.empty((self.num_instances, *array.shape), array.dtype)
-        rows = gathered.reshape(self.num_instances, array.size)
-        if self._host.is_gathered_one_shot(array.nbytes):
-            if not plan.slots[0]:
-                plan.slots = self._slots_as(array.dtype, array.size)
-            self._host.gather_one_shot(plan, array.reshape(-1), rows)
-        else:
-            data = array.reshape(-1).view(np.uint8)
-            self._host.gather(data, rows.view(np.uint8), array.nbytes, plan)
+        self._fill_rows(array, gathered.reshape(self.num_instances, array.size), plan)
         return gathered
 
     def _gather_bytes(

@@ -83,12 +83,12 @@ class Agreement(NamedTuple):
 
 # The arrays into which another instance may write.
 # By a key of each exposure: several groups may be in calls, in several threads.
-_exposed_arrays: dict[object, Array] = {}
+_exposed_arrays: dict[object, Array | Sequence[Array]] = {}
 
 
 @contextmanager
-def exposed(array: Array) -> Iterator[None]:
-    """Keep ``array`` while other instances may write into it.
+def exposed(array: Array | Sequence[Array]) -> Iterator[None]:
+    """Keep an array, or several, while other instances may write into it.
 
     That of a call that failed is kept for good, even after the job: an instance that is late may
     still write there, and must not meet other values. After a mismatch nobody writes.
@@ -201,23 +201,27 @@ class HostGroup:
         if not self.barrier.compare(turn, plan.code, plan.signature):
             raise mismatch(self.descriptions(plan.signature), self.instances)
 
-    def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array) -> None:
-        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says."""
+    def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
+        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says.
+
+        Without ``out`` the others alone have the result.
+        """
         assert plan.one_shot is not None
         assert plan.reduction is not None
         turn = self.next_turn()
         plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long, cold or hot
         self.wait_for_same_call(plan, turn)
-        plan.reduction.reduce_chunk(plan.one_shot[turn], out)
+        if out is not None:
+            plan.reduction.reduce_chunk(plan.one_shot[turn], out)
 
-    def gather_one_shot(self, plan: CallPlan, data: Array, rows: Array) -> None:
+    def gather_one_shot(self, plan: CallPlan, data: Array, rows: Sequence[Array] | Array) -> None:
         """Copy ``data`` into the own slot, meet, and fill row i of ``rows`` from that of i."""
         turn = self.next_turn()
         slots = plan.slots[turn]
         slots[self.position][...] = data
         self.wait_for_same_call(plan, turn)
-        for position, slot in enumerate(slots):
-            rows[position] = slot
+        for row, slot in zip(rows, slots, strict=False):
+            row[...] = slot
 
     def descriptions(self, signature: Signature) -> list[str]:
         """Return the description of every call, after all have seen that calls differ."""
@@ -302,7 +306,9 @@ class HostGroup:
     def _gather_directly(self, data: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
         addresses = self._meet_with_addresses(data, plan)
         if len(rows):
-            np.copyto(rows[self.position], data)
+            own = rows[self.position]
+            if own.ctypes.data != data.ctypes.data:  # the caller may gather in place
+                np.copyto(own, data)
             for position in self.others():
                 self.read(position, addresses[position], rows[position], plan)
         self.barrier.wait_for_all(plan.signature)
