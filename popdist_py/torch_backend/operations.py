@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from popdist_py.torch_backend.arguments import ArgumentError
+
 __all__ = ["SUM", "Operation", "operation_of"]
 
 
@@ -34,20 +36,21 @@ class Operation:
         return tensor if self.factor is None else tensor.detach() * self.factor
 
 
-_RedOp = dist.ReduceOp.RedOpType
+# As a value: torch's stubs do not know its members.
+_RedOp: Any = dist.ReduceOp.RedOpType
 SUM = Operation("sum", "SUM")
-_BY_KIND = {
-    _RedOp.SUM: SUM,
-    _RedOp.AVG: Operation("mean", "AVG"),
-    _RedOp.PRODUCT: Operation("prod", "PRODUCT"),
-    _RedOp.MIN: Operation("min", "MIN"),
-    _RedOp.MAX: Operation("max", "MAX"),
-    _RedOp.BAND: Operation("band", "BAND"),
-    _RedOp.BOR: Operation("bor", "BOR"),
-    _RedOp.BXOR: Operation("bxor", "BXOR"),
-}
-# A pybind enumeration takes longer to hash than its number.
-_BY_NUMBER = {kind.value: operation for kind, operation in _BY_KIND.items()}
+_OPERATIONS = (
+    SUM,
+    Operation("mean", "AVG"),
+    Operation("prod", "PRODUCT"),
+    Operation("min", "MIN"),
+    Operation("max", "MAX"),
+    Operation("band", "BAND"),
+    Operation("bor", "BOR"),
+    Operation("bxor", "BXOR"),
+)
+# By number: torch's enumeration takes longer to hash.
+_BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
 _OF_BITS = frozenset({"band", "bor", "bxor"})
 _ORDERED = frozenset({"min", "max"})
 _MOVED_ONLY = ("float8", "float4", "complex32")
@@ -63,7 +66,7 @@ def operation_of(call: str, reduce_op: Any, tensors: Sequence[torch.Tensor]) -> 
 
     Raises:
         TypeError: the operation is not defined for the dtype of the tensors.
-        ValueError: the operation is unknown.
+        ArgumentError: the operation is unknown.
     """
     kind = getattr(reduce_op, "op", reduce_op)
     operation = _BY_NUMBER.get(kind.value) or _with_factor(call, kind, reduce_op)
@@ -77,11 +80,11 @@ def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
     """Return the only other operation: PREMUL_SUM.
 
     Raises:
-        ValueError: it is a different one, or has no factor.
+        ArgumentError: it is a different one, or has no factor.
     """
     if kind != _RedOp.PREMUL_SUM or kind is reduce_op:
-        accepted = ", ".join(operation.torch_name for operation in _BY_KIND.values())
-        raise ValueError(
+        accepted = ", ".join(each.torch_name for each in _OPERATIONS)
+        raise ArgumentError(
             f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
             "or PREMUL_SUM with a factor"
         )

@@ -22,6 +22,7 @@ from popdist_py.collectives.communicators.shared_memory import SharedCommunicato
 from popdist_py.environment import CollectiveSettings
 from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
+    ArgumentError,
     blocks,
     check_like,
     check_list,
@@ -60,12 +61,32 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._timeout = timeout
         self._queue = CallQueue()
         self._communicator: SharedCommunicator | None = None
+        self._group_name = ""
+        self._group_desc = "undefined"
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
         return "popdist"
 
     name = getBackendName
+
+    # torch keeps these two with the back ends of a group, and this one has none but itself.
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._group_desc = desc
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group, the same on all its ranks."""
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        return self._group_desc
 
     # --- Reductions ---------------------------------------------------------------------------
 
@@ -91,7 +112,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Add up sparse tensors, of which each rank has other elements."""
         if _operation("all_reduce", opts, [tensor]) is not SUM or not tensor.is_cpu:
-            raise ValueError(
+            raise ArgumentError(
                 "all_reduce: a sparse tensor: expected one of the CPU, and ReduceOp.SUM"
             )
 
@@ -101,7 +122,8 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             indices = torch.cat([part[0] for part in parts], dim=1)
             values = torch.cat([part[1] for part in parts])
             total = torch.sparse_coo_tensor(indices, values, own.shape)
-            tensor.detach().copy_(total.coalesce())
+            with torch.no_grad():
+                tensor.copy_(total.coalesce())
 
         return self._run("all_reduce", call, [tensor], opts)
 
@@ -293,7 +315,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Return the tensors that only the root gives: one for each rank, each like its own."""
         if root != self.rank():
             if rows and rows[0]:
-                raise ValueError(f"{call}: requires empty {what} on non-root")
+                raise ArgumentError(f"{call}: requires empty {what} on non-root")
             return []
         check_single(call, what, rows)
         check_list(call, what, rows[0], self.size())
