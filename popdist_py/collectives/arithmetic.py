@@ -29,6 +29,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 # The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
+# Those of bits are for the process groups of torch.
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
