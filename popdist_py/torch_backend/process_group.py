@@ -8,7 +8,9 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +34,7 @@ from popdist_py.torch_backend.arguments import (
     check_tensors,
 )
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
+from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
@@ -58,11 +61,14 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._store = store
-        self._timeout = timeout
+        self._settings = replace(
+            CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
+        )
         self._queue = CallQueue()
         self._communicator: SharedCommunicator | None = None
         self._group_name = ""
         self._group_desc = "undefined"
+        self._messages = Messages(store, rank, size, self._settings)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -360,6 +366,20 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Wait for all ranks."""
         return self._run("barrier", lambda comm: comm.barrier(), [], opts)
 
+    # --- Messages -----------------------------------------------------------------------------
+
+    def send(self, tensors: _Tensors, to: int, tag: int = 0) -> dist.Work:
+        """Send a tensor to one rank."""
+        return self._messages.send(tensors[0], to, tag)
+
+    def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> dist.Work:
+        """Receive a tensor from one rank."""
+        return self._messages.receive(tensors[0], source, tag)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> dist.Work:
+        """Receive a tensor from any rank."""
+        return self._messages.receive(tensors[0], None, tag)
+
     # --- How calls run ------------------------------------------------------------------------
 
     def _root(self, call: str, opts: Any) -> int:
@@ -394,13 +414,13 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _joined(self) -> SharedCommunicator:
         """Return the communicator of the group, made at its first call."""
         if self._communicator is None:
-            settings = CollectiveSettings(hang_timeout=self._timeout.total_seconds())
             meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, settings, _NoLinks())
+            self._communicator = join_meeting(meeting, self._settings, _NoLinks())
         return self._communicator
 
     def shutdown(self) -> None:
         """Leave the group."""
+        self._messages.close()
         self._queue.close()
         if self._communicator is not None:
             self._communicator.close()
