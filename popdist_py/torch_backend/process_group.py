@@ -16,6 +16,7 @@ from popdist_py.collectives.communicators.meeting_communicator import join_meeti
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.environment import CollectiveSettings
 from popdist_py.torch_backend import calls
+from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, copy_back, for_writing
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
@@ -48,7 +49,7 @@ class PopdistProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store = store
         self._timeout = timeout
-        self._queue = CallQueue()
+        self._queue = CallQueue(lambda: f"process group {self.group_name}")
         self._communicator: SharedCommunicator | None = None
 
     def getBackendName(self) -> str:
@@ -63,11 +64,12 @@ class PopdistProcessGroup(dist.ProcessGroup):
         """Reduce each tensor over all ranks, in place."""
         opts = opts or dist.AllreduceOptions()
         op = _operation(opts.reduceOp)
+        move = mover_of(tensors)
 
         def call(comm: SharedCommunicator) -> None:
             for tensor in tensors:
                 array, is_copy = for_writing(tensor)
-                comm.all_reduce(array, op)  # type: ignore[arg-type]
+                comm.all_reduce(array, op, move=move)  # type: ignore[arg-type]
                 if is_copy:
                     copy_back(array, tensor)
 
@@ -239,11 +241,10 @@ class PopdistProcessGroup(dist.ProcessGroup):
     ) -> dist.Work:
         """Make a call at once, or in the thread of the group if it is asynchronous."""
         work = PopdistWork(name, lambda: call(self._joined()), tensors)
-        if getattr(opts, "asyncOp", True) or self._queue.is_busy:
+        if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
         else:
-            work.run()
-            work.wait()
+            self._queue.run(work)
         return work
 
     def _into(self, tensors: _Tensors, fill: Callable[[list[Any]], None]) -> None:
