@@ -49,7 +49,8 @@ class PopdistProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store = store
         self._timeout = timeout
-        self._queue = CallQueue(lambda: f"process group {self.group_name}")
+        names = dist.distributed_c10d._world.pg_names  # it has none of its own
+        self._queue = CallQueue(lambda: f"process group {names.get(self, '')}".rstrip())
         self._communicator: SharedCommunicator | None = None
 
     def getBackendName(self) -> str:
