@@ -120,9 +120,9 @@ def launch(instances: int, arguments: argparse.Namespace) -> Iterator[dict[str, 
         launcher = ["poprun_py", "--num-instances", instances, "--num-replicas", instances]
         launcher += ["--oversubscribe", *(["--host", arguments.host] if arguments.host else [])]
     program = [__file__, "--worker", "--turns", arguments.turns, "--seconds", arguments.seconds]
+    program += ["--models", *arguments.models]
     process = subprocess.Popen(
-        [sys.executable, "-m", *map(str, launcher), *map(str, program)]
-        + ["--models", *arguments.models],
+        [sys.executable, "-m", *map(str, launcher), *map(str, program)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},

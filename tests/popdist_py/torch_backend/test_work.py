@@ -116,7 +116,7 @@ def test_an_error_is_told_by_wait_and_future(queue):
 
 def test_a_future_holds_the_tensors_and_calls_back(queue):
     tensor = torch.ones(3)
-    work, release = _blocked(queue)
+    _, release = _blocked(queue)
     later = PopdistWork("all_reduce", lambda: tensor.mul_(2), [tensor])
     queue.submit(later)
     doubled = later.get_future().then(lambda future: future.value()[0] * 2)
