@@ -6,6 +6,7 @@ installed.
 process_group    the class that torch.distributed calls
 calls            one call of torch.distributed as a function over the communicator
 tensors          a tensor as the array that travels, and back
+buckets          DistributedDataParallel's, moved to shared memory
 work             what an asynchronous call returns, and the thread that does it
 messages         send and recv: what is sent, and which receive gets it
 message_work     one send or receive, which its caller waits for

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from popdist_py import activities
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.environment import CollectiveSettings
@@ -33,8 +32,9 @@ from popdist_py.torch_backend.arguments import (
     check_single,
     check_tensors,
 )
-from popdist_py.torch_backend.operations import SUM, Operation, operation_of
+from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.messages import Messages
+from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
@@ -64,7 +64,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._settings = replace(
             CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
         )
-        self._queue = CallQueue()
+        self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._communicator: SharedCommunicator | None = None
         self._group_name = ""
         self._group_desc = "undefined"
@@ -102,13 +102,14 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return self._all_reduce_sparse(tensors[0], opts)
         check_tensors("all_reduce", tensors)
         operation = _operation("all_reduce", opts, tensors)
+        move = mover_of(tensors)
 
         def call(comm: SharedCommunicator) -> None:
             for tensor in tensors:
                 if operation.factor is not None:
                     tensor.detach().mul_(operation.factor)
                 array = array_of(tensor)
-                comm.all_reduce(array, operation.name)
+                comm.all_reduce(array, operation.name, move=move)
                 write_back(array, tensor)
 
         return self._run("all_reduce", call, tensors, opts)
@@ -403,13 +404,12 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             results: the tensors that it fills.
             opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
         """
-        if getattr(opts, "asyncOp", True) or self._queue.is_busy:
-            work = PopdistWork(name, lambda: call(self._joined()), results)
+        work = PopdistWork(name, lambda: call(self._joined()), results)
+        if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
-            return work
-        with activities.doing(activities.REDUCING, name):
-            call(self._communicator or self._joined())
-        return _DONE
+        else:
+            self._queue.run(work)
+        return work
 
     def _joined(self) -> SharedCommunicator:
         """Return the communicator of the group, made at its first call."""
@@ -435,11 +435,6 @@ class _NoLinks:
 
     def owners(self, color: int, key: int, owners: Any, grace: float) -> Any:
         raise NotImplementedError("a group of several hosts")
-
-
-# What a synchronous call returns: nobody asks it for more than that it is complete.
-_DONE = PopdistWork("", lambda: None)
-_DONE.run()
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:

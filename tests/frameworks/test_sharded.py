@@ -232,9 +232,7 @@ def checkpoint_of_fsdp2(rank):
     other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.01)
     state, optimizer_state = get_state_dict(other, other_optimizer)
     dcp.load({"model": state, "optimizer": optimizer_state}, checkpoint_id=folder / "saved")
-    set_state_dict(
-        other, other_optimizer, model_state_dict=state, optim_state_dict=optimizer_state
-    )
+    set_state_dict(other, other_optimizer, model_state_dict=state, optim_state_dict=optimizer_state)
     _train(rank, other, other_optimizer)
     return _full_state(other)
 
@@ -262,7 +260,9 @@ def checkpoint_resharded(rank):
     folder = _folder(rank)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     values = torch.arange(63.0).view(7, 9)
-    dcp.save({"values": distribute_tensor(values, mesh, [Shard(0)])}, checkpoint_id=folder / "saved")
+    dcp.save(
+        {"values": distribute_tensor(values, mesh, [Shard(0)])}, checkpoint_id=folder / "saved"
+    )
     by_column = {"values": zeros(7, 9, device_mesh=mesh, placements=[Shard(1)])}
     dcp.load(by_column, checkpoint_id=folder / "saved")
     whole = {"values": zeros(7, 9, device_mesh=mesh, placements=[Replicate()])}
