@@ -6,8 +6,14 @@ installed.
 process_group    the class that torch.distributed calls
 calls            one call of torch.distributed as a function over the communicator
 tensors          a tensor as the array that travels, and back
+buckets          DistributedDataParallel's, moved to shared memory
 work             what an asynchronous call returns, and the thread that does it
-messages         send and recv
+messages         send and recv: what is sent, and which receive gets it
+message_work     one send or receive, which its caller waits for
+mailbox          which message a receive gets
+traffic          what moves headers and bytes to and from the other ranks
+channels         one connection between two ranks
+endpoint         where a rank is reached
 store_meeting    how the processes of a group meet, over torch's store
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that

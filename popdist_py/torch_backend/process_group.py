@@ -8,7 +8,9 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +18,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from popdist_py import activities
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.environment import CollectiveSettings
@@ -31,6 +32,8 @@ from popdist_py.torch_backend.arguments import (
     check_single,
     check_tensors,
 )
+from popdist_py.torch_backend.buckets import mover_of
+from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
@@ -58,11 +61,14 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._store = store
-        self._timeout = timeout
-        self._queue = CallQueue()
+        self._settings = replace(
+            CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
+        )
+        self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._communicator: SharedCommunicator | None = None
         self._group_name = ""
         self._group_desc = "undefined"
+        self._messages = Messages(store, rank, size, self._settings)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -96,13 +102,14 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return self._all_reduce_sparse(tensors[0], opts)
         check_tensors("all_reduce", tensors)
         operation = _operation("all_reduce", opts, tensors)
+        move = mover_of(tensors)
 
         def call(comm: SharedCommunicator) -> None:
             for tensor in tensors:
                 if operation.factor is not None:
                     tensor.detach().mul_(operation.factor)
                 array = array_of(tensor)
-                comm.all_reduce(array, operation.name)
+                comm.all_reduce(array, operation.name, move=move)
                 write_back(array, tensor)
 
         return self._run("all_reduce", call, tensors, opts)
@@ -360,6 +367,20 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Wait for all ranks."""
         return self._run("barrier", lambda comm: comm.barrier(), [], opts)
 
+    # --- Messages -----------------------------------------------------------------------------
+
+    def send(self, tensors: _Tensors, to: int, tag: int = 0) -> dist.Work:
+        """Send a tensor to one rank."""
+        return self._messages.send(tensors[0], to, tag)
+
+    def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> dist.Work:
+        """Receive a tensor from one rank."""
+        return self._messages.receive(tensors[0], source, tag)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> dist.Work:
+        """Receive a tensor from any rank."""
+        return self._messages.receive(tensors[0], None, tag)
+
     # --- How calls run ------------------------------------------------------------------------
 
     def _root(self, call: str, opts: Any) -> int:
@@ -383,24 +404,23 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             results: the tensors that it fills.
             opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
         """
-        if getattr(opts, "asyncOp", True) or self._queue.is_busy:
-            work = PopdistWork(name, lambda: call(self._joined()), results)
+        work = PopdistWork(name, lambda: call(self._joined()), results)
+        if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
-            return work
-        with activities.doing(activities.REDUCING, name):
-            call(self._communicator or self._joined())
-        return _DONE
+        else:
+            self._queue.run(work)
+        return work
 
     def _joined(self) -> SharedCommunicator:
         """Return the communicator of the group, made at its first call."""
         if self._communicator is None:
-            settings = CollectiveSettings(hang_timeout=self._timeout.total_seconds())
             meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, settings, _NoLinks())
+            self._communicator = join_meeting(meeting, self._settings, _NoLinks())
         return self._communicator
 
     def shutdown(self) -> None:
         """Leave the group."""
+        self._messages.close()
         self._queue.close()
         if self._communicator is not None:
             self._communicator.close()
@@ -415,11 +435,6 @@ class _NoLinks:
 
     def owners(self, color: int, key: int, owners: Any, grace: float) -> Any:
         raise NotImplementedError("a group of several hosts")
-
-
-# What a synchronous call returns: nobody asks it for more than that it is complete.
-_DONE = PopdistWork("", lambda: None)
-_DONE.run()
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:

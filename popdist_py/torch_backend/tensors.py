@@ -8,6 +8,7 @@ Nothing here communicates.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -52,14 +53,31 @@ def shares_memory(tensor: torch.Tensor) -> bool:
 
 def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements of a dense CPU tensor: [elements], its memory or a copy."""
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    dtype = _WITHOUT_NUMPY.get(tensor.dtype)
-    if dtype is None:
-        return tensor.numpy(force=True).reshape(-1)
-    bits = tensor.detach().reshape(-1).view(_BITS[dtype.itemsize][0])
-    array: Array = bits.numpy().view(dtype)
-    return array
+    if not shares_memory(tensor):
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return np.asarray(_Memory(tensor)).view(_dtype_of(tensor.dtype))
+
+
+class _Memory:
+    """The bytes of a contiguous tensor, for NumPy, which keeps this with its array.
+
+    ``tensor.numpy()`` would have the tensor keep its size for good, and FSDP sets it to 0.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (tensor.nbytes,),
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+@functools.cache
+def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    own = _WITHOUT_NUMPY.get(dtype)
+    return own if own is not None else torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def write_back(array: Array, tensor: torch.Tensor) -> None:

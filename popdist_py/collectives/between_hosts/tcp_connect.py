@@ -20,7 +20,7 @@ from popdist_py.collectives.between_hosts.tcp import TcpMesh
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
 
-__all__ = ["connect"]
+__all__ = ["connect", "own_address"]
 
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
@@ -34,7 +34,7 @@ def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
         meeting: one instance of each host.
         network: interface or CIDR that all hosts are on; None: the one of the host's name.
     """
-    address = _own_address(network, set(meeting.all_gather(socket.gethostname())))
+    address = own_address(network, set(meeting.all_gather(socket.gethostname())))
     listener = _listen(address)
     addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
     secret = bytes.fromhex(meeting.broadcast(secrets.token_hex(_SECRET_BYTES)))
@@ -59,7 +59,7 @@ def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
     return None
 
 
-def _own_address(network: str | None, host_names: set[str]) -> str | None:
+def own_address(network: str | None, host_names: set[str]) -> str | None:
     """Return the IPv4 address at which the other hosts reach this one."""
     if network:
         return _address_in(network)

@@ -8,7 +8,7 @@ Nothing here maps memory, polls, or reduces by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from popdist_py.collectives.within_host.host_group import (
     exposed,
 )
 from popdist_py.collectives.within_host.shared_buffers import SharedBuffers
-from popdist_py.collectives.within_host.shared_window import Window
+from popdist_py.collectives.within_host.shared_window import Window, WindowError
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
 # host lie, or _FIRST_LOST + index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
+# The location of an array outside all windows that may be moved to one; they count from 1 << 48.
+_MOVABLE = 1
 
 
 class Links(Protocol):
@@ -96,6 +98,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
+        self._may_move = self.num_instances > 1
         self._connect_hosts(world, settings.hang_timeout, links)
 
     def _connect_hosts(self, world: Meeting, hang_timeout: float, links: Links) -> None:
@@ -130,8 +133,23 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
 
     # --- Collectives --------------------------------------------------------------------------
 
-    def all_reduce(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> None:
-        """Reduce ``array`` in place."""
+    def all_reduce(
+        self,
+        array: Array,
+        op: AnyReduceOp = "sum",
+        name: str = "",
+        move: Callable[[Array], None] | None = None,
+    ) -> None:
+        """Reduce ``array`` in place.
+
+        Args:
+            array: contiguous.
+            op: how elements are combined.
+            name: of the call; the same on all instances.
+            move: makes as many bytes of shared memory the array's own. It is called after the
+                reduction of a large array outside all windows for which every instance of this
+                host passes one.
+        """
         if self.background.last is not None:
             self.background.drain()
         key = (op, array.dtype, array.shape, name)
@@ -143,13 +161,25 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         shared = self._shared_buffers.find(flat)
         if shared is None:
             self._sliced.lend_first(plan, flat)
-        location = shared.location if shared else 0
+        movable = _MOVABLE if move is not None and self._may_move else 0
+        location = shared.location if shared else movable
         with exposed(flat):
             agreement = self._agree(plan, location, flat.ctypes.data)
             if agreement.all_in_window and shared is not None:
                 self._sliced.all_reduce_shared(plan, shared.views)
             else:
                 self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
+        if agreement.all_movable and move is not None:
+            self._share(flat.nbytes, move)
+
+    def _share(self, num_bytes: int, move: Callable[[Array], None]) -> None:
+        """Move arrays of all instances of this host to a window."""
+        try:
+            memory = self._shared_buffers.add(Window(self._host.local, num_bytes))
+        except WindowError:  # on all of them
+            self._may_move = False
+        else:
+            move(memory[:num_bytes])
 
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.
@@ -371,12 +401,14 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             self._compare_hosts(plan, _FIRST_LOST + barrier.lost_instance)
             raise
         locations, addresses = barrier.published(turn)
-        all_shared = location != 0 and all(other == location for other in locations)
-        some_shared = address != 0 and any(locations)
+        all_equal = location != 0 and all(other == location for other in locations)
+        all_movable = all_equal and location == _MOVABLE
+        all_shared = all_equal and not all_movable
+        some_shared = address != 0 and any(other not in (0, _MOVABLE) for other in locations)
         if self._world is None:
             if not same:
                 raise mismatch(host.descriptions(plan.signature), host.instances)
-            return Agreement(all_shared, some_shared, addresses)
+            return Agreement(all_shared, some_shared, all_movable, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
         barrier.wait_for_all(plan.signature, 2 * self._grace)
         calls_are_equal, number = self._verdict.tolist()
@@ -387,7 +419,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             raise barrier.lost_error
         if not calls_are_equal:
             raise mismatch(self._world.descriptions(plan.signature), self.instances)
-        return Agreement(number == _IN_WINDOW, some_shared, addresses)
+        return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
         """On the first instance of each host, compare the calls of all hosts.

@@ -73,11 +73,13 @@ class Agreement(NamedTuple):
     Attributes:
         all_in_window: whether on every host of the job they lie at one location in a window.
         some_in_window: whether one of this host lies in a window.
+        all_movable: whether those of this host may all be moved to one.
         addresses: of the arrays in the processes of this host.
     """
 
     all_in_window: bool
     some_in_window: bool
+    all_movable: bool
     addresses: Sequence[int]
 
 

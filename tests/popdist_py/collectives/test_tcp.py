@@ -232,5 +232,5 @@ def _is_closed(connection):
 
 
 def test_hosts_that_do_not_reach_one_another_use_mpi(monkeypatch):
-    monkeypatch.setattr(tcp_connect, "_own_address", lambda *_: None)
+    monkeypatch.setattr(tcp_connect, "own_address", lambda *_: None)
     assert connect(2) == [None, None]
