@@ -9,6 +9,7 @@ tensors          a tensor as the array that travels, and back
 work             what an asynchronous call returns, and the thread that does it
 messages         send and recv
 store_meeting    how the processes of a group meet, over torch's store
+group_settings   how they communicate, by our variables and those of gloo
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.

@@ -5,6 +5,7 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,8 +15,9 @@ import torch.distributed as dist
 
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.environment import CollectiveSettings
+from popdist_py.collectives.communicators.socket_links import SocketLinks
 from popdist_py.torch_backend import calls
+from popdist_py.torch_backend.group_settings import settings_of_group
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, copy_back, for_writing
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
@@ -257,9 +259,10 @@ class PopdistProcessGroup(dist.ProcessGroup):
     def _joined(self) -> SharedCommunicator:
         """Return the communicator of the group, made at its first call."""
         if self._communicator is None:
-            settings = CollectiveSettings(hang_timeout=self._timeout.total_seconds())
+            settings = settings_of_group(os.environ, self._timeout)
             meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, settings, _NoLinks())
+            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"))
+            self._communicator = join_meeting(meeting, settings, links)
         return self._communicator
 
     def shutdown(self) -> None:
@@ -268,16 +271,6 @@ class PopdistProcessGroup(dist.ProcessGroup):
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
-
-
-class _NoLinks:
-    """Hosts are not connected yet."""
-
-    def all_instances(self, host: Any, hosts: Any) -> Any:
-        raise NotImplementedError("a group of several hosts")
-
-    def owners(self, color: int, key: int, owners: Any, grace: float) -> Any:
-        raise NotImplementedError("a group of several hosts")
 
 
 def _operation(op: Any) -> str:
