@@ -130,9 +130,9 @@ class HostsGroup:
         barrier.wait_for_all(call, self._grace)
         missed = int(self._missed[0]) - 1
         if missed >= 0:
-            error = InstanceLostError(f"{call}: instance {missed} was lost on another host")
-            self._lose(error, missed)
-            raise error
+            found = InstanceLostError(f"{call}: instance {missed} was lost on another host")
+            self._lose(found, missed)
+            raise found
 
     def _lose(self, error: InstanceLostError, instance: int) -> None:
         self.lost_error = self._host.barrier.lost_error = error
