@@ -1,4 +1,4 @@
-"""The back end popdist between real hosts: DDP by poprun-py and without it, lost ranks and hosts."""
+"""The back end popdist between real hosts: by poprun-py and without it, lost ranks and hosts."""
 
 from __future__ import annotations
 
