@@ -68,8 +68,7 @@ def test_hosts_find_one_another_without_the_launcher(lab):
 
 def test_a_network_that_is_not_there_is_named(lab):
     processes = start_alone(lab, (0, 1), GLOO_SOCKET_IFNAME="eth7")
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
+    for process, errors in [(each, each.communicate(timeout=60)[1]) for each in processes]:
         assert process.returncode
         assert "do not reach one another by TCP on eth7" in errors, errors
 
@@ -80,8 +79,7 @@ def test_a_dead_host_is_named_within_the_time_out(make_lab):
     for process in processes:
         assert "goes on" in process.stdout.readline()
     lab[2].kill()
-    for process in processes[:2]:
-        _, errors = process.communicate(timeout=30)
+    for process, errors in [(each, each.communicate(timeout=30)[1]) for each in processes][:2]:
         assert process.returncode
         assert "InstanceLostError" in errors, errors
         assert "instance 2 " in errors, errors
