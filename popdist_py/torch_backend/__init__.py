@@ -15,6 +15,7 @@ traffic          what moves headers and bytes to and from the other ranks
 channels         one connection between two ranks
 endpoint         where a rank is reached
 store_meeting    how the processes of a group meet, over torch's store
+group_settings   how they communicate, by our variables and those of gloo
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.environment import CollectiveSettings
+from popdist_py.collectives.communicators.socket_links import SocketLinks
 from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
@@ -33,6 +32,7 @@ from popdist_py.torch_backend.arguments import (
     check_tensors,
 )
 from popdist_py.torch_backend.buckets import mover_of
+from popdist_py.torch_backend.group_settings import settings_of_group
 from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.store_meeting import StoreMeeting
@@ -61,9 +61,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._store = store
-        self._settings = replace(
-            CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
-        )
+        self._settings = settings_of_group(os.environ, timeout)
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._communicator: SharedCommunicator | None = None
         self._group_name = ""
@@ -415,7 +413,8 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Return the communicator of the group, made at its first call."""
         if self._communicator is None:
             meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, self._settings, _NoLinks())
+            links = SocketLinks(meeting, self._settings, os.environ.get("MASTER_ADDR"))
+            self._communicator = join_meeting(meeting, self._settings, links)
         return self._communicator
 
     def shutdown(self) -> None:
@@ -425,16 +424,6 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
-
-
-class _NoLinks:
-    """Hosts are not connected yet."""
-
-    def all_instances(self, host: Any, hosts: Any) -> Any:
-        raise NotImplementedError("a group of several hosts")
-
-    def owners(self, color: int, key: int, owners: Any, grace: float) -> Any:
-        raise NotImplementedError("a group of several hosts")
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:

@@ -15,7 +15,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup, MovingGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
@@ -51,14 +51,6 @@ _MOVABLE = 1
 class Links(Protocol):
     """Connects the hosts of a communicator; every call is collective."""
 
-    def all_instances(self, host: HostGroup, hosts: Sequence[Sequence[int]]) -> LinkedGroup:
-        """Return the group of all instances.
-
-        Args:
-            host: the instances of this host.
-            hosts: index of the instances of every host.
-        """
-
     def owners(
         self, color: int, key: int, owners: Sequence[int] | None, grace: float
     ) -> LinkedGroup | None:
@@ -69,6 +61,17 @@ class Links(Protocol):
             key: they are in order of this number.
             owners: index of the instances of the group; None for those that are in no group.
             grace: seconds to wait in addition; another instance will say which one is missing.
+        """
+
+    def all_instances(
+        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
+    ) -> MovingGroup:
+        """Return the group of all instances.
+
+        Args:
+            host: the instances of this host.
+            hosts: index of the instances of every host.
+            owners: what ``owners`` has returned.
         """
 
 
@@ -110,10 +113,9 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self.host_memory = None if self.spans_hosts else self
         self.host_links = self if self.spans_hosts else None
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
-        self._world: LinkedGroup | None = None
+        self._world: MovingGroup | None = None
         self._slice_owners: LinkedGroup | None = None
         if len(hosts) > 1:
-            self._world = links.all_instances(self._host, hosts)
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
             # A wait for another host has a longer time-out than a wait within that host: its
             # instances know which one is missing, and report it first.
@@ -124,6 +126,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             self._slice_owners = links.owners(
                 min(position, num_owners), hosts.index(own_host), owners, self._grace
             )
+            self._world = links.all_instances(self._host, hosts, self._slice_owners)
         can_read = all(world.all_gather(self._host.can_read))
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
@@ -427,11 +430,18 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         The result goes into ``_verdict``, which the instances of the host share: whether the calls
         are equal, and the largest ``number`` of all hosts.
         """
-        if self._slice_owners is not None and self._host.position == 0:
-            self._verdict[:] = self._slice_owners.compare(
-                plan.code if same else 0, number, plan.signature
-            )
-            self._verdict[0] &= same
+        owners, barrier = self._slice_owners, self._host.barrier
+        if owners is None or self._host.position:
+            return
+        try:
+            self._verdict[:] = owners.compare(plan.code if same else 0, number, plan.signature)
+        except InstanceLostError as error:
+            if owners.lost_instance >= 0 and barrier.lost_error is None:
+                self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
+                barrier.wait_for_all(plan.signature)  # the others of this host name it too
+                barrier.lost_error = error
+            raise
+        self._verdict[0] &= same
 
 
 _BARRIER = Signature("barrier")
