@@ -9,8 +9,8 @@ tensors          a tensor as the array that travels, and back
 work             what an asynchronous call returns, and the thread that does it
 messages         send and recv
 store_meeting    how the processes of a group meet, over torch's store
+torch_functions  functions of torch.distributed that would refuse our groups
 substitution     the back end that a program gets for the one that it names
-torch_functions  functions of torch that ask whether a group is gloo's
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
@@ -44,10 +44,10 @@ def register() -> None:
 
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
-    from popdist_py.torch_backend.torch_functions import serve_our_groups
+    from popdist_py.torch_backend.torch_functions import offer
 
-    serve_our_groups()
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    offer(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
     if wanted != "auto":
         from popdist_py.torch_backend.substitution import substitute
