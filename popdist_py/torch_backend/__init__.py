@@ -8,7 +8,12 @@ calls            one call of torch.distributed as a function over the communicat
 tensors          a tensor as the array that travels, and back
 work             what an asynchronous call returns, and the thread that does it
 messages         send and recv
-store_meeting    how the processes of a group meet, over torch's store
+membership       the part of this process in a group: joining, time-outs, errors, leaving
+group_store      the store of a group, with waits that end when a rank ends
+store_meeting    how the processes of a group meet, over that store
+monitored_barrier  a barrier that names the ranks that do not come
+torch_functions  functions of torch.distributed that would refuse our groups
+errors           the classes of errors
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
@@ -33,7 +38,10 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
+        from popdist_py.torch_backend.torch_functions import offer
+
         dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+        offer(NAME)
 
 
 def _autoload() -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.environment import CollectiveSettings
 from popdist_py.torch_backend import calls
-from popdist_py.torch_backend.store_meeting import StoreMeeting
+from popdist_py.torch_backend.membership import Membership
 from popdist_py.torch_backend.tensors import array_of, copy_back, for_writing
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
@@ -32,6 +30,8 @@ _OPERATIONS = {
 }
 
 _Tensors = list[torch.Tensor]
+# What an option holds whose time-out is not set is below it.
+_NO_TIME = timedelta(0)
 
 
 class PopdistProcessGroup(dist.ProcessGroup):
@@ -46,10 +46,8 @@ class PopdistProcessGroup(dist.ProcessGroup):
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._store = store
-        self._timeout = timeout
+        self._membership = Membership(self, store, _NoLinks(), timeout)
         self._queue = CallQueue()
-        self._communicator: SharedCommunicator | None = None
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -238,7 +236,10 @@ class PopdistProcessGroup(dist.ProcessGroup):
         opts: Any,
     ) -> dist.Work:
         """Make a call at once, or in the thread of the group if it is asynchronous."""
-        work = PopdistWork(name, lambda: call(self._joined()), tensors)
+        timeout = getattr(opts, "timeout", None)
+        if timeout is not None and timeout <= _NO_TIME:
+            timeout = None
+        work = PopdistWork(name, lambda: self._membership.call(call, timeout), tensors)
         if getattr(opts, "asyncOp", True) or self._queue.is_busy:
             self._queue.submit(work)
         else:
@@ -254,20 +255,29 @@ class PopdistProcessGroup(dist.ProcessGroup):
             if is_copy:
                 copy_back(array, tensor)
 
-    def _joined(self) -> SharedCommunicator:
-        """Return the communicator of the group, made at its first call."""
-        if self._communicator is None:
-            settings = CollectiveSettings(hang_timeout=self._timeout.total_seconds())
-            meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, settings, _NoLinks())
-        return self._communicator
+    # --- The life of the group ----------------------------------------------------------------
+
+    def monitored_barrier(
+        self,
+        timeout: timedelta | float | None = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        """Wait for all ranks; the error names those that do not come."""
+        self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of the calls to come."""
+        self._membership.timeout = timeout
+
+    def abort(self) -> None:
+        """Leave the group at once: calls that run fail."""
+        self._membership.abort("this process group was aborted")
+        self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group after the calls that were made; each takes its time-out at most."""
         self._queue.close()
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
+        self._membership.close()
 
 
 class _NoLinks:

@@ -123,10 +123,12 @@ class CallQueue:
         self._queue.put(work)
 
     def close(self) -> None:
-        """End the thread once all calls have run."""
-        if self._thread is not None:
+        """Return once all calls have run and the thread has ended."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread = None
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _run_calls(self) -> None:
         while (work := self._queue.get()) is not None:
