@@ -48,12 +48,21 @@ class PopdistProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._membership = Membership(self, store, _NoLinks(), timeout)
         self._queue = CallQueue()
+        self._group_name = ""
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
         return "popdist"
 
     name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch.distributed has given the group."""
+        return self._group_name
 
     # --- Collectives --------------------------------------------------------------------------
 

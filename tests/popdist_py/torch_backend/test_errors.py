@@ -238,17 +238,13 @@ def test_monitored_barrier_names_the_ranks_that_do_not_come(wait_all_ranks):
     assert third == first
 
 
-def _stopped_store(rank, port_file):
+def _stopped_store(rank, folder):
+    ports = dist.FileStore(f"{folder}/ports", 2)
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-        with open(port_file + ".new", "w") as file:
-            file.write(str(store.port))
-        os.rename(port_file + ".new", port_file)
+        ports.set("port", str(store.port))
     else:
-        while not os.path.exists(port_file):
-            time.sleep(0.01)
-        with open(port_file) as file:
-            store = dist.TCPStore("127.0.0.1", int(file.read()), 2, is_master=False)
+        store = dist.TCPStore("127.0.0.1", int(ports.get("port")), 2, is_master=False)
     dist.init_process_group("popdist", store=store, rank=rank, world_size=2)
     if rank == 0:
         store.wait(["there"])
@@ -260,7 +256,7 @@ def _stopped_store(rank, port_file):
 
 
 def test_a_store_that_ended_with_its_rank_is_said(tmp_path):
-    outcomes = run_ranks(2, _stopped_store, str(tmp_path / "port"), backend=None)
+    outcomes = run_ranks(2, _stopped_store, str(tmp_path), backend=None)
     text = values(outcomes[1:])[0]
     assert "rank 1 cannot reach the store" in text
     assert "rank 0, or the launcher" in text
