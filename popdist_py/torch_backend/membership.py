@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -86,7 +87,7 @@ class Membership:
         try:
             with self._turn:
                 communicator = self._communicator or self._join()
-                if self._closed or os.getpid() != self._pid:
+                if self._closes():
                     raise self._closed_error()
                 if timeout is None:
                     function(communicator)
@@ -111,7 +112,7 @@ class Membership:
         Raises:
             RankLostError: a rank ended or did not come.
         """
-        if self._closed or os.getpid() != self._pid:
+        if self._closes():
             raise self._closed_error()
         limit = self._timeout if timeout is None else timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
@@ -120,7 +121,7 @@ class Membership:
 
     def _join(self) -> SharedCommunicator:
         """Connect the ranks; one that failed to do so cannot try again, as the others do not."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closes():
             raise self._closed_error()
         if self._failure is not None:
             raise self._failure
@@ -133,16 +134,19 @@ class Membership:
             self._failure = error
             raise
         self._communicator = communicator
-        if self._closed:
+        if self._closes():  # meanwhile
             communicator.abort(self._closed)
         return communicator
 
+    def _closes(self) -> bool:
+        """Tell whether this process cannot use the group any more, or never could."""
+        return bool(self._closed) or os.getpid() != self._pid
+
     def _names(self) -> Names:
         """Return the ranks as the program knows them."""
-        try:
+        ranks: tuple[int, ...] | None = None
+        with suppress(KeyError, ValueError, RuntimeError):  # not made by torch.distributed
             ranks = tuple(dist.get_process_group_ranks(self._group()))
-        except (KeyError, ValueError, RuntimeError):  # not made by torch.distributed
-            ranks = None
         return Names("rank", ranks, TIME_LIMIT)
 
     def _closed_error(self) -> GroupClosedError:
