@@ -29,7 +29,9 @@ from popdist_py.torch_backend.store_meeting import StoreMeeting
 
 __all__ = ["Membership"]
 
-TIME_LIMIT = "the time-out of the group"
+_TIME_LIMIT = "the time-out of the group"
+# A thread that waits notices within a tenth of a second that it should not.
+_SECONDS_AT_EXIT = 2.0
 
 
 class Membership:
@@ -147,7 +149,7 @@ class Membership:
         ranks: tuple[int, ...] | None = None
         with suppress(KeyError, ValueError, RuntimeError):  # not made by torch.distributed
             ranks = tuple(dist.get_process_group_ranks(self._group()))
-        return Names("rank", ranks, TIME_LIMIT)
+        return Names("rank", ranks, _TIME_LIMIT)
 
     def _closed_error(self) -> GroupClosedError:
         if os.getpid() != self._pid:
@@ -170,16 +172,24 @@ class Membership:
         if self._communicator is not None:
             self._communicator.abort(reason)
 
-    def close(self) -> None:
-        """Leave the group, once no call runs; again, or in a forked process, does nothing."""
+    def close(self, seconds: float = -1) -> None:
+        """Leave the group, once no call runs; again, or in a forked process, does nothing.
+
+        Args:
+            seconds: to wait for a call that runs; -1: as long as it takes.
+        """
         if os.getpid() != self._pid:
             return
         self._closed = self._closed or "this process group was destroyed"
-        with self._turn:
+        if not self._turn.acquire(timeout=seconds):
+            return
+        try:
             communicator, self._communicator = self._communicator, None
             if communicator is not None:
                 communicator.close()
             self.store.close()
+        finally:
+            self._turn.release()
         _open.discard(self)
 
 
@@ -193,4 +203,4 @@ def _leave() -> None:
     for membership in memberships:
         membership.abort("this process ends")
     for membership in memberships:
-        membership.close()
+        membership.close(_SECONDS_AT_EXIT)
