@@ -29,13 +29,18 @@ Array: TypeAlias = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 # The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
+# Those of bits are for the process groups of torch.
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
     "max": np.maximum,
     "min": np.minimum,
     "prod": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
+_OF_BITS = frozenset({"band", "bor", "bxor"})
 # Small enough that a chunk and those combined with it stay in the second-level cache.
 CHUNK_BYTES = 256 * 1024
 
@@ -54,6 +59,8 @@ def check_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     """
     if dtype.kind not in "biufc" and dtype != BFLOAT16:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
+    if op in _OF_BITS and dtype.kind not in "biu":
+        raise TypeError(f"op={op!r} of {dtype_name(dtype)}: expected booleans or integers")
     # The array receives the result, and cannot hold a fraction.
     if op == "mean" and dtype.kind in "biu":
         raise TypeError(

@@ -17,10 +17,6 @@ def _rows():
     return [torch.zeros(2) for _ in range(dist.get_world_size())]
 
 
-def _blocks(count):
-    return torch.zeros(2 * count)
-
-
 # Two calls that differ, and what the error must say of each of them.
 _DIFFERENT = {
     "shape": (
@@ -67,6 +63,35 @@ _DIFFERENT = {
         lambda: dist.all_reduce(torch.zeros(3), async_op=True).wait(),
         lambda: dist.all_reduce(torch.zeros(4), async_op=True).wait(),
         ("(3,)", "(4,)"),
+    ),
+}
+
+
+def _all_to_all(own, other):
+    sizes = [own, other]
+    dist.all_to_all_single(torch.zeros(sum(sizes)), torch.zeros(sum(sizes)), sizes, sizes)
+
+
+_DIFFERENT |= {
+    "number of tensors": (
+        lambda: dist.all_reduce_coalesced([torch.zeros(3), torch.zeros(3)]),
+        lambda: dist.all_reduce_coalesced([torch.zeros(3)]),
+        ("2 tensors", "(3,)"),
+    ),
+    "type in a list": (
+        lambda: dist.all_gather(_rows(), torch.zeros(2)),
+        lambda: dist.gather(torch.zeros(2), _rows(), 1),
+        ("all_gather", "gather(root=1"),
+    ),
+    "scattering": (
+        lambda: dist.scatter(torch.zeros(2), _rows(), 0),
+        lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(4)),
+        ("scatter", "reduce_scatter"),
+    ),
+    "splits": (
+        lambda: _all_to_all(2, 2),
+        lambda: _all_to_all(1, 3),
+        ("all_to_all", "rank 0 sends 2", "rank 1 expects 1"),
     ),
 }
 
