@@ -64,15 +64,6 @@ _DIFFERENT = {
         lambda: dist.all_reduce(torch.zeros(4), async_op=True).wait(),
         ("(3,)", "(4,)"),
     ),
-}
-
-
-def _all_to_all(own, other):
-    sizes = [own, other]
-    dist.all_to_all_single(torch.zeros(sum(sizes)), torch.zeros(sum(sizes)), sizes, sizes)
-
-
-_DIFFERENT |= {
     "number of tensors": (
         lambda: dist.all_reduce_coalesced([torch.zeros(3), torch.zeros(3)]),
         lambda: dist.all_reduce_coalesced([torch.zeros(3)]),
@@ -87,11 +78,6 @@ _DIFFERENT |= {
         lambda: dist.scatter(torch.zeros(2), _rows(), 0),
         lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(4)),
         ("scatter", "reduce_scatter"),
-    ),
-    "splits": (
-        lambda: _all_to_all(2, 2),
-        lambda: _all_to_all(1, 3),
-        ("all_to_all", "rank 0 sends 2", "rank 1 expects 1"),
     ),
 }
 
