@@ -14,10 +14,14 @@ mailbox          which message a receive gets
 traffic          what moves headers and bytes to and from the other ranks
 channels         one connection between two ranks
 endpoint         where a rank is reached
-store_meeting    how the processes of a group meet, over torch's store
+membership       the part of this process in a group: joining, time-outs, errors, leaving
+group_store      the store of a group, with waits that end when a rank ends
+store_meeting    how the processes of a group meet, over that store
 group_settings   how they communicate, by our variables and those of gloo
+monitored_barrier  a barrier that names the ranks that do not come
 torch_functions  functions of torch.distributed that would refuse our groups
 substitution     the back end that a program gets for the one that it names
+errors           the classes of errors
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.

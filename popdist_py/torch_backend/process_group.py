@@ -17,9 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.collectives.communicators.socket_links import SocketLinks
+from popdist_py.collectives.signature import Signature
 from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
@@ -33,15 +32,17 @@ from popdist_py.torch_backend.arguments import (
 )
 from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.group_settings import settings_of_group
+from popdist_py.torch_backend.membership import Membership
 from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
-from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
+# What an option holds whose time-out is not set is below it.
+_NO_TIME = timedelta(0)
 # Without its stubs, where each method has several signatures that differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -60,13 +61,12 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._store = store
-        self._settings = settings_of_group(os.environ, timeout)
+        settings = settings_of_group(os.environ, timeout)
+        self._membership = Membership(self, store, settings)
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
-        self._communicator: SharedCommunicator | None = None
         self._group_name = ""
         self._group_desc = "undefined"
-        self._messages = Messages(store, rank, size, self._settings)
+        self._messages = Messages(store, rank, size, settings)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -103,6 +103,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         move = mover_of(tensors)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_reduce", tensors)
             for tensor in tensors:
                 if operation.factor is not None:
                     tensor.detach().mul_(operation.factor)
@@ -194,6 +195,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         operation = _operation("reduce_scatter", opts, outputs)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "reduce_scatter", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 rows = array_of(operation.scale(tensor)).reshape(self.size(), output.numel())
                 array = array_of(output)
@@ -212,6 +214,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         check_tensors("broadcast", tensors)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "broadcast", tensors)
             for tensor in tensors:
                 array = array_of(tensor)
                 comm.broadcast(array, root)
@@ -246,6 +249,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             check_like("all_gather", [row[self.rank()]], tensor)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_gather", tensors)
             for row, tensor in zip(outputs, tensors, strict=True):
                 arrays = [array_of(output) for output in row]
                 if all(array.size == arrays[0].size for array in arrays):
@@ -275,6 +279,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             check_multiple("all_gather", output, tensor, self.size())
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_gather", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 array = array_of(output)
                 rows = array.reshape(self.size(), tensor.numel())
@@ -402,30 +407,49 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             results: the tensors that it fills.
             opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
         """
-        work = PopdistWork(name, lambda: call(self._joined()), results)
+        timeout = getattr(opts, "timeout", None)
+        if timeout is not None and timeout <= _NO_TIME:
+            timeout = None
+        membership = self._membership
+        work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
         else:
             self._queue.run(work)
         return work
 
-    def _joined(self) -> SharedCommunicator:
-        """Return the communicator of the group, made at its first call."""
-        if self._communicator is None:
-            meeting = StoreMeeting(self._store, self.rank(), self.size())
-            links = SocketLinks(meeting, self._settings, os.environ.get("MASTER_ADDR"))
-            self._communicator = join_meeting(meeting, self._settings, links)
-        return self._communicator
+    # --- The life of the group ----------------------------------------------------------------
+
+    def monitored_barrier(
+        self,
+        timeout: timedelta | float | None = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        """Wait for all ranks; the error names those that do not come."""
+        self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of the calls to come."""
+        self._membership.timeout = timeout
+
+    def abort(self) -> None:
+        """Leave the group at once: calls that run fail."""
+        self._membership.abort("this process group was aborted")
+        self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group after the calls that were made; each takes its time-out at most."""
         self._messages.close()
         self._queue.close()
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
+        self._membership.close()
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
     """Return the reduction that the options name."""
     return operation_of(call, dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensors)
+
+
+def _agree_on_number(comm: SharedCommunicator, call: str, tensors: _Tensors) -> None:
+    """Let ranks that pass different numbers of tensors find out before they exchange the first."""
+    if len(tensors) > 1:
+        comm.agree(Signature(call, f"{len(tensors)} tensors"))

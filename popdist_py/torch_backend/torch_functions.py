@@ -48,8 +48,10 @@ def _monitored_barrier(
     timeout: Any = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks)
+    own: Any = group or dist.group.WORLD
+    own.monitored_barrier(timeout, wait_all_ranks)
 
 
 def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
-    (group or dist.group.WORLD).set_timeout(timeout)
+    own: Any = group or dist.group.WORLD
+    own.set_timeout(timeout)

@@ -20,7 +20,7 @@ from popdist_py.collectives.communicators.compressed_all_reduce import Compresse
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
-from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
 from popdist_py.collectives.within_host.host_exchange import HostExchange
 from popdist_py.collectives.within_host.host_group import (
     Agreement,
@@ -84,6 +84,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         window: the memory of this host's instances, from ``make_window``.
         settings: the user's.
         links: what connects several hosts.
+        names: of the instances, in messages.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         window: Window,
         settings: CollectiveSettings,
         links: Links,
+        names: Names = INSTANCES,
     ) -> None:
+        self.names = names
         self.instance_index = world.rank
         self.num_instances = world.size
         self.instances: Sequence[int] = range(self.num_instances)
         self.background = Background()
-        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout)
+        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout, names)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
         self._may_move = self.num_instances > 1
@@ -318,6 +321,14 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
+    def set_hang_timeout(self, seconds: float) -> None:
+        """Set after how many seconds a wait within the host raises an error."""
+        self._host.barrier.hang_timeout = seconds
+
+    def abort(self, reason: str) -> None:
+        """Let the call that another thread is in, and all later ones, raise an error soon."""
+        self._host.barrier.abort(reason)
+
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost."""
         if self._host.barrier.lost_error is None:
@@ -410,18 +421,18 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         some_shared = address != 0 and any(other not in (0, _MOVABLE) for other in locations)
         if self._world is None:
             if not same:
-                raise mismatch(host.descriptions(plan.signature), host.instances)
+                raise mismatch(host.descriptions(plan.signature), host.instances, self.names)
             return Agreement(all_shared, some_shared, all_movable, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
         barrier.wait_for_all(plan.signature, 2 * self._grace)
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
             barrier.lost_error = InstanceLostError(
-                f"{plan.signature}: instance {number - _FIRST_LOST} was lost on another host"
+                f"{plan.signature}: {self.names.of(number - _FIRST_LOST)} was lost on another host"
             )
             raise barrier.lost_error
         if not calls_are_equal:
-            raise mismatch(self._world.descriptions(plan.signature), self.instances)
+            raise mismatch(self._world.descriptions(plan.signature), self.instances, self.names)
         return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
