@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from support.parity import assert_equal_on_all_ranks, assert_same, outcomes_of, run_programs
+from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -338,17 +338,17 @@ _NAMES = [program.__name__ for program in _PROGRAMS]
 _OF_ONE_RANK = {"uneven_inputs_throw"}
 
 
-def _all_programs(rank):
-    return run_programs(rank, _PROGRAMS)
+def _all_programs(rank, folder):
+    return run_programs(rank, 2, folder, _PROGRAMS)
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {backend: outcomes_of(2, _all_programs, backend) for backend in ("popdist", "gloo")}
+    return found_over_both(2, _all_programs)
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
-    assert_same(name, found["popdist"], found["gloo"])
+    assert_same(found, name)
     if name not in _OF_ONE_RANK:
-        assert_equal_on_all_ranks(name, found["popdist"])
+        assert_equal_on_all_ranks(found, name)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from support.parity import assert_equal_on_all_ranks, assert_same, outcomes_of, run_programs
+from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -119,18 +119,18 @@ _PROGRAMS = (
 )  # fmt: skip
 
 
-def _all_programs(rank):
-    return run_programs(rank, _PROGRAMS)
+def _all_programs(rank, folder):
+    return run_programs(rank, 4, folder, _PROGRAMS)
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {backend: outcomes_of(4, _all_programs, backend) for backend in ("popdist", "gloo")}
+    return found_over_both(4, _all_programs)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [program.__name__ for program in _PROGRAMS])
 def test_four_ranks_end_with_what_they_end_with_over_gloo(found, name):
     # Sums of four depend on their order.
-    assert_same(name, found["popdist"], found["gloo"], exact=False)
-    assert_equal_on_all_ranks(name, found["popdist"])
+    assert_same(found, name, exact=False)
+    assert_equal_on_all_ranks(found, name)
