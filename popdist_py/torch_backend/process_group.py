@@ -404,12 +404,17 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             results: the tensors that it fills.
             opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
         """
-        work = PopdistWork(name, lambda: call(self._joined()), results)
+        work = PopdistWork(name, lambda: self._make(call), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
         else:
             self._queue.run(work)
         return work
+
+    def _make(self, call: Callable[[SharedCommunicator], None]) -> None:
+        """Make a call; sums that overflow are infinite without a word, as torch's are."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            call(self._communicator or self._joined())
 
     def _joined(self) -> SharedCommunicator:
         """Return the communicator of the group, made at its first call."""
