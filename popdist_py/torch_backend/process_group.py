@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
@@ -35,6 +36,7 @@ from popdist_py.torch_backend.arguments import (
 from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
+from popdist_py.torch_backend.overloads import also_with_arguments
 from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
@@ -96,7 +98,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- Reductions ---------------------------------------------------------------------------
 
-    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce each tensor over all ranks, in place."""
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors[0], opts)
@@ -114,7 +116,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("all_reduce", call, tensors, opts)
 
-    allreduce_coalesced = allreduce
+    allreduce = also_with_arguments(dist.AllreduceOptions, "op", "timeout")(allreduce_coalesced)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Add up sparse tensors, of which each rank has other elements."""
@@ -134,6 +136,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("all_reduce", call, [tensor], opts)
 
+    @also_with_arguments(dist.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce a tensor over all ranks, in place at the root."""
         root = self._root("reduce", opts)
@@ -149,6 +152,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("reduce", call, tensors, opts)
 
+    @also_with_arguments(dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Any:
         """Fill the output of rank i with the reduction of tensor i of all ranks."""
         check_tensors("reduce_scatter", outputs)
@@ -208,6 +212,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- Calls that move values ---------------------------------------------------------------
 
+    @also_with_arguments(dist.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Overwrite the tensors with those of the root."""
         root = self._root("broadcast", opts)
@@ -221,6 +226,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("broadcast", call, tensors, opts)
 
+    @also_with_arguments(AllgatherOptions, "timeout", tensors=2)
     def allgather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
         """Fill tensor i of the outputs with the tensor of rank i; ranks may differ in size."""
         check_tensors("all_gather", tensors)
@@ -287,6 +293,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @also_with_arguments(dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
         """Fill tensor i of the outputs of the root with the tensor of rank i."""
         root = self._root("gather", opts)
@@ -302,6 +309,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("gather", call, outputs, opts)
 
+    @also_with_arguments(dist.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(self, outputs: _Tensors, tensors: list[_Tensors], opts: Any = None) -> Any:
         """Fill the output of rank i with tensor i of the root."""
         root = self._root("scatter", opts)
@@ -363,6 +371,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
+    @also_with_arguments(dist.BarrierOptions, "timeout", tensors=0)
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
         return self._run("barrier", lambda comm: comm.barrier(), [], opts)

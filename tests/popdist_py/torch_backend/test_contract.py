@@ -415,6 +415,32 @@ def _many_at_once(rank, size):
     return tensors
 
 
+@_case(
+    lambda rank, size: [
+        _all_given(size).amax(0),
+        _given(1),
+        _all_given(size).sum(0) if rank == 1 else None,
+        list(_all_given(size)),
+        list(_all_given(size)) if rank == 1 else [],
+        [rank + 10.0],
+    ]
+)
+def _methods_of_a_group(rank, size):
+    group, opposite = dist.group.WORLD, torch.empty(1)
+    largest, told, summed = _given(rank), _given(rank), _given(rank)
+    rows, at_root = ([torch.empty(6) for _ in range(size)] for _ in range(2))
+    sent = [torch.tensor([n + 10.0]) for n in range(size)]
+    group.allreduce(largest, dist.ReduceOp.MAX).wait()
+    group.broadcast(told, root=1).wait()
+    group.reduce(summed, 1, dist.ReduceOp.SUM).wait()
+    group.allgather(rows, _given(rank)).wait()
+    group.gather(at_root if rank == 1 else [], _given(rank), 1).wait()
+    group.scatter(opposite, sent if rank == 1 else [], root=1).wait()
+    group.barrier().wait()
+    at_one = (summed, at_root) if rank == 1 else (None, [])
+    return [largest, told, at_one[0], rows, at_one[1], opposite]
+
+
 # --- Wrong calls: an error on every rank, and nothing is sent -------------------------------------
 
 
