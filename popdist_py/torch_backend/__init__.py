@@ -1,7 +1,7 @@
 """The back end ``popdist`` of torch.distributed: our collectives for any program that uses it.
 
 ``import popdist_py.torch_backend`` registers it; PyTorch does so by itself where this package is
-installed.
+installed, and so does every Python of a job. Importing it never fails.
 
 process_group    the class that torch.distributed calls
 calls            one call of torch.distributed as a function over the communicator
@@ -14,7 +14,14 @@ mailbox          which message a receive gets
 traffic          what moves headers and bytes to and from the other ranks
 channels         one connection between two ranks
 endpoint         where a rank is reached
-store_meeting    how the processes of a group meet, over torch's store
+membership       the part of this process in a group: joining, time-outs, errors, leaving
+group_store      the store of a group, with waits that end when a rank ends
+store_meeting    how the processes of a group meet, over that store
+group_settings   how they communicate, by our variables and those of gloo
+monitored_barrier  a barrier that names the ranks that do not come
+torch_functions  functions of torch.distributed that would refuse our groups
+substitution     the back end that a program gets for the one that it names
+errors           the classes of errors
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
@@ -23,6 +30,8 @@ May call: collectives and communicators, activities, environment, errors.
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -32,19 +41,40 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
+# environment.TORCH_BACKEND: importing it costs more than the registration.
+_WANTED = "POPDIST_TORCH_BACKEND"
 
 
 def register() -> None:
-    """Make ``popdist`` a back end of torch.distributed for CPU tensors; again does nothing."""
+    """Make ``popdist`` a back end of torch.distributed for CPU tensors; again does nothing.
+
+    A program gets the back end that POPDIST_TORCH_BACKEND asks for in place of the one that it
+    names.
+    """
     import torch.distributed as dist
 
-    if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
+        return
+    from popdist_py.torch_backend.torch_functions import offer
+
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    offer(NAME)
+    wanted = os.environ.get(_WANTED) or "auto"
+    if wanted != "auto":
+        from popdist_py.torch_backend.substitution import substitute
+
+        substitute(wanted)
 
 
 def _autoload() -> None:
-    """Register when torch is imported (entry point ``torch.backends``)."""
-    register()
+    """Register where torch is imported (entry point ``torch.backends``).
+
+    An error is a line on standard error: it must not keep the program from torch.
+    """
+    try:
+        register()
+    except Exception as error:
+        sys.stderr.write(f"popdist_py.torch_backend: {error}\n")
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProcessGroup:
@@ -53,4 +83,4 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProc
     return PopdistProcessGroup(store, rank, size, timeout)
 
 
-register()
+_autoload()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
-from popdist_py.collectives.communicators.meeting_communicator import join_meeting
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
-from popdist_py.environment import CollectiveSettings
+from popdist_py.collectives.signature import Signature
 from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
@@ -34,16 +32,19 @@ from popdist_py.torch_backend.arguments import (
     check_tensors,
 )
 from popdist_py.torch_backend.buckets import mover_of
+from popdist_py.torch_backend.group_settings import settings_of_group
+from popdist_py.torch_backend.membership import Membership
 from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.overloads import also_with_arguments
-from popdist_py.torch_backend.store_meeting import StoreMeeting
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
+# What an option holds whose time-out is not set is below it.
+_NO_TIME = timedelta(0)
 # Without its stubs, where each method has several signatures that differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -62,15 +63,12 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        self._store = store
-        self._settings = replace(
-            CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
-        )
+        settings = settings_of_group(os.environ, timeout)
+        self._membership = Membership(self, store, settings)
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
-        self._communicator: SharedCommunicator | None = None
         self._group_name = ""
         self._group_desc = "undefined"
-        self._messages = Messages(store, rank, size, self._settings)
+        self._messages = Messages(store, rank, size, settings)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -107,6 +105,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         move = mover_of(tensors)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_reduce", tensors)
             for tensor in tensors:
                 if operation.factor is not None:
                     tensor.detach().mul_(operation.factor)
@@ -200,6 +199,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         operation = _operation("reduce_scatter", opts, outputs)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "reduce_scatter", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 rows = array_of(operation.scale(tensor)).reshape(self.size(), output.numel())
                 array = array_of(output)
@@ -219,6 +219,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         check_tensors("broadcast", tensors)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "broadcast", tensors)
             for tensor in tensors:
                 array = array_of(tensor)
                 comm.broadcast(array, root)
@@ -254,6 +255,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             check_like("all_gather", [row[self.rank()]], tensor)
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_gather", tensors)
             for row, tensor in zip(outputs, tensors, strict=True):
                 arrays = [array_of(output) for output in row]
                 if all(array.size == arrays[0].size for array in arrays):
@@ -283,6 +285,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             check_multiple("all_gather", output, tensor, self.size())
 
         def call(comm: SharedCommunicator) -> None:
+            _agree_on_number(comm, "all_gather", tensors)
             for output, tensor in zip(outputs, tensors, strict=True):
                 array = array_of(output)
                 rows = array.reshape(self.size(), tensor.numel())
@@ -413,44 +416,49 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             results: the tensors that it fills.
             opts: torch's; a version that does not say ``asyncOp`` there waits for every work.
         """
-        work = PopdistWork(name, lambda: self._make(call), results)
+        timeout = getattr(opts, "timeout", None)
+        if timeout is not None and timeout <= _NO_TIME:
+            timeout = None
+        membership = self._membership
+        work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
         else:
             self._queue.run(work)
         return work
 
-    def _make(self, call: Callable[[SharedCommunicator], None]) -> None:
-        """Make a call; sums that overflow are infinite without a word, as torch's are."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            call(self._communicator or self._joined())
+    # --- The life of the group ----------------------------------------------------------------
 
-    def _joined(self) -> SharedCommunicator:
-        """Return the communicator of the group, made at its first call."""
-        if self._communicator is None:
-            meeting = StoreMeeting(self._store, self.rank(), self.size())
-            self._communicator = join_meeting(meeting, self._settings, _NoLinks())
-        return self._communicator
+    def monitored_barrier(
+        self,
+        timeout: timedelta | float | None = None,
+        wait_all_ranks: bool = False,
+    ) -> None:
+        """Wait for all ranks; the error names those that do not come."""
+        self._membership.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time-out of the calls to come."""
+        self._membership.timeout = timeout
+
+    def abort(self) -> None:
+        """Leave the group at once: calls that run fail."""
+        self._membership.abort("this process group was aborted")
+        self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the group after the calls that were made; each takes its time-out at most."""
         self._messages.close()
         self._queue.close()
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
-
-
-class _NoLinks:
-    """Hosts are not connected yet."""
-
-    def all_instances(self, host: Any, hosts: Any) -> Any:
-        raise NotImplementedError("a group of several hosts")
-
-    def owners(self, color: int, key: int, owners: Any, grace: float) -> Any:
-        raise NotImplementedError("a group of several hosts")
+        self._membership.close()
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:
     """Return the reduction that the options name."""
     return operation_of(call, dist.ReduceOp.SUM if opts is None else opts.reduceOp, tensors)
+
+
+def _agree_on_number(comm: SharedCommunicator, call: str, tensors: _Tensors) -> None:
+    """Let ranks that pass different numbers of tensors find out before they exchange the first."""
+    if len(tensors) > 1:
+        comm.agree(Signature(call, f"{len(tensors)} tensors"))

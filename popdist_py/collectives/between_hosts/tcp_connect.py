@@ -27,14 +27,18 @@ _SECRET_BYTES = 16
 _VALUES, _SUMS = b"v", b"s"
 
 
-def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
+def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
     """Connect all ranks of ``meeting``; collective. Return None if they do not reach one another.
 
     Args:
         meeting: one instance of each host.
-        network: interface or CIDR that all hosts are on; None: the one of the host's name.
+        network: interface or CIDR that all hosts are on; None if it is not known.
+        towards: a host to which this network leads; None: the network of the host's name.
     """
-    address = own_address(network, set(meeting.all_gather(socket.gethostname())))
+    address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
+    known = next(filter(None, meeting.all_gather(address)), None)
+    if address is None and known is not None and not network:
+        address = _address_towards(known)
     listener = _listen(address)
     addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
     secret = bytes.fromhex(meeting.broadcast(secrets.token_hex(_SECRET_BYTES)))
@@ -59,16 +63,31 @@ def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
     return None
 
 
-def own_address(network: str | None, host_names: set[str]) -> str | None:
+def own_address(
+    network: str | None, host_names: set[str], towards: str | None = None
+) -> str | None:
     """Return the IPv4 address at which the other hosts reach this one."""
     if network:
         return _address_in(network)
+    if towards and (address := _address_towards(towards)):
+        return address
     if len(host_names) == 1:
         return "127.0.0.1"
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         return None
+    return None if ipaddress.IPv4Address(address).is_loopback else address
+
+
+def _address_towards(host: str) -> str | None:
+    """Return the address of the interface that leads to another host; None if it is loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
     return None if ipaddress.IPv4Address(address).is_loopback else address
 
 

@@ -15,12 +15,12 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup, MovingGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
 from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
-from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
 from popdist_py.collectives.within_host.host_exchange import HostExchange
 from popdist_py.collectives.within_host.host_group import (
     Agreement,
@@ -51,14 +51,6 @@ _MOVABLE = 1
 class Links(Protocol):
     """Connects the hosts of a communicator; every call is collective."""
 
-    def all_instances(self, host: HostGroup, hosts: Sequence[Sequence[int]]) -> LinkedGroup:
-        """Return the group of all instances.
-
-        Args:
-            host: the instances of this host.
-            hosts: index of the instances of every host.
-        """
-
     def owners(
         self, color: int, key: int, owners: Sequence[int] | None, grace: float
     ) -> LinkedGroup | None:
@@ -71,6 +63,17 @@ class Links(Protocol):
             grace: seconds to wait in addition; another instance will say which one is missing.
         """
 
+    def all_instances(
+        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
+    ) -> MovingGroup:
+        """Return the group of all instances.
+
+        Args:
+            host: the instances of this host.
+            hosts: index of the instances of every host.
+            owners: what ``owners`` has returned.
+        """
+
 
 class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     """All instances of the job; satisfies ``popdist_py.collectives.Communicator``.
@@ -81,6 +84,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         window: the memory of this host's instances, from ``make_window``.
         settings: the user's.
         links: what connects several hosts.
+        names: of the instances, in messages.
     """
 
     def __init__(
@@ -90,12 +94,14 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         window: Window,
         settings: CollectiveSettings,
         links: Links,
+        names: Names = INSTANCES,
     ) -> None:
+        self.names = names
         self.instance_index = world.rank
         self.num_instances = world.size
         self.instances: Sequence[int] = range(self.num_instances)
         self.background = Background()
-        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout)
+        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout, names)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
         self._may_move = self.num_instances > 1
@@ -110,10 +116,9 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self.host_memory = None if self.spans_hosts else self
         self.host_links = self if self.spans_hosts else None
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
-        self._world: LinkedGroup | None = None
+        self._world: MovingGroup | None = None
         self._slice_owners: LinkedGroup | None = None
         if len(hosts) > 1:
-            self._world = links.all_instances(self._host, hosts)
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
             # A wait for another host has a longer time-out than a wait within that host: its
             # instances know which one is missing, and report it first.
@@ -124,6 +129,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             self._slice_owners = links.owners(
                 min(position, num_owners), hosts.index(own_host), owners, self._grace
             )
+            self._world = links.all_instances(self._host, hosts, self._slice_owners)
         can_read = all(world.all_gather(self._host.can_read))
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
@@ -315,6 +321,14 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
+    def set_hang_timeout(self, seconds: float) -> None:
+        """Set after how many seconds a wait within the host raises an error."""
+        self._host.barrier.hang_timeout = seconds
+
+    def abort(self, reason: str) -> None:
+        """Let the call that another thread is in, and all later ones, raise an error soon."""
+        self._host.barrier.abort(reason)
+
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost."""
         if self._host.barrier.lost_error is None:
@@ -407,18 +421,18 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         some_shared = address != 0 and any(other not in (0, _MOVABLE) for other in locations)
         if self._world is None:
             if not same:
-                raise mismatch(host.descriptions(plan.signature), host.instances)
+                raise mismatch(host.descriptions(plan.signature), host.instances, self.names)
             return Agreement(all_shared, some_shared, all_movable, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
         barrier.wait_for_all(plan.signature, 2 * self._grace)
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
             barrier.lost_error = InstanceLostError(
-                f"{plan.signature}: instance {number - _FIRST_LOST} was lost on another host"
+                f"{plan.signature}: {self.names.of(number - _FIRST_LOST)} was lost on another host"
             )
             raise barrier.lost_error
         if not calls_are_equal:
-            raise mismatch(self._world.descriptions(plan.signature), self.instances)
+            raise mismatch(self._world.descriptions(plan.signature), self.instances, self.names)
         return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
@@ -427,11 +441,18 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         The result goes into ``_verdict``, which the instances of the host share: whether the calls
         are equal, and the largest ``number`` of all hosts.
         """
-        if self._slice_owners is not None and self._host.position == 0:
-            self._verdict[:] = self._slice_owners.compare(
-                plan.code if same else 0, number, plan.signature
-            )
-            self._verdict[0] &= same
+        owners, barrier = self._slice_owners, self._host.barrier
+        if owners is None or self._host.position:
+            return
+        try:
+            self._verdict[:] = owners.compare(plan.code if same else 0, number, plan.signature)
+        except InstanceLostError as error:
+            if owners.lost_instance >= 0 and barrier.lost_error is None:
+                self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
+                barrier.wait_for_all(plan.signature)  # the others of this host name it too
+                barrier.lost_error = error
+            raise
+        self._verdict[0] &= same
 
 
 _BARRIER = Signature("barrier")

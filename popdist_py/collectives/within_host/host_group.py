@@ -15,7 +15,7 @@ import numpy as np
 
 from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.collectives.within_host.shared_window import Window
@@ -130,10 +130,19 @@ class HostGroup:
         window: their memory, from ``make_window``.
         instance: index of this instance in the job.
         hang_timeout: seconds after which a wait raises an error.
+        names: of the instances, in messages.
     """
 
-    def __init__(self, local: Meeting, window: Window, instance: int, hang_timeout: float) -> None:
+    def __init__(
+        self,
+        local: Meeting,
+        window: Window,
+        instance: int,
+        hang_timeout: float,
+        names: Names = INSTANCES,
+    ) -> None:
         self.local = local
+        self.names = names
         self.position = local.rank
         self.size = local.size
         self._memory = PeerMemory()
@@ -151,6 +160,7 @@ class HostGroup:
             self.position,
             cores_are_short=cores_are_short,
             hang_timeout=hang_timeout,
+            names=names,
         )
         self.slot_bytes = size = window.num_bytes // 2
         self.slots = [
@@ -201,7 +211,7 @@ class HostGroup:
             InstanceLostError: another instance ended, or did not arrive in time.
         """
         if not self.barrier.compare(turn, plan.code, plan.signature):
-            raise mismatch(self.descriptions(plan.signature), self.instances)
+            raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
 
     def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
         """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says.
@@ -333,7 +343,7 @@ class HostGroup:
         """Wait for the same call of all, and return the addresses of their data."""
         turn = self.next_turn()
         if not self.barrier.compare(turn, plan.code, plan.signature, address=data.ctypes.data):
-            raise mismatch(self.descriptions(plan.signature), self.instances)
+            raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
         return self.barrier.published(turn)[1]
 
     def read(self, position: int, address: int, out: Array, plan: CallPlan) -> None:

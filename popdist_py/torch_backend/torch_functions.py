@@ -1,0 +1,57 @@
+"""The functions of torch.distributed that know the groups of some back ends alone.
+
+``monitored_barrier`` refuses a group that is not gloo's, and ``_set_pg_timeout`` leaves it as it
+is. ``offer`` puts functions in their place that pass our groups on to the group itself, and all
+others to the function of torch.distributed.
+
+Nothing here imports more than torch.distributed: every program that imports torch comes by.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["offer"]
+
+
+def offer(backend: str) -> None:
+    """Let functions of torch.distributed take groups of ``backend``; again does nothing."""
+    module = dist.distributed_c10d
+    if module.monitored_barrier.__module__ != __name__:
+        barrier = _also(backend, module.monitored_barrier, _monitored_barrier)
+        dist.monitored_barrier = module.monitored_barrier = barrier
+        module._set_pg_timeout = _also(backend, module._set_pg_timeout, _set_pg_timeout)
+
+
+def _also(
+    backend: str, original: Callable[..., None], own: Callable[..., None]
+) -> Callable[..., None]:
+    """Return ``own`` for groups of ``backend`` and ``original`` for others."""
+    position = original.__code__.co_varnames.index("group")
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> None:
+        group = args[position] if len(args) > position else kwargs.get("group")
+        is_ours = dist.get_rank(group) >= 0 and dist.get_backend(group) == backend
+        (own if is_ours else original)(*args, **kwargs)
+
+    function.__module__ = __name__
+    return function
+
+
+def _monitored_barrier(
+    group: Any = None,
+    timeout: Any = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    own: Any = group or dist.group.WORLD
+    own.monitored_barrier(timeout, wait_all_ranks)
+
+
+def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
+    own: Any = group or dist.group.WORLD
+    own.set_timeout(timeout)
