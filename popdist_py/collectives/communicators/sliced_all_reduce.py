@@ -148,7 +148,7 @@ class SlicedAllReduce:
         self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
 
     def reduce_private(self, plan: CallPlan, flat: Array, *, is_root: bool) -> None:
-        """Reduce arrays in place at the root alone, which ``lend_to_reduce`` has begun."""
+        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting."""
         self._all_reduce_through_slots(plan, flat, takes_result=is_root)
 
     def _may_be_read(self, flat: Array) -> bool:
@@ -208,29 +208,10 @@ class SlicedAllReduce:
         Each slice of every array is read and written by its owner alone, so nobody waits for the
         others before the last slice is written.
         """
-        host, own, itemsize = self._host, self._host.position, flat.itemsize
-
-        def write(part: slice) -> None:
-            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
-            for position in host.others():
-                host.write_bytes(
-                    position, addresses[position] + offset, addresses[own] + offset, size
-                )
-
-        sources = self._reading(plan, flat, addresses)
-        self._reduce_own_slice(plan, sources, flat, write, self._read_bytes)
-        host.barrier.wait_for_all(plan.signature)
-
-    @property
-    def _read_bytes(self) -> int:
-        """How much of each array is read at a time."""
-        return max(_READ_BYTES_OF_ALL // self._host.size, _MIN_READ_BYTES)
-
-    def _reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> _Sources:
-        """Return what reads a part of the arrays at these addresses; ``flat`` is the own one."""
-        host, own, itemsize = self._host, self._host.position, flat.itemsize
+        host = self._host
+        own, itemsize = host.position, flat.itemsize
         first, later, kept = (row.view(flat.dtype) for row in self._scratch)
-        first_address, later_address, *_ = (row.ctypes.data for row in self._scratch)
+        first_address, later_address, _ = (row.ctypes.data for row in self._scratch)
 
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
@@ -246,7 +227,16 @@ class SlicedAllReduce:
                 host.read_bytes(position, address + offset, target, count * itemsize, plan)
                 yield buffer[:count]
 
-        return sources
+        def write(part: slice) -> None:
+            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
+            for position in host.others():
+                host.write_bytes(
+                    position, addresses[position] + offset, addresses[own] + offset, size
+                )
+
+        part_bytes = max(_READ_BYTES_OF_ALL // host.size, _MIN_READ_BYTES)
+        self._reduce_own_slice(plan, sources, flat, write, part_bytes)
+        host.barrier.wait_for_all(plan.signature)
 
     def _all_reduce_through_slots(
         self, plan: CallPlan, flat: Array, *, takes_result: bool = True
