@@ -20,7 +20,7 @@ from popdist_py.collectives.between_hosts.tcp import TcpMesh
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
 
-__all__ = ["connect"]
+__all__ = ["connect", "own_address"]
 
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
@@ -35,7 +35,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
         network: interface or CIDR that all hosts are on; None if it is not known.
         towards: a host to which this network leads; None: the network of the host's name.
     """
-    address = _own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
+    address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
     known = next(filter(None, meeting.all_gather(address)), None)
     if address is None and known is not None and not network:
         address = _address_towards(known)
@@ -63,7 +63,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
     return None
 
 
-def _own_address(
+def own_address(
     network: str | None, host_names: set[str], towards: str | None = None
 ) -> str | None:
     """Return the IPv4 address at which the other hosts reach this one."""
