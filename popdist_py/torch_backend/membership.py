@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -42,11 +41,11 @@ class Membership:
         group: the process group, which torch.distributed knows by the first call.
         store: torch's, of this group alone.
         links: what connects several hosts.
-        settings: the user's; ``hang_timeout`` is that of every call that has none of its own.
+        timeout: of every call that has none of its own.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, store: Any, links: Links, settings: CollectiveSettings
+        self, group: dist.ProcessGroup, store: Any, links: Links, timeout: timedelta
     ) -> None:
         self._group = weakref.ref(group)
         self._links = links
@@ -58,17 +57,20 @@ class Membership:
         self._failure: PopdistError | None = None
         self.store = GroupStore(store, group.rank(), group.size())
         self._monitored = MonitoredBarrier(self.store)
-        self._settings = settings
-        self.store.timeout = settings.hang_timeout
+        self.timeout = timeout
         _open.add(self)
 
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time-out of the calls to come."""
-        seconds = timeout.total_seconds()
-        self._settings = replace(self._settings, hang_timeout=seconds)
-        self.store.timeout = seconds
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call may wait for another rank."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self.store.timeout = timeout.total_seconds()
         if self._communicator is not None:
-            self._communicator.set_hang_timeout(seconds)
+            self._communicator.set_hang_timeout(timeout.total_seconds())
 
     def call(
         self, function: Callable[[SharedCommunicator], None], timeout: timedelta | None = None
@@ -87,7 +89,7 @@ class Membership:
         try:
             with self._turn:
                 communicator = self._communicator or self._join()
-                if self._is_closed():
+                if self._closes():
                     raise self._closed_error()
                 if timeout is None:
                     function(communicator)
@@ -96,7 +98,7 @@ class Membership:
                 try:
                     function(communicator)
                 finally:
-                    communicator.set_hang_timeout(self._settings.hang_timeout)
+                    communicator.set_hang_timeout(self._timeout.total_seconds())
         except PopdistError as error:
             if self._closed:
                 raise self._closed_error() from None
@@ -112,32 +114,33 @@ class Membership:
         Raises:
             RankLostError: a rank ended or did not come.
         """
-        if self._is_closed():
+        if self._closes():
             raise self._closed_error()
-        limit = self._settings.hang_timeout if timeout is None else timeout
+        limit = self._timeout if timeout is None else timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
         self.store.names = self._names()
         self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> SharedCommunicator:
         """Connect the ranks; one that failed to do so cannot try again, as the others do not."""
-        if self._is_closed():
+        if self._closes():
             raise self._closed_error()
         if self._failure is not None:
             raise self._failure
+        settings = CollectiveSettings(hang_timeout=self._timeout.total_seconds())
         self.store.names = self._names()
         try:
             meeting = StoreMeeting(self.store)
-            communicator = join_meeting(meeting, self._settings, self._links, self.store.names)
+            communicator = join_meeting(meeting, settings, self._links, self.store.names)
         except PopdistError as error:
             self._failure = error
             raise
         self._communicator = communicator
-        if self._is_closed():  # meanwhile
+        if self._closes():  # meanwhile
             communicator.abort(self._closed)
         return communicator
 
-    def _is_closed(self) -> bool:
+    def _closes(self) -> bool:
         """Tell whether this process cannot use the group any more, or never could."""
         return bool(self._closed) or os.getpid() != self._pid
 

@@ -8,9 +8,7 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +19,6 @@ import torch.distributed as dist
 from popdist_py import activities
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.collectives.signature import Signature
-from popdist_py.environment import CollectiveSettings
 from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
@@ -61,10 +58,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
-        settings = replace(
-            CollectiveSettings.from_environ(os.environ), hang_timeout=timeout.total_seconds()
-        )
-        self._membership = Membership(self, store, _NoLinks(), settings)
+        self._membership = Membership(self, store, _NoLinks(), timeout)
         self._queue = CallQueue()
         self._group_name = ""
         self._group_desc = "undefined"
@@ -417,7 +411,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of the calls to come."""
-        self._membership.set_timeout(timeout)
+        self._membership.timeout = timeout
 
     def abort(self) -> None:
         """Leave the group at once: calls that run fail."""
