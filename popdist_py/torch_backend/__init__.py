@@ -17,7 +17,7 @@ store_meeting    how the processes of a group meet, over torch's store
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
-May call: collectives and communicators, activities, environment, errors.
+May call: collectives, communicators, between_hosts, within_host, activities, environment, errors.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ _steps = st.tuples(
 )
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.lists(_steps, max_size=30), min_size=5, max_size=10))
 def test_all_that_is_sent_is_received_in_order(plans):
     for rank, found in enumerate(values(run_ranks(3, _follow_plans, plans))):
