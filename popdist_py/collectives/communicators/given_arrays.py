@@ -20,7 +20,7 @@ from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, H
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
-    from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+    from popdist_py.collectives.between_hosts.linked_group import MovingGroup
     from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
     from popdist_py.collectives.within_host.host_exchange import HostExchange
 
@@ -38,7 +38,7 @@ class GivenArrayCalls(ABC):
     _host: HostGroup
     _exchange: HostExchange
     _sliced: SlicedAllReduce
-    _world: LinkedGroup | None
+    _world: MovingGroup | None
     _plans: dict[Any, CallPlan]
 
     @abstractmethod
