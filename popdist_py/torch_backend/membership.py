@@ -133,7 +133,7 @@ class Membership:
         self.store.names = self._names()
         try:
             meeting = StoreMeeting(self.store)
-            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"))
+            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"), self.store.names)
             communicator = join_meeting(meeting, settings, links, self.store.names)
         except PopdistError as error:
             self._failure = error

@@ -77,7 +77,18 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
-    # torch keeps these two with the back ends of a group, and this one has none but itself.
+    # torch keeps these with the back ends of a group, and this one has none but itself.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> PopdistProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"the back end popdist is for CPU tensors, not for those on {device}"
+            )
+        return self
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
