@@ -20,6 +20,7 @@ __all__ = [
     "check_root",
     "check_single",
     "check_tensors",
+    "row_of_root",
 ]
 
 
@@ -111,6 +112,32 @@ def check_root(call: str, root: int, size: int) -> None:
     """
     if not 0 <= root < size:
         raise ArgumentError(f"{call}: invalid root rank: {root}, expected 0 to {size - 1}")
+
+
+def row_of_root(
+    call: str, what: str, rows: Sequence[list[torch.Tensor]], like: torch.Tensor, size: int
+) -> list[torch.Tensor]:
+    """Return the tensors that only the root gives.
+
+    Args:
+        call: as users know it.
+        what: the list is, ``input`` or ``output``.
+        rows: what the rank gives: one list, or nothing.
+        like: each of the tensors is like this one.
+        size: number of tensors; 0 where the rank is not the root.
+
+    Raises:
+        ArgumentError: the root gives others, or another rank gives some.
+    """
+    if size == 0:
+        if rows and rows[0]:
+            raise ArgumentError(f"{call}: requires empty {what} on non-root")
+        return []
+    check_single(call, what, rows)
+    check_list(call, what, rows[0], size)
+    check_tensors(call, rows[0])
+    check_like(call, rows[0], like)
+    return rows[0]
 
 
 def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) -> list[torch.Tensor]:

@@ -30,6 +30,7 @@ from popdist_py.torch_backend.arguments import (
     check_root,
     check_single,
     check_tensors,
+    row_of_root,
 )
 from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.group_settings import settings_of_group
@@ -234,7 +235,8 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for tensor in tensors:
                 array = array_of(tensor)
                 comm.broadcast(array, root)
-                write_back(array, tensor)
+                if root != self.rank():
+                    write_back(array, tensor)
 
         return self._run("broadcast", call, tensors, opts)
 
@@ -313,7 +315,9 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         root = self._root("gather", opts)
         check_tensors("gather", tensors)
         check_single("gather", "input", tensors)
-        row = self._row_of_root("gather", "output", outputs, root, tensors[0])
+        row = row_of_root(
+            "gather", "output", outputs, tensors[0], self.size() if root == self.rank() else 0
+        )
 
         def call(comm: SharedCommunicator) -> None:
             arrays = [array_of(output) for output in row]
@@ -329,7 +333,9 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         root = self._root("scatter", opts)
         check_tensors("scatter", outputs)
         check_single("scatter", "output", outputs)
-        row = self._row_of_root("scatter", "input", tensors, root, outputs[0])
+        row = row_of_root(
+            "scatter", "input", tensors, outputs[0], self.size() if root == self.rank() else 0
+        )
 
         def call(comm: SharedCommunicator) -> None:
             array = array_of(outputs[0])
@@ -337,20 +343,6 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             write_back(array, outputs[0])
 
         return self._run("scatter", call, outputs, opts)
-
-    def _row_of_root(
-        self, call: str, what: str, rows: list[_Tensors], root: int, like: torch.Tensor
-    ) -> _Tensors:
-        """Return the tensors that only the root gives: one for each rank, each like its own."""
-        if root != self.rank():
-            if rows and rows[0]:
-                raise ArgumentError(f"{call}: requires empty {what} on non-root")
-            return []
-        check_single(call, what, rows)
-        check_list(call, what, rows[0], self.size())
-        check_tensors(call, rows[0])
-        check_like(call, rows[0], like)
-        return rows[0]
 
     def alltoall(self, outputs: _Tensors, tensors: _Tensors, opts: Any = None) -> Any:
         """Fill output i with what rank i has for this rank."""

@@ -79,7 +79,7 @@ def _reduce_anything(rank):
     def check(seed, shape, dtype, layout, op, async_op):
         rows = [_tensor(seed, each, shape, dtype, layout) for each in range(size)]
         expected = functools.reduce(_OPS[op], rows)
-        tensor = rows[rank].clone(memory_format=torch.preserve_format)
+        tensor = _tensor(seed, rank, shape, dtype, layout)
         work = dist.all_reduce(tensor, op, async_op=async_op)
         if async_op:
             work.wait()

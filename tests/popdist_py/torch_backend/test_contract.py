@@ -358,6 +358,43 @@ def _functional(rank, size):
 
 
 @_case(
+    lambda _rank, size: [
+        [[size] * 2, [size] * 3],
+        [[row] * 2 for row in range(1, size + 1)],
+        [[1.0 + n for n in range(size)], [3.0] * size, [1.0, 2.0]],
+    ],
+    sizes=(2,),
+)
+def _functional_coalesced_and_gradients(rank, size):
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    summed = functional.all_reduce_coalesced([torch.ones(2), torch.ones(3)], "sum", group)
+    (gathered,) = functional.all_gather_into_tensor_coalesced([torch.full((1, 2), rank + 1)], group)
+    gathered = gathered.clone()
+    changed, shared, split = (torch.ones(size, requires_grad=True) for _ in range(3))
+    outputs = [
+        functional.all_to_all_single_autograd(changed, [1] * size, [1] * size, group),
+        functional.all_gather_tensor_autograd(shared, 0, group),
+        functional.reduce_scatter_tensor_autograd(split, "sum", 0, group),
+    ]
+    for output in outputs:
+        (output * (rank + 1)).sum().backward()
+    return [
+        [tensor.clone() for tensor in summed],
+        gathered,
+        [tensor.grad for tensor in (changed, shared, split)],
+    ]
+
+
+@_case(lambda _rank, _size: [1.0] * 3, gloo=False)  # gloo takes it for contiguous
+def _broadcast_of_an_expanded_tensor(rank, _size):
+    tensor = torch.ones(1).expand(3) if rank == 0 else torch.zeros(3)
+    dist.broadcast(tensor, 0)
+    return tensor
+
+
+@_case(
     lambda _rank, size: [_all_given(size), _all_given(size).sum(0), torch.ones(6) * size],
     sizes=(2,),
 )
