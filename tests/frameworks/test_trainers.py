@@ -1,4 +1,7 @@
-"""Lightning, Accelerate and Transformers, started as their users start them."""
+"""Whole programs, started as their users start them: by torchrun and by the launcher.
+
+Lightning, Accelerate, Transformers, the elastic agent, and Horovod's calls beside a process group.
+"""
 
 import json
 import os
@@ -17,16 +20,16 @@ _PROGRAMS = {
 
 
 @pytest.fixture
-def started(request, tmp_path, poprun, monkeypatch):
+def started(tmp_path, poprun, monkeypatch):
     """Give a function that runs a program on two ranks and returns what they printed."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")
 
-    def by_torchrun(program, backend):
+    def by_torchrun(program, *arguments, options=()):
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         found = subprocess.run(
-            [sys.executable, *words, program, backend],
+            [sys.executable, *words, *options, program, *arguments],
             env={**os.environ, "PYTHONPATH": str(_HERE.parent.parent)},
             cwd=tmp_path,
             capture_output=True,
@@ -36,8 +39,8 @@ def started(request, tmp_path, poprun, monkeypatch):
         )
         return _reports(found)
 
-    def by_poprun(program, backend):
-        words = ["-n", "2", "--num-replicas", "2", sys.executable, program, backend]
+    def by_poprun(program, *arguments, options=()):
+        words = ["-n", "2", "--num-replicas", "2", *options, sys.executable, program, *arguments]
         return _reports(poprun(*words))
 
     return {"torchrun": by_torchrun, "poprun": by_poprun}
@@ -63,3 +66,30 @@ def test_trainers_end_with_what_they_end_with_over_gloo(started, name, launcher)
             assert report["backend"] == backend
             digests.add(report["digest"])
     assert len(digests) == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_trainers_that_name_gloo_get_popdist_from_the_launcher(started, name):
+    pytest.importorskip(_PROGRAMS[name], reason=f"{name} is not installed")
+    named = "gloo" if name == "lightning" else "auto"
+    program = _HERE / f"{name}_program.py"
+    for report in started["poprun"](program, named, options=("--torch-backend", "popdist")):
+        assert report["backend"] == "popdist"
+
+
+@pytest.mark.sweep
+def test_the_elastic_agent_starts_failed_ranks_again(started):
+    program = _HERE / "elastic_program.py"
+    digests = {
+        report["digest"]
+        for backend, way in (("popdist", "fails"), ("popdist", "works"), ("gloo", "works"))
+        for report in started["torchrun"](program, backend, way, options=("--max-restarts", "1"))
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.sweep
+def test_calls_of_horovod_work_beside_a_process_group(started):
+    reports = started["poprun"](_HERE / "horovod_program.py")
+    assert len({report["digest"] for report in reports}) == 1
