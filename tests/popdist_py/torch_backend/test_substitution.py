@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from support.ranks import run_ranks, values
 from torch.distributed._functional_collectives import all_reduce
 
@@ -72,6 +73,18 @@ def _mesh(rank, folder):
 
 def test_a_mesh_of_cpus_is_popdist(tmp_path):
     assert values(run_ranks(2, _mesh, str(tmp_path), backend=None)) == [(_OURS, [2.0] * 3)] * 2
+
+
+def _save(rank, folder):
+    checkpoint.async_save({"rank": torch.tensor(rank)}, checkpoint_id=folder).result()
+    state = {"rank": torch.tensor(-1)}
+    checkpoint.load(state, checkpoint_id=folder)
+    return dist.distributed_c10d._device_capability(), int(state["rank"])
+
+
+def test_torch_knows_that_the_group_is_for_cpus(tmp_path):
+    # An asynchronous checkpoint refuses groups that are not.
+    assert values(run_ranks(2, _save, str(tmp_path))) == [(["cpu"], 0)] * 2
 
 
 def _names(rank, wanted, accelerator):
