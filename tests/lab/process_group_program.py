@@ -46,5 +46,5 @@ while how == "endless":
     dist.all_reduce(everything)
 total = sum(parameter.double().sum() for parameter in model.parameters()).item()
 group = dist.group.WORLD
-print("rank", rank, group._communicator.hosts, "mpi4py" in sys.modules, total.hex())
+print("rank", rank, group._membership._communicator.hosts, "mpi4py" in sys.modules, total.hex())
 dist.destroy_process_group()

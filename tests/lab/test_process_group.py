@@ -54,7 +54,7 @@ def test_a_model_is_the_same_on_two_hosts_as_on_one(lab):
 def test_a_lost_rank_is_named_on_the_other_host(lab):
     done = run(lab, lab.names(), 3)
     assert done.returncode
-    assert "instance 3 " in done.stderr, done.stderr[-3000:]
+    assert "rank 3 " in done.stderr, done.stderr[-3000:]
 
 
 def test_hosts_find_one_another_without_the_launcher(lab):
@@ -81,5 +81,5 @@ def test_a_dead_host_is_named_within_the_time_out(make_lab):
     lab[2].kill()
     for process, errors in [(each, each.communicate(timeout=30)[1]) for each in processes][:2]:
         assert process.returncode
-        assert "InstanceLostError" in errors, errors
-        assert "instance 2 " in errors, errors
+        assert "RankLostError" in errors, errors
+        assert "rank 2 " in errors, errors

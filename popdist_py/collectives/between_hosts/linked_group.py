@@ -63,7 +63,10 @@ class MovingGroup(Protocol):
 
 
 class LinkedGroup(MovingGroup, Protocol):
-    """One instance of each host, that also reduce; ``wait`` and ``close`` are not collective."""
+    """One instance of each host, that also reduce; ``wait``, ``abort``, ``close`` are its own."""
+
+    hang_timeout: float
+    """Seconds after which a wait raises an error."""
 
     def start_all_reduce(self, array: Array, op: str) -> Any:
         """Start to reduce ``array``, flat, in place; ``wait`` completes it."""
@@ -84,6 +87,9 @@ class LinkedGroup(MovingGroup, Protocol):
 
     def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
         """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
+
+    def abort(self, reason: str) -> None:
+        """Let later calls raise an error, and the wait of another thread where that can be."""
 
     def close(self) -> None:
         """Close the connections."""

@@ -53,7 +53,7 @@ class MpiGroup:
     ) -> None:
         self._comm = comm.Dup()
         self._instances = list(instances)
-        self._hang_timeout = hang_timeout
+        self.hang_timeout = hang_timeout
         self._timeout = hang_timeout + grace
         self._num_calls = 0
         self.rank: int = comm.Get_rank()
@@ -182,6 +182,10 @@ class MpiGroup:
     def close(self) -> None:
         """Do nothing: mpi4py frees what belongs to MPI."""
 
+    def abort(self, reason: str) -> None:
+        """Let all later calls raise an error."""
+        self.lost_error = InstanceLostError(reason)
+
     def _start_call(self) -> None:
         if self.lost_error is not None:
             raise self.lost_error
@@ -222,7 +226,7 @@ class MpiGroup:
             for rank, instance in enumerate(self._instances)
             if rank != self.rank and self._num_calls not in self._announcements(rank)
         ]
-        return late_error(missing, call, self._hang_timeout)
+        return late_error(missing, call, self.hang_timeout)
 
     def _announcements(self, rank: int) -> list[int]:
         calls = []

@@ -322,12 +322,16 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
     def set_hang_timeout(self, seconds: float) -> None:
-        """Set after how many seconds a wait within the host raises an error."""
+        """Set after how many seconds a wait raises an error."""
         self._host.barrier.hang_timeout = seconds
+        if self._slice_owners is not None:
+            self._slice_owners.hang_timeout = seconds
 
     def abort(self, reason: str) -> None:
         """Let the call that another thread is in, and all later ones, raise an error soon."""
         self._host.barrier.abort(reason)
+        if self._slice_owners is not None:
+            self._slice_owners.abort(reason)
 
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost."""
