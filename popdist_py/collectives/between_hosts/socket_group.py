@@ -16,7 +16,7 @@ from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh, TcpRequest
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.rounds import Round
-from popdist_py.collectives.signature import Signature
+from popdist_py.collectives.signature import INSTANCES, Names, Signature
 from popdist_py.collectives.tree import Node
 from popdist_py.collectives.within_host.host_barrier import launcher_grace_seconds
 from popdist_py.errors import InstanceLostError
@@ -38,11 +38,18 @@ class SocketGroup:
         instances: index in the job of each rank.
         hang_timeout: seconds after which a wait raises an error, from the last bytes that moved.
         grace: seconds to wait in addition, where another instance will say which one is missing.
+        names: of the instances, in messages.
     """
 
     def __init__(
-        self, mesh: TcpMesh, instances: Sequence[int], hang_timeout: float, grace: float
+        self,
+        mesh: TcpMesh,
+        instances: Sequence[int],
+        hang_timeout: float,
+        grace: float,
+        names: Names = INSTANCES,
     ) -> None:
+        self._names = names
         self._mesh = mesh
         self._instances = list(instances)
         self._hang_timeout = hang_timeout
@@ -88,7 +95,7 @@ class SocketGroup:
             time.sleep(launcher_grace_seconds(self._hang_timeout))
             self.lost_instance = self._instances[error.rank]
             self.lost_error = InstanceLostError(
-                f"{call}: instance {self.lost_instance} was lost on another host"
+                f"{call}: {self._names.of(self.lost_instance)} was lost on another host"
             )
             raise self.lost_error from None
 
@@ -102,7 +109,7 @@ class SocketGroup:
                 missing = request.missing_values or request.missing_sums
                 instances = sorted(self._instances[rank] for rank in missing)
                 self.lost_instance = instances[0] if instances else -1
-                self.lost_error = late_error(instances, call, self._hang_timeout)
+                self.lost_error = late_error(instances, call, self._hang_timeout, self._names)
                 raise self.lost_error
 
     # --- Calls --------------------------------------------------------------------------------
@@ -203,14 +210,14 @@ class SocketGroup:
         self._mesh.close()
 
 
-def late_error(missing: Sequence[int], call: object, hang_timeout: float) -> InstanceLostError:
+def late_error(
+    missing: Sequence[int], call: object, hang_timeout: float, names: Names = INSTANCES
+) -> InstanceLostError:
     """Return the error of a wait that took too long for these instances."""
-    limit = f"within {hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
+    limit = f"within {hang_timeout:g} s ({names.time_limit})"
     if not missing:
-        return InstanceLostError(f"{call}: all instances arrived, but did not end {limit}")
-    noun = "instance" if len(missing) == 1 else "instances"
-    names = ", ".join(map(str, sorted(missing)))
-    return InstanceLostError(f"{call}: {noun} {names} did not arrive {limit}")
+        return InstanceLostError(f"{call}: all {names.noun}s arrived, but did not end {limit}")
+    return InstanceLostError(f"{call}: {names.of(*sorted(missing))} did not arrive {limit}")
 
 
 def stacked_nodes(values: Sequence[Array], nodes: Sequence[Sequence[Node]]) -> Array:

@@ -18,7 +18,7 @@ from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
 from popdist_py.collectives.between_hosts.socket_group import SocketGroup
 from popdist_py.collectives.between_hosts.tcp_connect import connect
 from popdist_py.collectives.meeting import Meeting
-from popdist_py.collectives.signature import Signature
+from popdist_py.collectives.signature import INSTANCES, Names, Signature
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.environment import NETWORK, CollectiveSettings
@@ -38,11 +38,17 @@ class SocketLinks:
         meeting: all instances; rank = instance index.
         settings: the user's.
         towards: a host that all hosts reach by the network between them, if none is set.
+        names: of the instances, in messages.
     """
 
     def __init__(
-        self, meeting: Meeting, settings: CollectiveSettings, towards: str | None = None
+        self,
+        meeting: Meeting,
+        settings: CollectiveSettings,
+        towards: str | None = None,
+        names: Names = INSTANCES,
     ) -> None:
+        self._names = names
         self._meeting = meeting
         self._settings = settings
         self._towards = towards
@@ -64,7 +70,7 @@ class SocketLinks:
             raise PopdistError(_unreachable(network, self._towards))
         if mesh is None or owners is None:
             return None
-        return SocketGroup(mesh, owners, self._settings.hang_timeout, grace)
+        return SocketGroup(mesh, owners, self._settings.hang_timeout, grace, self._names)
 
     def all_instances(
         self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
@@ -130,7 +136,8 @@ class HostsGroup:
         barrier.wait_for_all(call, self._grace)
         missed = int(self._missed[0]) - 1
         if missed >= 0:
-            found = InstanceLostError(f"{call}: instance {missed} was lost on another host")
+            lost = self._host.names.of(missed)
+            found = InstanceLostError(f"{call}: {lost} was lost on another host")
             self._lose(found, missed)
             raise found
 

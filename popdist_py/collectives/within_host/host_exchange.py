@@ -170,7 +170,8 @@ class HostExchange:
 
     def _first_problem(self, tables: Sequence[memoryview], plan: CallPlan) -> str:
         """Say which block to or from this instance differs in size from its place; "" if none."""
-        own, instances = self._host.position, self._host.instances
+        own, names = self._host.position, self._host.names.of
+        instances = self._host.instances
         mine, back = tables[own], self._row(own)
         for position, other in enumerate(tables):
             row = self._row(position)
@@ -181,8 +182,8 @@ class HostExchange:
             for sender, receiver, sent, expected in pairs:
                 if sent != expected:
                     return (
-                        f"{plan.signature}: instance {instances[sender]} sends {sent} bytes to "
-                        f"instance {instances[receiver]}, which expects {expected}"
+                        f"{plan.signature}: {names(instances[sender])} sends {sent} bytes to "
+                        f"{names(instances[receiver])}, which expects {expected}"
                     )
         return ""
 
