@@ -154,6 +154,15 @@ class Membership:
             ranks = tuple(dist.get_process_group_ranks(self._group()))
         return Names("rank", ranks, _TIME_LIMIT)
 
+    def check_process(self) -> None:
+        """Refuse a process that was forked from the one that made the group.
+
+        Raises:
+            GroupClosedError: this is such a process.
+        """
+        if not self.is_of_this_process:
+            raise self._closed_error()
+
     def _closed_error(self) -> GroupClosedError:
         if not self.is_of_this_process:
             return GroupClosedError(

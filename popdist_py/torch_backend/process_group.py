@@ -416,6 +416,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
+        membership.check_process()  # a lock that another thread held stays locked in a fork
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)

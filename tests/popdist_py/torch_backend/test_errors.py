@@ -93,7 +93,7 @@ def _splits(rank):
 
 def test_splits_that_do_not_fit_are_named():
     for text, after in values(run_ranks(2, _splits)):
-        assert "rank 0 sends 8 bytes to rank 1, which expects 4" in text
+        assert "rank 1 sends 4 bytes to rank 0, which expects 8" in text
         assert after == [2.0, 2.0]
 
 
