@@ -25,7 +25,7 @@ errors           the classes of errors
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
-May call: collectives and communicators, activities, environment, errors.
+May call: collectives, communicators, between_hosts, within_host, activities, environment, errors.
 """
 
 from __future__ import annotations

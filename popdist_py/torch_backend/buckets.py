@@ -34,8 +34,8 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
         A function that takes as many bytes of other memory, copies the bucket there, and makes it
         the bucket's own. Arrays made of the bucket before are invalid then.
     """
-    caller = sys._getframe(2)
-    if caller.f_code.co_name != _BACKWARD or len(tensors) != 1:
+    caller = sys._getframe(1).f_back  # None in a thread of C++
+    if caller is None or caller.f_code.co_name != _BACKWARD or len(tensors) != 1:
         return None
     (bucket,) = tensors
     storage = bucket.untyped_storage()

@@ -219,8 +219,15 @@ class Endpoint:
         connection.recv(_GREETING.size)
         return Guest(rank, connection, pid, probe)
 
-    def close(self) -> None:
-        """Stop to listen."""
+    def close(self, farewell: bytes = b"") -> None:
+        """Stop to listen.
+
+        Args:
+            farewell: for those who have connected and were not welcomed.
+        """
+        for connection in self.accept() if farewell else []:
+            with suppress(OSError):
+                connection.send(farewell)
         for connection in [*self.listeners, *self._strangers]:
             connection.close()
         self._strangers.clear()

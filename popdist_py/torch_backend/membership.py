@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from popdist_py.collectives.communicators.meeting_communicator import join_meeting
@@ -88,7 +89,8 @@ class Membership:
             GroupClosedError: the group was destroyed, or belongs to another process.
         """
         try:
-            with self._turn:
+            # Sums that overflow are infinite without a warning, as torch's own are.
+            with self._turn, np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():
                     raise self._closed_error()
@@ -132,9 +134,8 @@ class Membership:
         self.store.names = self._names()
         try:
             meeting = StoreMeeting(self.store)
-            names, towards = self.store.names, os.environ.get("MASTER_ADDR")
-            links = SocketLinks(meeting, settings, towards, names)
-            communicator = join_meeting(meeting, settings, links, names)
+            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"), self.store.names)
+            communicator = join_meeting(meeting, settings, links, self.store.names)
         except PopdistError as error:
             self._failure = error
             raise

@@ -98,10 +98,11 @@ class Messages:
                 self._deliver(_Message(to, header, bytes(work.data), None))
                 self._finish(work)
                 return work
-            channel = traffic.channel_to(to)
             if to in traffic.gone:
                 self._finish(work, self._lost(work, to))
-            elif size <= INLINE_BYTES and channel.unconsumed + size <= _MOST_UNCONSUMED_BYTES:
+                return work
+            channel = traffic.channel_to(to)
+            if size <= INLINE_BYTES and channel.unconsumed + size <= _MOST_UNCONSUMED_BYTES:
                 channel.unconsumed += size
                 traffic.send(channel, header, work.data, lambda: self._finish(work))
             else:
@@ -141,23 +142,23 @@ class Messages:
 
     def close(self) -> None:
         """Leave the group; works that are not complete fail."""
-        self._is_closed = True
-        if self._traffic is None:
-            self._endpoint.close()
-            return
-        with self._traffic.lock:
-            for work in [work for work in self._works if work.verb == "receive"]:
-                self._finish(work, self._left(work))
-        self._traffic.close()
-        for work in list(self._works):
-            self._finish(work, self._left(work))
-        self.tell()
+        with self._starting:
+            traffic, self._is_closed = self._traffic, True
+        if traffic is None:
+            self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
+        elif not traffic.is_closed:
+            traffic.say_goodbye()
+            with traffic.lock:
+                for work in list(self._works):
+                    self._finish(work, self._left(work))
+            self.tell()
+            traffic.close()
 
     @contextmanager
     def _using_traffic(self) -> Iterator[Traffic]:
-        if self._is_closed:
-            raise PopdistError(f"rank {self._rank} has left the group: it sends nothing any more")
         with self._starting:
+            if self._is_closed:
+                raise PopdistError(f"rank {self._rank} has left the group: make a new one to send")
             if self._traffic is None:
                 self._memory = PeerMemory() if self._settings.shared_memory else None
                 self._traffic = Traffic(self._endpoint, self, self._memory)
@@ -189,11 +190,13 @@ class Messages:
 
     def tell(self) -> None:
         """Tell the futures of the works that are complete; never with a lock."""
+        assert self._traffic is not None
         while self._complete:
             try:
                 work = self._complete.popleft()
             except IndexError:  # another thread was quicker
                 break
+            self._traffic.stir()
             work.tell()
 
     def _finish(self, work: MessageWork, error: BaseException | None = None) -> None:

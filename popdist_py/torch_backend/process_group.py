@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.collectives.signature import Signature
@@ -37,6 +38,7 @@ from popdist_py.torch_backend.group_settings import settings_of_group
 from popdist_py.torch_backend.membership import Membership
 from popdist_py.torch_backend.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
+from popdist_py.torch_backend.overloads import also_with_arguments
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
@@ -79,7 +81,18 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     name = getBackendName
 
-    # torch keeps these two with the back ends of a group, and this one has none but itself.
+    # torch keeps these with the back ends of a group, and this one has none but itself.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> PopdistProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(
+                f"the back end popdist is for CPU tensors, not for those on {device}"
+            )
+        return self
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -99,7 +112,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- Reductions ---------------------------------------------------------------------------
 
-    def allreduce(self, tensors: _Tensors, opts: Any = None) -> Any:
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce each tensor over all ranks, in place."""
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors[0], opts)
@@ -118,7 +131,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("all_reduce", call, tensors, opts)
 
-    allreduce_coalesced = allreduce
+    allreduce = also_with_arguments(dist.AllreduceOptions, "op", "timeout")(allreduce_coalesced)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Any:
         """Add up sparse tensors, of which each rank has other elements."""
@@ -138,6 +151,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("all_reduce", call, [tensor], opts)
 
+    @also_with_arguments(dist.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Reduce a tensor over all ranks, in place at the root."""
         root = self._root("reduce", opts)
@@ -153,6 +167,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("reduce", call, tensors, opts)
 
+    @also_with_arguments(dist.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> Any:
         """Fill the output of rank i with the reduction of tensor i of all ranks."""
         check_tensors("reduce_scatter", outputs)
@@ -213,6 +228,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # --- Calls that move values ---------------------------------------------------------------
 
+    @also_with_arguments(dist.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: _Tensors, opts: Any = None) -> Any:
         """Overwrite the tensors with those of the root."""
         root = self._root("broadcast", opts)
@@ -227,6 +243,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("broadcast", call, tensors, opts)
 
+    @also_with_arguments(AllgatherOptions, "timeout", tensors=2)
     def allgather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
         """Fill tensor i of the outputs with the tensor of rank i; ranks may differ in size."""
         check_tensors("all_gather", tensors)
@@ -295,6 +312,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @also_with_arguments(dist.GatherOptions, "root", "timeout", tensors=2)
     def gather(self, outputs: list[_Tensors], tensors: _Tensors, opts: Any = None) -> Any:
         """Fill tensor i of the outputs of the root with the tensor of rank i."""
         root = self._root("gather", opts)
@@ -310,6 +328,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return self._run("gather", call, outputs, opts)
 
+    @also_with_arguments(dist.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(self, outputs: _Tensors, tensors: list[_Tensors], opts: Any = None) -> Any:
         """Fill the output of rank i with tensor i of the root."""
         root = self._root("scatter", opts)
@@ -371,6 +390,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     alltoall_base = all_to_all_single
 
+    @also_with_arguments(dist.BarrierOptions, "timeout", tensors=0)
     def barrier(self, opts: Any = None) -> Any:
         """Wait for all ranks."""
         return self._run("barrier", lambda comm: comm.barrier(), [], opts)

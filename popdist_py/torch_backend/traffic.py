@@ -31,7 +31,7 @@ __all__ = ["Post", "Traffic"]
 _LINGER_SECONDS = 0.002
 # How often ranks are looked for that have not joined yet; how long to sleep at most.
 _LOOK_SECONDS, _SLEEP_SECONDS = 0.02, 1.0
-# What was sent last is given so long to be taken.
+# So long may those take who must do something before this rank has left.
 _FLUSH_SECONDS = 5.0
 
 
@@ -121,6 +121,11 @@ class Traffic:
         """Let whoever moves next call a function, without the lock."""
         self._jobs.append(job)
         os.eventfd_write(self._wake, 1)
+
+    def stir(self) -> None:
+        """Wake the thread that moves for all: what it waits for may be complete."""
+        if self._one_moves:
+            os.eventfd_write(self._wake, 1)
 
     # --- Moving -------------------------------------------------------------------------------
 
@@ -258,6 +263,9 @@ class Traffic:
                 channel.open(*found)
                 self._watch(channel)
         except (OSError, ConnectionLostError):
+            # Whether it has left before anybody asked, or ended, can no longer be told.
+            if channel.rank not in self.gone:
+                self.leaving.add(channel.rank)
             self._lose(channel.rank)
 
     def _welcome(self) -> None:
@@ -302,11 +310,9 @@ class Traffic:
 
     # --- Leaving ------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Say goodbye to all, give what was sent last some time, and close the connections."""
+    def say_goodbye(self) -> None:
+        """Tell all that this rank leaves, and give what was sent last some time."""
         with self.lock:
-            if self.is_closed:
-                return
             self._welcome()
             for channel in [*self._outward.values(), *self._inward.values()]:
                 self.send(channel, Header(Kind.LEAVING))
@@ -314,11 +320,15 @@ class Traffic:
         while self._is_flushing() and time.monotonic() < end:
             self._move(_LOOK_SECONDS)
             self._do_jobs()
+
+    def close(self) -> None:
+        """Close the connections; nobody may wait for anything any more."""
+        end = time.monotonic() + _FLUSH_SECONDS
         with self.lock:
             self.is_closed = True
             os.eventfd_write(self._wake, 1)
             self._changed.notify_all()
-            # Who waits sees that its work has failed, and touches nothing afterwards.
+            # Who has waited touches nothing afterwards.
             while self._waiters and time.monotonic() < end:
                 self._changed.wait(_LOOK_SECONDS)
         if self._thread is not threading.current_thread():

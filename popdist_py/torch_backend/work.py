@@ -9,6 +9,7 @@ Nothing here knows what a call does.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,12 +41,14 @@ class PopdistWork(dist.Work):
     Attributes:
         name: of the call.
         source: rank from which the call received a message; -1 if it received none.
+        may_call_back: whether a program has its future, and perhaps a callback that waits.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], tensors: Sequence[Any] = ()) -> None:
         super().__init__()
         self.name = name
         self.source = -1
+        self.may_call_back = False
         self._function: Callable[[], Any] | None = function
         self._tensors = list(tensors)
         self._queue: CallQueue | None = None
@@ -147,6 +150,7 @@ class PopdistWork(dist.Work):
 
         An error is one of C++ there, so that DistributedDataParallel's reducer raises it.
         """
+        self.may_call_back |= sys._getframe(1).f_code.co_name != _BACKWARD
         with _futures_lock:
             if self._futures is None:
                 first: torch.futures.Future[Any] = torch.futures.Future()
@@ -161,6 +165,8 @@ class PopdistWork(dist.Work):
         return self._tensors
 
 
+# What Python runs while the reducer, in C++, runs backward; its callbacks wait for nothing.
+_BACKWARD = "_engine_run_backward"
 # One for all: it is held for as long as making a future takes, which most calls do not.
 _futures_lock = threading.Lock()
 
@@ -187,10 +193,7 @@ class CallQueue:
     def submit(self, work: PopdistWork) -> None:
         """Run a call after all that were submitted before."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run_calls, name="popdist-process-group", daemon=True
-            )
-            self._thread.start()
+            self._start_thread()
         work._queue = self
         self._calls.append(work)
         self._wake.put(True)
@@ -231,8 +234,14 @@ class CallQueue:
             if thread is not threading.current_thread():
                 thread.join(None if seconds < 0 else seconds)
 
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(
+            target=self._run_calls, name="popdist-process-group", daemon=True
+        )
+        self._thread.start()
+
     def _run_calls(self) -> None:
-        while self._wake.get():
+        while self._thread is threading.current_thread() and self._wake.get():
             self._turn.acquire()
             self._run_next()
 
@@ -246,7 +255,9 @@ class CallQueue:
         finally:
             self._turn.release()
         if work is not None:
-            work.tell()  # its callbacks may wait for other calls
+            if work.may_call_back and self._thread is threading.current_thread():
+                self._start_thread()  # a callback may wait for another call, in C++ too
+            work.tell()
 
     def _run(self, work: PopdistWork) -> None:
         if self._lost is not None:

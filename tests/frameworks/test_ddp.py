@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from support.parity import assert_equal_on_all_ranks, assert_same, outcomes_of, run_programs
+from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -214,15 +214,6 @@ def hook_power_sgd(rank):
     return _train(rank, model, steps=5)
 
 
-def hook_batched_power_sgd(rank):
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
-
-    state = power.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
-    model = DistributedDataParallel(_plain_model())
-    model.register_comm_hook(state, power.batched_powerSGD_hook)
-    return _train(rank, model, steps=5)
-
-
 def hook_post_local_sgd(rank):
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as local
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -338,8 +329,7 @@ _PROGRAMS = (
     plain, bucket_views, many_buckets, gradients_set_to_zeros, unused_parameters, static_graph,
     accumulated_gradients, clipped_gradients, mixed_dtypes, mixed_precision, complex_parameters,
     buffers_of_rank_0, checkpointed_activations, reentrant_checkpoints, hook_all_reduce,
-    hook_half_precision, hook_power_sgd, hook_batched_power_sgd,
-    hook_post_local_sgd, hook_in_cpp, hook_of_a_user,
+    hook_half_precision, hook_power_sgd,     hook_post_local_sgd, hook_in_cpp, hook_of_a_user,
     hook_of_chained_calls, uneven_inputs, uneven_inputs_throw, two_models_on_groups,
     distributed_sampler, logged,
 )  # fmt: skip
@@ -348,17 +338,17 @@ _NAMES = [program.__name__ for program in _PROGRAMS]
 _OF_ONE_RANK = {"uneven_inputs_throw"}
 
 
-def _all_programs(rank):
-    return run_programs(rank, _PROGRAMS)
+def _all_programs(rank, folder):
+    return run_programs(rank, 2, folder, _PROGRAMS)
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {backend: outcomes_of(2, _all_programs, backend) for backend in ("popdist", "gloo")}
+    return found_over_both(2, _all_programs)
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
-    assert_same(name, found["popdist"], found["gloo"])
+    assert_same(found, name)
     if name not in _OF_ONE_RANK:
-        assert_equal_on_all_ranks(name, found["popdist"])
+        assert_equal_on_all_ranks(found, name)

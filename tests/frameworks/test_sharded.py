@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.parity import assert_equal_on_all_ranks, assert_same, outcomes_of, run_programs
+from support.parity import assert_equal_on_all_ranks, assert_same, found_over_both, run_programs
 from torch import nn
 
 
@@ -316,17 +316,17 @@ _PROGRAMS = (
 )  # fmt: skip
 
 
-def _all_programs(rank):
-    return run_programs(rank, _PROGRAMS)
+def _all_programs(rank, folder):
+    return run_programs(rank, 2, folder, _PROGRAMS)
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {backend: outcomes_of(2, _all_programs, backend) for backend in ("popdist", "gloo")}
+    return found_over_both(2, _all_programs)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [program.__name__ for program in _PROGRAMS])
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
-    assert_same(name, found["popdist"], found["gloo"])
-    assert_equal_on_all_ranks(name, found["popdist"])
+    assert_same(found, name)
+    assert_equal_on_all_ranks(found, name)

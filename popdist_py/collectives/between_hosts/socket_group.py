@@ -39,6 +39,9 @@ class SocketGroup:
         hang_timeout: seconds after which a wait raises an error, from the last bytes that moved.
         grace: seconds to wait in addition, where another instance will say which one is missing.
         names: of the instances, in messages.
+
+    Attributes:
+        hang_timeout: as above; it may be set between two calls.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class SocketGroup:
         self._names = names
         self._mesh = mesh
         self._instances = list(instances)
-        self._hang_timeout = hang_timeout
-        self._timeout = hang_timeout + grace
+        self.hang_timeout = hang_timeout
+        self._grace = grace
+        self._abort_reason = ""
         self.rank = mesh.rank
         self.size = mesh.size
         self.lost_error: InstanceLostError | None = None
@@ -92,7 +96,7 @@ class SocketGroup:
                 raise request
             self._wait(request, call)
         except ConnectionLostError as error:
-            time.sleep(launcher_grace_seconds(self._hang_timeout))
+            time.sleep(launcher_grace_seconds(self.hang_timeout))
             self.lost_instance = self._instances[error.rank]
             self.lost_error = InstanceLostError(
                 f"{call}: {self._names.of(self.lost_instance)} was lost on another host"
@@ -102,14 +106,18 @@ class SocketGroup:
     def _wait(self, request: TcpRequest, call: object) -> None:
         patience = Patience()
         while not request.is_done:
-            if self._mesh.progress(_POLL_SECONDS):
+            moved = self._mesh.progress(_POLL_SECONDS)
+            if self._abort_reason:
+                self.lost_error = InstanceLostError(f"{call}: {self._abort_reason}")
+                raise self.lost_error
+            if moved:
                 patience = Patience()
-            elif patience.waited() > self._timeout:
+            elif patience.waited() > self.hang_timeout + self._grace:
                 # A rank that itself waits for a third one has sent its values, but no sum.
                 missing = request.missing_values or request.missing_sums
                 instances = sorted(self._instances[rank] for rank in missing)
                 self.lost_instance = instances[0] if instances else -1
-                self.lost_error = late_error(instances, call, self._hang_timeout, self._names)
+                self.lost_error = late_error(instances, call, self.hang_timeout, self._names)
                 raise self.lost_error
 
     # --- Calls --------------------------------------------------------------------------------
@@ -204,6 +212,10 @@ class SocketGroup:
         with activities.doing(activities.WAITING):
             self.all_reduce(extremes, "max", call)
         return bool(extremes[0] == -extremes[1]), int(extremes[2])
+
+    def abort(self, reason: str) -> None:
+        """Let the wait that another thread is in, and all later ones, raise an error soon."""
+        self._abort_reason = reason
 
     def close(self) -> None:
         """Close the connections."""

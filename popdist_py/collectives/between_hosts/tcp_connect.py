@@ -127,7 +127,8 @@ def _connect_pairs(
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     for other in range(rank):
         for kind in (_VALUES, _SUMS):
-            connection = socket.create_connection(tuple(addresses[other]), _TIMEOUT_SECONDS)
+            host, port = addresses[other]
+            connection = socket.create_connection((host, port), _TIMEOUT_SECONDS)
             connections[kind, other] = connection
             connection.sendall(secret + kind + rank.to_bytes(4, "big"))
     while len(connections) < 2 * (len(addresses) - 1):

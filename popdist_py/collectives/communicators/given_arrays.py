@@ -16,19 +16,15 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, dtype_name
 from popdist_py.collectives.signature import Signature
-from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup, exposed
+from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
-    from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+    from popdist_py.collectives.between_hosts.linked_group import MovingGroup
     from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
     from popdist_py.collectives.within_host.host_exchange import HostExchange
 
 __all__ = ["GivenArrayCalls"]
-
-# With up to this many instances, a private array to be reduced and scattered is read from here on;
-# smaller ones pass through the slots.
-_MIN_READ_BYTES = 2 * 1024 * 1024
 
 
 class GivenArrayCalls(ABC):
@@ -42,7 +38,7 @@ class GivenArrayCalls(ABC):
     _host: HostGroup
     _exchange: HostExchange
     _sliced: SlicedAllReduce
-    _world: LinkedGroup | None
+    _world: MovingGroup | None
     _plans: dict[Any, CallPlan]
 
     @abstractmethod
@@ -113,12 +109,10 @@ class GivenArrayCalls(ABC):
         flat = array.reshape(-1)
         if plan.one_shot is not None:
             self._host.reduce_one_shot(plan, flat, flat if is_root else None)
-        elif self._world is None and self._host.can_read:
-            with exposed(flat):
-                agreement = self._agree(plan, address=flat.ctypes.data)
-                self._sliced.reduce_directly(plan, flat, agreement.addresses, root)
-        else:
-            self.all_reduce(array if is_root else array.copy(), op, f"to {root}")
+            return
+        self._sliced.lend_to_reduce(plan, flat)
+        self._agree(plan)
+        self._sliced.reduce_private(plan, flat, is_root=is_root)
 
     def reduce_scatter_into(self, array: Array, output: Array, op: AnyReduceOp) -> None:
         """Fill ``output`` of instance i with block i of the reduced ``array``.
@@ -147,11 +141,7 @@ class GivenArrayCalls(ABC):
             self._host.reduce_one_shot(plan, array.reshape(-1), out)
             return
         blocks = array.reshape(self.num_instances, out.size)
-        if self._host.can_read and array.nbytes >= _MIN_READ_BYTES:
-            agreement = self._agree(plan, address=array.ctypes.data)
-            self._sliced.reduce_scatter_directly(plan, blocks, out, agreement.addresses)
-        else:
-            self._sliced.reduce_scatter_private(plan, blocks, out)
+        self._sliced.reduce_scatter_private(plan, blocks, out)
 
     def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
         """Gather flat arrays on this host."""

@@ -67,7 +67,7 @@ class SlicedAllReduce:
         self._slot_bytes = slot_bytes
         self._can_read = can_read
         # Allocated once: new memory costs a page fault for every 4 KiB, at its first use.
-        self._scratch = np.empty((4, CHUNK_BYTES), np.uint8)
+        self._scratch = np.empty((3, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host limits the number of slices.
         self._num_owners = min(map(len, hosts))
         # By the code of the call. What is here decides how the next call is made, so it changes
@@ -143,6 +143,14 @@ class SlicedAllReduce:
             self._host.barrier.wait_for_all(plan.signature)
         self._all_reduce_through_slots(plan, flat)
 
+    def lend_to_reduce(self, plan: CallPlan, flat: Array) -> None:
+        """Show the others the first slot of an array, before the meeting of ``reduce_private``."""
+        self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+
+    def reduce_private(self, plan: CallPlan, flat: Array, *, is_root: bool) -> None:
+        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting."""
+        self._all_reduce_through_slots(plan, flat, takes_result=is_root)
+
     def _may_be_read(self, flat: Array) -> bool:
         between_hosts = len(self._hosts) > 1
         limit = _MIN_READ_BYTES_BETWEEN_HOSTS if between_hosts else 2 * self._slot_bytes - 1
@@ -200,62 +208,10 @@ class SlicedAllReduce:
         Each slice of every array is read and written by its owner alone, so nobody waits for the
         others before the last slice is written.
         """
-        host, own, itemsize = self._host, self._host.position, flat.itemsize
-
-        def write(part: slice) -> None:
-            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
-            for position in host.others():
-                host.write_bytes(
-                    position, addresses[position] + offset, addresses[own] + offset, size
-                )
-
-        sources = self._reading(plan, flat, addresses)
-        self._reduce_own_slice(plan, sources, flat, write, self._read_bytes)
-        host.barrier.wait_for_all(plan.signature)
-
-    def reduce_directly(
-        self, plan: CallPlan, flat: Array, addresses: Sequence[int], root: int
-    ) -> None:
-        """Reduce in place at position ``root`` alone; one host only.
-
-        Every instance reads its slice of all arrays, and writes the result to the root.
-        """
-        host, itemsize, reduction = self._host, flat.itemsize, _reduction_of(plan)
-        sources, total = self._reading(plan, flat, addresses), self._scratch[3].view(flat.dtype)
-        part_size = min(self._read_bytes // itemsize, reduction.chunk_size)
-        for part in self._own_parts(flat.size, part_size):
-            if host.position == root:
-                reduction.reduce_chunk(sources(part), flat[part])
-                continue
-            out = total[: part.stop - part.start]
-            reduction.reduce_chunk(sources(part), out)
-            address = addresses[root] + part.start * itemsize
-            host.write_bytes(root, address, out.ctypes.data, out.nbytes)
-        host.barrier.wait_for_all(plan.signature)
-
-    def reduce_scatter_directly(
-        self, plan: CallPlan, blocks: Array, out: Array, addresses: Sequence[int]
-    ) -> None:
-        """Do what ``reduce_scatter_private`` does by reading the others' memory."""
-        own, reduction = self._host.position, _reduction_of(plan)
-        first = own * out.nbytes
-        sources = self._reading(plan, blocks[own], [address + first for address in addresses])
-        part_size = min(self._read_bytes // out.itemsize, reduction.chunk_size)
-        for start in range(0, out.size, part_size):
-            part = slice(start, min(start + part_size, out.size))
-            reduction.reduce_chunk(sources(part), out[part])
-        self._host.barrier.wait_for_all(plan.signature)
-
-    @property
-    def _read_bytes(self) -> int:
-        """How much of each array is read at a time."""
-        return max(_READ_BYTES_OF_ALL // self._host.size, _MIN_READ_BYTES)
-
-    def _reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> _Sources:
-        """Return what reads a part of the arrays at these addresses; ``flat`` is the own one."""
-        host, own, itemsize = self._host, self._host.position, flat.itemsize
-        first, later, kept, _ = (row.view(flat.dtype) for row in self._scratch)
-        first_address, later_address, *_ = (row.ctypes.data for row in self._scratch)
+        host = self._host
+        own, itemsize = host.position, flat.itemsize
+        first, later, kept = (row.view(flat.dtype) for row in self._scratch)
+        first_address, later_address, _ = (row.ctypes.data for row in self._scratch)
 
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
@@ -271,9 +227,20 @@ class SlicedAllReduce:
                 host.read_bytes(position, address + offset, target, count * itemsize, plan)
                 yield buffer[:count]
 
-        return sources
+        def write(part: slice) -> None:
+            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
+            for position in host.others():
+                host.write_bytes(
+                    position, addresses[position] + offset, addresses[own] + offset, size
+                )
 
-    def _all_reduce_through_slots(self, plan: CallPlan, flat: Array) -> None:
+        part_bytes = max(_READ_BYTES_OF_ALL // host.size, _MIN_READ_BYTES)
+        self._reduce_own_slice(plan, sources, flat, write, part_bytes)
+        host.barrier.wait_for_all(plan.signature)
+
+    def _all_reduce_through_slots(
+        self, plan: CallPlan, flat: Array, *, takes_result: bool = True
+    ) -> None:
         """Reduce slot by slot: every owner reduces its slice of a slot, then all copy all slices.
 
         The first slot was lent before the last meeting. While one slot is reduced, the next is
@@ -291,7 +258,8 @@ class SlicedAllReduce:
             sources[own] = chunk
             self._reduce_own_slice(plan, _parts_of(sources), results[: chunk.size])
             host.barrier.wait_for_all(plan.signature)
-            chunk[...] = results[: chunk.size]
+            if takes_result:
+                chunk[...] = results[: chunk.size]
             turn = host.current_turn
 
     def _lend(self, plan: CallPlan, chunk: Array, turn: int) -> None:

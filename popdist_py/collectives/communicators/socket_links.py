@@ -136,8 +136,9 @@ class HostsGroup:
         barrier.wait_for_all(call, self._grace)
         missed = int(self._missed[0]) - 1
         if missed >= 0:
-            lost = self._host.names.of(missed)
-            found = InstanceLostError(f"{call}: {lost} was lost on another host")
+            found = InstanceLostError(
+                f"{call}: {self._host.names.of(missed)} was lost on another host"
+            )
             self._lose(found, missed)
             raise found
 

@@ -85,12 +85,12 @@ class Agreement(NamedTuple):
 
 # The arrays into which another instance may write.
 # By a key of each exposure: several groups may be in calls, in several threads.
-_exposed_arrays: dict[object, Array | Sequence[Array]] = {}
+_exposed_arrays: dict[object, Array] = {}
 
 
 @contextmanager
-def exposed(array: Array | Sequence[Array]) -> Iterator[None]:
-    """Keep an array, or several, while other instances may write into it.
+def exposed(array: Array) -> Iterator[None]:
+    """Keep ``array`` while other instances may write into it.
 
     That of a call that failed is kept for good, even after the job: an instance that is late may
     still write there, and must not meet other values. After a mismatch nobody writes.

@@ -14,11 +14,11 @@ from support.ranks import run_ranks, values
 _CASES = {}
 
 
-def _case(expected, *, gloo=True):
+def _case(expected, *, gloo=True, sizes=(2, 3)):
     """Register a call: ``function(rank, size)`` returns what ``expected(rank, size)`` does."""
 
     def register(function):
-        _CASES[function.__name__.strip("_")] = (function, expected, gloo)
+        _CASES[function.__name__.strip("_")] = (function, expected, gloo, sizes)
         return function
 
     return register
@@ -339,7 +339,8 @@ def _groups(rank, size):
         _all_given(size)[1],
         _all_given(size, count=size)[:, rank],
         _given((rank - 1) % size),
-    ]
+    ],
+    sizes=(2,),
 )
 def _functional(rank, size):
     import torch.distributed._functional_collectives as functional
@@ -356,7 +357,10 @@ def _functional(rank, size):
     ]
 
 
-@_case(lambda _rank, size: [_all_given(size), _all_given(size).sum(0), torch.ones(6) * size])
+@_case(
+    lambda _rank, size: [_all_given(size), _all_given(size).sum(0), torch.ones(6) * size],
+    sizes=(2,),
+)
 def _device_mesh(rank, size):
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
@@ -409,6 +413,32 @@ def _many_at_once(rank, size):
         work.wait()
     assert all(work.is_completed() for work in works)
     return tensors
+
+
+@_case(
+    lambda rank, size: [
+        _all_given(size).amax(0),
+        _given(1),
+        _all_given(size).sum(0) if rank == 1 else None,
+        list(_all_given(size)),
+        list(_all_given(size)) if rank == 1 else [],
+        [rank + 10.0],
+    ]
+)
+def _methods_of_a_group(rank, size):
+    group, opposite = dist.group.WORLD, torch.empty(1)
+    largest, told, summed = _given(rank), _given(rank), _given(rank)
+    rows, at_root = ([torch.empty(6) for _ in range(size)] for _ in range(2))
+    sent = [torch.tensor([n + 10.0]) for n in range(size)]
+    group.allreduce(largest, dist.ReduceOp.MAX).wait()
+    group.broadcast(told, root=1).wait()
+    group.reduce(summed, 1, dist.ReduceOp.SUM).wait()
+    group.allgather(rows, _given(rank)).wait()
+    group.gather(at_root if rank == 1 else [], _given(rank), 1).wait()
+    group.scatter(opposite, sent if rank == 1 else [], root=1).wait()
+    group.barrier().wait()
+    at_one = (summed, at_root) if rank == 1 else (None, [])
+    return [largest, told, at_one[0], rows, at_one[1], opposite]
 
 
 # --- Wrong calls: an error on every rank, and nothing is sent -------------------------------------
@@ -484,17 +514,45 @@ def _plain(value):
 
 @cache
 def _results(backend, size):
-    names = [name for name, (_, _, gloo) in _CASES.items() if gloo or backend != "gloo"]
+    names = [
+        name
+        for name, (_, _, gloo, sizes) in _CASES.items()
+        if (gloo or backend != "gloo") and size in sizes
+    ]
     return values(run_ranks(size, _run_all, names, backend=backend))
 
 
-@pytest.mark.parametrize("name", _CASES)
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("backend", ["gloo", "popdist"])
+def _parameters():
+    for name, (_, _, gloo, sizes) in _CASES.items():
+        for size in sizes:
+            yield pytest.param("popdist", size, name)
+            if gloo:
+                yield pytest.param("gloo", size, name, marks=[pytest.mark.sweep] * (size > 2))
+
+
+@pytest.mark.parametrize(("backend", "size", "name"), list(_parameters()))
 def test_a_call_does_what_it_promises(backend, size, name):
-    _, expected, gloo = _CASES[name]
-    if backend == "gloo" and not gloo:
-        pytest.skip("not offered by gloo")
+    expected = _CASES[name][1]
     found = _results(backend, size)
     for rank in range(size):
         assert found[rank][name] == _plain(expected(rank, size)), f"rank {rank}"
+
+
+def _overflow(rank):
+    import warnings
+
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in _FLOATS:
+            tensor = torch.full((4,), torch.finfo(dtype).max, dtype=dtype)
+            tensor[rank] = -torch.inf
+            tensor[2] = (-1) ** rank * torch.inf
+            dist.all_reduce(tensor)
+            found.append([str(value) for value in tensor.tolist()])
+    return found
+
+
+def test_sums_that_overflow_are_infinite_without_a_warning():
+    expected = [["-inf", "-inf", "nan", "inf"]] * len(_FLOATS)
+    assert values(run_ranks(2, _overflow)) == [expected] * 2

@@ -48,7 +48,7 @@ class _Begins:
 
 
 def _reductions_within_backward(rank):
-    """Return how many reductions began before the last gradient was computed, and how many after."""
+    """Return how many reductions began before the last gradient was computed, and after it."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     torch.manual_seed(7)
     layers = [torch.nn.Linear(900, 900) for _ in range(6)]

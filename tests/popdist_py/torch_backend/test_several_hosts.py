@@ -119,7 +119,7 @@ def _check_all(rank, hosts):
         _check_equal_bits,
     ):
         check(rank, count)
-    return dist.group.WORLD._communicator.hosts
+    return dist.group.WORLD._membership._communicator.hosts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -161,8 +161,8 @@ def _differ(rank, hosts, size):
 def test_a_mismatch_names_who_called_what(hosts):
     for outcome in run_ranks(3, _differ, hosts, 5):
         assert "CollectiveMismatchError" in outcome.kinds, outcome.error
-        assert "instances 0, 1 called all_reduce(op=sum, shape=(4,)" in outcome.error
-        assert "instance 2 called all_reduce(op=sum, shape=(5,)" in outcome.error
+        assert "ranks 0, 1 called all_reduce(op=sum, shape=(4,)" in outcome.error
+        assert "rank 2 called all_reduce(op=sum, shape=(5,)" in outcome.error
 
 
 def _be_lost(rank, hosts, lost):
@@ -181,7 +181,7 @@ def test_a_lost_rank_is_named_on_all_hosts(lost):
             assert outcome.exit_code == -signal.SIGKILL
         else:
             assert "InstanceLostError" in outcome.kinds, (rank, outcome)
-            assert f"instance {lost} " in outcome.error, (rank, outcome.error)
+            assert f"rank {lost} " in outcome.error, (rank, outcome.error)
 
 
 def _be_late(rank, hosts, late):
@@ -205,7 +205,7 @@ def test_a_rank_that_does_not_come_is_named_in_time():
     assert time.monotonic() - began < 10
     for outcome in others:
         assert "InstanceLostError" in outcome.kinds, outcome
-        assert "instance 2 " in outcome.error
+        assert "rank 2 " in outcome.error
 
 
 def _look_at_sockets(rank, hosts):
@@ -223,13 +223,13 @@ def test_one_host_opens_no_socket_and_nobody_listens():
     assert values(run_ranks(2, _look_at_sockets, (0, 1))) == [(2, 0)] * 2
 
 
-def _be_unreachable(rank, hosts, network):
+def _be_unreachable(rank, hosts):
     be_on(hosts, rank)
-    os.environ["GLOO_SOCKET_IFNAME"] = network
     dist.all_reduce(torch.zeros(4))
 
 
 def test_hosts_that_do_not_reach_one_another_say_what_to_do():
-    for outcome in run_ranks(3, _be_unreachable, (0, 0, 1), "absent0"):
-        assert "PopdistError: the hosts do not reach one another by TCP on absent0" in outcome.error
+    environ = {"GLOO_SOCKET_IFNAME": "absent0"}
+    for outcome in run_ranks(3, _be_unreachable, (0, 0, 1), environ=environ):
+        assert "the hosts do not reach one another by TCP on absent0" in outcome.error
         assert "--host-subnet" in outcome.error

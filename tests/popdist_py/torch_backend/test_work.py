@@ -215,7 +215,7 @@ def _die_within_backward(rank, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("killed", "instance 1"), ("differs", r"all_reduce\(op=sum, shape=\(5,\)")]
+    ("how", "words"), [("killed", "rank 1"), ("differs", r"all_reduce\(op=sum, shape=\(5,\)")]
 )
 def test_an_error_within_backward_is_an_exception_of_the_program(how, words):
     first, second = run_ranks(2, _die_within_backward, how, timeout=2.0)
