@@ -159,8 +159,8 @@ class HostExchange:
             for sender, receiver, sent, expected in pairs:
                 if sent != expected:
                     return (
-                        f"{plan.signature}: instance {instances[sender]} sends {sent} bytes to "
-                        f"instance {instances[receiver]}, which expects {expected}"
+                        f"{plan.signature}: {self._host.names.of(instances[sender])} sends {sent} bytes to "
+                        f"{self._host.names.of(instances[receiver])}, which expects {expected}"
                     )
         return ""
 
