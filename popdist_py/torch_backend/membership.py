@@ -6,7 +6,6 @@ thread makes it. Nothing here knows what a call does.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import weakref
@@ -33,8 +32,6 @@ from popdist_py.torch_backend.store_meeting import StoreMeeting
 __all__ = ["Membership"]
 
 _TIME_LIMIT = "the time-out of the group"
-# A thread that waits notices within a tenth of a second that it should not.
-_SECONDS_AT_EXIT = 2.0
 
 
 class Membership:
@@ -59,7 +56,11 @@ class Membership:
         self.store = GroupStore(store, group.rank(), group.size())
         self._monitored = MonitoredBarrier(self.store)
         self.timeout = timedelta(seconds=settings.hang_timeout)
-        _open.add(self)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process made the group, and was not forked from the one that did."""
+        return os.getpid() == self._pid
 
     @property
     def timeout(self) -> timedelta:
@@ -145,7 +146,7 @@ class Membership:
 
     def _closes(self) -> bool:
         """Tell whether this process cannot use the group any more, or never could."""
-        return bool(self._closed) or os.getpid() != self._pid
+        return bool(self._closed) or not self.is_of_this_process
 
     def _names(self) -> Names:
         """Return the ranks as the program knows them."""
@@ -154,8 +155,17 @@ class Membership:
             ranks = tuple(dist.get_process_group_ranks(self._group()))
         return Names("rank", ranks, _TIME_LIMIT)
 
+    def check_process(self) -> None:
+        """Refuse a process that was forked from the one that made the group.
+
+        Raises:
+            GroupClosedError: this is such a process.
+        """
+        if not self.is_of_this_process:
+            raise self._closed_error()
+
     def _closed_error(self) -> GroupClosedError:
-        if os.getpid() != self._pid:
+        if not self.is_of_this_process:
             return GroupClosedError(
                 f"this process group belongs to process {self._pid}; process {os.getpid()} was "
                 "forked from it and needs a group of its own"
@@ -168,7 +178,7 @@ class Membership:
         Args:
             reason: why, as messages say it.
         """
-        if os.getpid() != self._pid or self._closed:
+        if not self.is_of_this_process or self._closed:
             return
         self._closed = reason
         self.store.abort(reason)
@@ -181,7 +191,7 @@ class Membership:
         Args:
             seconds: to wait for a call that runs; -1: as long as it takes.
         """
-        if os.getpid() != self._pid:
+        if not self.is_of_this_process:
             return
         self._closed = self._closed or "this process group was destroyed"
         if not self._turn.acquire(timeout=seconds):
@@ -193,17 +203,3 @@ class Membership:
             self.store.close()
         finally:
             self._turn.release()
-        _open.discard(self)
-
-
-_open: weakref.WeakSet[Membership] = weakref.WeakSet()
-
-
-@atexit.register
-def _leave() -> None:
-    """End what threads wait for: they must not run while the interpreter ends."""
-    memberships = list(_open)
-    for membership in memberships:
-        membership.abort("this process ends")
-    for membership in memberships:
-        membership.close(_SECONDS_AT_EXIT)

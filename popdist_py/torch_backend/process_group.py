@@ -8,7 +8,9 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -46,6 +48,8 @@ __all__ = ["PopdistProcessGroup"]
 _Tensors = list[torch.Tensor]
 # What an option holds whose time-out is not set is below it.
 _NO_TIME = timedelta(0)
+# A thread that waits notices within a tenth of a second that it should not.
+_SECONDS_AT_EXIT = 2.0
 # Without its stubs, where each method has several signatures that differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -70,6 +74,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._group_name = ""
         self._group_desc = "undefined"
         self._messages = Messages(store, rank, size, settings)
+        _open.add(self)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -423,6 +428,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
+        membership.check_process()  # a lock that another thread held stays locked in a fork
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
@@ -451,9 +457,30 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Leave the group after the calls that were made; each takes its time-out at most."""
-        self._messages.close()
-        self._queue.close()
-        self._membership.close()
+        self._leave()
+
+    def leave_at_exit(self) -> None:
+        """Leave the group soon: no thread may run while the interpreter ends."""
+        self._membership.abort("this process ends")
+        self._leave(_SECONDS_AT_EXIT)
+
+    def _leave(self, seconds: float = -1) -> None:
+        """Leave the group, once no call runs, or after ``seconds``; a forked process is in none."""
+        if self._membership.is_of_this_process:
+            self._messages.close()
+            self._queue.close(seconds)
+            self._membership.close(seconds)
+        _open.discard(self)
+
+
+# The groups that this process has not left.
+_open: weakref.WeakSet[PopdistProcessGroup] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    for group in list(_open):
+        group.leave_at_exit()
 
 
 def _operation(call: str, opts: Any, tensors: _Tensors) -> Operation:

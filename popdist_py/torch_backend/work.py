@@ -222,13 +222,17 @@ class CallQueue:
             else:
                 self._run_next()
 
-    def close(self) -> None:
-        """Return once all calls have run and the thread has ended; again does nothing."""
+    def close(self, seconds: float = -1) -> None:
+        """Return once all calls have run and the thread has ended; again does nothing.
+
+        Args:
+            seconds: to wait at most; -1: as long as it takes.
+        """
         thread, self._thread = self._thread, None
         if thread is not None:
             self._wake.put(False)
             if thread is not threading.current_thread():
-                thread.join()
+                thread.join(None if seconds < 0 else seconds)
 
     def _start_thread(self) -> None:
         self._thread = threading.Thread(

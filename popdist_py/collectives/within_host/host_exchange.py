@@ -149,6 +149,7 @@ class HostExchange:
     def _first_problem(self, turn: int, plan: CallPlan) -> str:
         """Say which block to or from this instance differs in size from its place; "" if none."""
         own, instances, tables = self._host.position, self._host.instances, self._tables[turn]
+        name = self._host.names.of
         mine, back = tables[own], self._row(own)
         for position, other in enumerate(tables):
             row = self._row(position)
@@ -159,8 +160,8 @@ class HostExchange:
             for sender, receiver, sent, expected in pairs:
                 if sent != expected:
                     return (
-                        f"{plan.signature}: instance {instances[sender]} sends {sent} bytes to "
-                        f"instance {instances[receiver]}, which expects {expected}"
+                        f"{plan.signature}: {name(instances[sender])} sends {sent} bytes to "
+                        f"{name(instances[receiver])}, which expects {expected}"
                     )
         return ""
 

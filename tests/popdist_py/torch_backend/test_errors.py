@@ -82,6 +82,24 @@ _DIFFERENT = {
 }
 
 
+def _splits(rank):
+    own, other = (1, 3) if rank else (2, 2)
+    with pytest.raises(MismatchError) as error:
+        dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [own, other], [own, other])
+    after = torch.ones(2)
+    dist.all_reduce(after)
+    return str(error.value), after.tolist()
+
+
+def test_splits_that_do_not_fit_are_named():
+    for text, after in values(run_ranks(2, _splits)):
+        # Each rank names the first block that it finds, of its own and the other's.
+        assert "all_to_all(dtype=float32): " in text
+        assert " bytes to rank " in text
+        assert "instance" not in text
+        assert after == [2.0, 2.0]
+
+
 def _different(rank):
     found = {}
     for name, (first, second, _) in _DIFFERENT.items():

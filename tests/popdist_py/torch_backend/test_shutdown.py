@@ -125,22 +125,48 @@ if how == "exits":
 """
 
 
+def _ends(program, *args):
+    """Return the exit code and the standard error of both ranks of a program."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), *args], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    texts = [process.communicate(timeout=60)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, texts, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("how", "code"), [("returns", 0), ("pending", 0), ("raises", 1), ("exits", 5)]
 )
 def test_a_program_may_end_without_destroying_its_group(tmp_path, how, code):
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(rank), str(tmp_path / "store"), how],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in started:
-        _, text = process.communicate(timeout=60)
-        assert process.returncode == code, text
+    for found, text in _ends(_PROGRAM, str(tmp_path / "store"), how):
+        assert found == code, text
         if how == "raises":
             assert text.rstrip().endswith("ValueError: of the program")
         else:
             assert text == ""
+
+
+_TRAINING = """
+import os, sys, torch, torch.distributed as dist, popdist_py.torch_backend
+from torch.nn.parallel import DistributedDataParallel
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("popdist", init_method=f"file://{path}", rank=rank, world_size=2)
+layers = [torch.nn.Linear(300, 300) for _ in range(4)]
+model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.1)
+for step in range(4):
+    if step == 2 and rank == 1:
+        os.kill(os.getpid(), 9)
+    model(torch.ones(2, 300)).sum().backward()
+"""
+
+
+@pytest.mark.sweep
+def test_a_training_whose_other_rank_is_killed_ends_with_an_exception(tmp_path):
+    (code, text), (killed, _) = _ends(_TRAINING, str(tmp_path / "store"))
+    assert killed == -9
+    assert code == 1, text
+    assert "rank 1 (process" in text
+    assert "terminate called" not in text
