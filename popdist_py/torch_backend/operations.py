@@ -25,15 +25,22 @@ class Operation:
         name: of ``popdist_py.collectives.arithmetic``.
         torch_name: as users know it.
         factor: of every rank's values before they are reduced: a number or a tensor, or None.
+        truncates: whether sums of integers are then divided by the number of ranks, toward zero.
     """
 
     name: Any  # a ReduceOp, or one of those of bits, which the library's own calls do not offer
     torch_name: str
     factor: Any = None
+    truncates: bool = False
 
     def scale(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what is reduced for a tensor: itself, or its product with the factor."""
         return tensor if self.factor is None else tensor.detach() * self.factor
+
+    def finish(self, tensor: torch.Tensor, count: int) -> None:
+        """Do what is left to do with a tensor that ``count`` ranks have reduced."""
+        if self.truncates:
+            tensor.detach().div_(count, rounding_mode="trunc")
 
 
 # As a value: torch's stubs do not know its members.
@@ -49,6 +56,7 @@ _OPERATIONS = (
     Operation("bor", "BOR"),
     Operation("bxor", "BXOR"),
 )
+_INTEGER_AVG = Operation("sum", "AVG", truncates=True)
 # By number: torch's enumeration takes longer to hash.
 _BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
 _OF_BITS = frozenset({"band", "bor", "bxor"})
@@ -73,7 +81,12 @@ def operation_of(call: str, reduce_op: Any, tensors: Sequence[torch.Tensor]) -> 
     for tensor in tensors:
         if operation is not SUM or not tensor.dtype.is_floating_point or tensor.itemsize < 2:
             _check_dtype(call, operation, tensor.dtype)
-    return operation
+    is_mean = operation.name == "mean"
+    return _INTEGER_AVG if is_mean and not _has_fraction(tensors[0].dtype) else operation
+
+
+def _has_fraction(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
@@ -99,7 +112,7 @@ def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
         TypeError: the operation is not defined for it.
     """
     name = str(dtype).removeprefix("torch.")
-    has_fraction = dtype.is_floating_point or dtype.is_complex
+    has_fraction = _has_fraction(dtype)
     accepted = ""
     if name.startswith(_MOVED_ONLY):
         accepted = "a wider type, such as bfloat16: this one is only moved"
@@ -107,8 +120,8 @@ def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
         accepted = "booleans or integers"
     elif operation.name in _ORDERED and dtype.is_complex:
         accepted = "values with an order"
-    elif operation.name == "mean" and not has_fraction:
-        accepted = "floats; reduce with SUM and divide the result"
+    elif operation.name == "mean" and dtype is torch.bool:
+        accepted = "numbers; reduce with SUM and divide the result"
     elif operation.factor is not None and not has_fraction:
         accepted = "floats"
     if accepted:

@@ -129,6 +129,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 array = array_of(tensor)
                 comm.all_reduce(array, operation.name, move=move)
                 write_back(array, tensor)
+                operation.finish(tensor, self.size())
 
         return self._run("all_reduce", call, tensors, opts)
 
@@ -165,6 +166,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             calls.reduce(comm, array, operation.name, root)
             if root == self.rank():
                 write_back(array, tensors[0])
+                operation.finish(tensors[0], self.size())
 
         return self._run("reduce", call, tensors, opts)
 
@@ -194,6 +196,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     if root == self.rank():
                         output[...] = own
             write_back(output, outputs[0])
+            operation.finish(outputs[0], self.size())
 
         return self._run("reduce_scatter", call, outputs, opts)
 
@@ -222,6 +225,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 array = array_of(output)
                 calls.reduce_scatter(comm, rows, array, operation.name)
                 write_back(array, output)
+                operation.finish(output, self.size())
 
         return self._run("reduce_scatter", call, outputs, opts)
 

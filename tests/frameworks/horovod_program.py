@@ -1,10 +1,11 @@
 """Horovod's calls and DistributedDataParallel in one program, in turns."""
 
-import popdist_py.horovod.torch as hvd
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from trained_digest import print_digest
+
+import popdist_py.horovod.torch as hvd
 
 
 def main():

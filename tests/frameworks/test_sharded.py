@@ -1,5 +1,6 @@
 """Models and optimizers whose parameters are spread over ranks: FSDP, FSDP2, ZeRO, checkpoints."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -115,10 +116,11 @@ def fsdp_optimizer_state(rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     _train(rank, model, optimizer)
     full = Fsdp.full_optim_state_dict(model, optimizer, rank0_only=False)
+    saved = copy.deepcopy(full["state"])  # the optimizer goes on with these tensors
     own = Fsdp.shard_full_optim_state_dict(full, model)
     optimizer.load_state_dict(own)
     _train(rank, model, optimizer)
-    return [_full_state(model), full["state"]]
+    return [_full_state(model), saved]
 
 
 # --- FSDP2 ----------------------------------------------------------------------------------------
@@ -200,9 +202,10 @@ def zero_saved(rank):
     optimizer.consolidate_state_dict(to=1)
     found = [optimizer.state_dict() if rank == 1 else None]
     dist.broadcast_object_list(found, src=1)
+    saved = copy.deepcopy(found[0]["state"])  # the optimizer goes on with these tensors
     optimizer.load_state_dict(found[0])
     _train(rank, model, optimizer)
-    return [found[0]["state"], [parameter.data for parameter in model.parameters()]]
+    return [saved, [parameter.data for parameter in model.parameters()]]
 
 
 def zero_uneven_inputs(rank):

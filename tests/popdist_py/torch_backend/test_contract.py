@@ -502,7 +502,7 @@ def _wrong_arguments(rank, size):
         _error(dist.all_to_all_single, torch.empty(7), torch.empty(7)),  # splits
         _error(dist.all_to_all_single, torch.empty(7), torch.empty(7), [1] * size, [1] * size),
         _error(dist.all_reduce, torch.ones(2), dist.ReduceOp.BXOR),  # dtypes
-        _error(dist.all_reduce, torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG),
+        _error(dist.all_reduce, torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG),
         _error(dist.all_reduce, torch.ones(2).to(torch.float8_e5m2)),
         _error(group.broadcast, [torch.ones(2)], root),  # no such rank
         _error(dist.all_reduce, torch.ones(2, device="meta")),  # not of the CPU
