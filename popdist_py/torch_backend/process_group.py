@@ -35,9 +35,9 @@ from popdist_py.torch_backend.arguments import (
     row_of_root,
 )
 from popdist_py.torch_backend.buckets import mover_of
-from popdist_py.torch_backend.group_settings import settings_of_group
-from popdist_py.torch_backend.membership import Membership
-from popdist_py.torch_backend.messages import Messages
+from popdist_py.torch_backend.membership.group_settings import settings_of_group
+from popdist_py.torch_backend.membership.membership import Membership
+from popdist_py.torch_backend.messages.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.overloads import also_with_arguments
 from popdist_py.torch_backend.tensors import array_of, write_back

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 
-from popdist_py.torch_backend.errors import MismatchError
+from popdist_py.torch_backend.membership.errors import MismatchError
 
 
 def _rows():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py.torch_backend.mailbox import Mailbox
+from popdist_py.torch_backend.messages.mailbox import Mailbox
 
 _SOURCES, _TAGS = st.integers(0, 2), st.integers(0, 1)
 _steps = st.one_of(

@@ -148,7 +148,7 @@ def test_a_tensor_of_any_strides_is_sent_and_filled():
 
 def _exchange_in_threads(rank, make_group):
     if make_group:
-        from popdist_py.torch_backend import endpoint
+        from popdist_py.torch_backend.messages import endpoint
 
         endpoint.place_of_this_process = lambda: f"place {rank}"
     group = dist.new_group()
@@ -315,7 +315,7 @@ def test_a_wait_that_takes_too_long_names_whom_it_waited_for():
 
 def _outlive(rank, in_order, other_hosts):
     if other_hosts:
-        from popdist_py.torch_backend import endpoint
+        from popdist_py.torch_backend.messages import endpoint
 
         endpoint.place_of_this_process = lambda: f"place {rank}"
     group = dist.new_group()

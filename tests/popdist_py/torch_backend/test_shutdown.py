@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 
-from popdist_py.torch_backend.errors import GroupClosedError
+from popdist_py.torch_backend.membership.errors import GroupClosedError
 
 
 def _destroyed_with_pending_work(rank):

@@ -22,11 +22,11 @@ from popdist_py import activities
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings
 from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
-from popdist_py.torch_backend.channels import INLINE_BYTES, Channel, Header, Kind
-from popdist_py.torch_backend.endpoint import Endpoint
-from popdist_py.torch_backend.mailbox import Mailbox
-from popdist_py.torch_backend.message_work import MessageWork
-from popdist_py.torch_backend.traffic import Traffic
+from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
+from popdist_py.torch_backend.messages.endpoint import Endpoint
+from popdist_py.torch_backend.messages.mailbox import Mailbox
+from popdist_py.torch_backend.messages.message_work import MessageWork
+from popdist_py.torch_backend.messages.traffic import Traffic
 
 __all__ = ["Messages"]
 

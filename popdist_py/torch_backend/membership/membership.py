@@ -24,10 +24,10 @@ from popdist_py.collectives.communicators.socket_links import SocketLinks
 from popdist_py.collectives.signature import Names
 from popdist_py.environment import CollectiveSettings
 from popdist_py.errors import PopdistError
-from popdist_py.torch_backend.errors import GroupClosedError, as_torch_error
-from popdist_py.torch_backend.group_store import GroupStore
-from popdist_py.torch_backend.monitored_barrier import MonitoredBarrier
-from popdist_py.torch_backend.store_meeting import StoreMeeting
+from popdist_py.torch_backend.membership.errors import GroupClosedError, as_torch_error
+from popdist_py.torch_backend.membership.group_store import GroupStore
+from popdist_py.torch_backend.membership.monitored_barrier import MonitoredBarrier
+from popdist_py.torch_backend.membership.store_meeting import StoreMeeting
 
 __all__ = ["Membership"]
 

@@ -21,8 +21,8 @@ from typing import Protocol
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
-from popdist_py.torch_backend.channels import Channel, Header, Kind, Receiver
-from popdist_py.torch_backend.endpoint import Endpoint, Guest
+from popdist_py.torch_backend.messages.channels import Channel, Header, Kind, Receiver
+from popdist_py.torch_backend.messages.endpoint import Endpoint, Guest
 
 __all__ = ["Post", "Traffic"]
 

@@ -21,7 +21,11 @@ import torch.distributed as dist
 from popdist_py.collectives.communicators.meeting_communicator import place_of_this_process
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.signature import Names
-from popdist_py.torch_backend.errors import GroupClosedError, RankLostError, StoreLostError
+from popdist_py.torch_backend.membership.errors import (
+    GroupClosedError,
+    RankLostError,
+    StoreLostError,
+)
 
 __all__ = ["GroupStore"]
 
@@ -47,7 +51,7 @@ class GroupStore:
         self.timeout = float("inf")
         # The elastic agent keeps its store, with what the ranks said before they were restarted.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"attempt_{attempt}", store)
+        self._store = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
         self._abort_reason = ""
         self._watched: dict[int, _Process] = {}
         self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])

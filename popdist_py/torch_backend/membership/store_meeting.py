@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from popdist_py.torch_backend.group_store import GroupStore
+from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["StoreMeeting"]
 

@@ -8,8 +8,8 @@ Nothing here moves data.
 
 from __future__ import annotations
 
-from popdist_py.torch_backend.errors import RankLostError
-from popdist_py.torch_backend.group_store import GroupStore
+from popdist_py.torch_backend.membership.errors import RankLostError
+from popdist_py.torch_backend.membership.group_store import GroupStore
 
 __all__ = ["MonitoredBarrier"]
 
