@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
+FRAMEWORKS_STAMP := $(VENV)/.installed-frameworks
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
@@ -24,10 +25,10 @@ PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=10 \
 test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)
 	$(PYTEST_HERE) -m "not soak and not sweep" $(ARGS)
 
-test-sweep: $(DEV_STAMP) ## run more combinations of what the default tests show in a few
+test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tests show in a few
 	$(PYTEST_HERE) -m "sweep and not soak" $(ARGS)
 
-test-all: $(DEV_STAMP) ## run the default tests and the sweeps
+test-all: $(FRAMEWORKS_STAMP) ## run the default tests and the sweeps
 	$(PYTEST_HERE) -m "not soak" $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
@@ -80,4 +81,9 @@ $(STAMP): $(VENV)/.made setup.cfg setup.py constraints.txt
 
 $(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[test,docs,examples]'
+	@touch $@
+
+# The trainers are 200 MB, which only the sweep needs.
+$(FRAMEWORKS_STAMP): $(DEV_STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[frameworks]'
 	@touch $@

@@ -69,6 +69,9 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         settings = settings_of_group(os.environ, timeout)
+        # The elastic agent keeps its store, with what the ranks said before they were restarted.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
         self._membership = Membership(self, store, settings)
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._group_name = ""

@@ -188,12 +188,14 @@ class CallQueue:
         # A True for each call of the thread's, False as the last.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        # The last one that was started: it goes on where a callback keeps the first.
+        self._runner: threading.Thread | None = None
         self._lost: InstanceLostError | None = None
 
     def submit(self, work: PopdistWork) -> None:
         """Run a call after all that were submitted before."""
         if self._thread is None:
-            self._start_thread()
+            self._thread = self._start_thread()
         work._queue = self
         self._calls.append(work)
         self._wake.put(True)
@@ -231,17 +233,24 @@ class CallQueue:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._wake.put(False)
+<<<<<<< HEAD
             if thread is not threading.current_thread():
                 thread.join(None if seconds < 0 else seconds)
+=======
+            for each in (thread, self._runner):
+                if each is not None and each is not threading.current_thread():
+                    each.join()
+>>>>>>> frameworks
 
-    def _start_thread(self) -> None:
-        self._thread = threading.Thread(
+    def _start_thread(self) -> threading.Thread:
+        self._runner = threading.Thread(
             target=self._run_calls, name="popdist-process-group", daemon=True
         )
-        self._thread.start()
+        self._runner.start()
+        return self._runner
 
     def _run_calls(self) -> None:
-        while self._thread is threading.current_thread() and self._wake.get():
+        while self._runner is threading.current_thread() and self._wake.get():
             self._turn.acquire()
             self._run_next()
 
@@ -255,7 +264,7 @@ class CallQueue:
         finally:
             self._turn.release()
         if work is not None:
-            if work.may_call_back and self._thread is threading.current_thread():
+            if work.may_call_back and self._runner is threading.current_thread():
                 self._start_thread()  # a callback may wait for another call, in C++ too
             work.tell()
 

@@ -40,3 +40,31 @@ def test_ddp_has_the_gradients_that_it_has_over_gloo():
     assert ours[0] == ours[1]
     for mine, other in zip(ours[0], theirs[0], strict=True):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(other))
+
+
+def _average_integers(rank):
+    tensor = torch.tensor([3 * rank + 2, -3 * rank - 2, 4])
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    output = torch.empty(1, dtype=torch.int32)
+    dist.reduce_scatter_tensor(
+        output, torch.tensor([2, 3], dtype=torch.int32) + rank, dist.ReduceOp.AVG
+    )
+    return tensor.tolist(), output.tolist()
+
+
+def test_integers_are_averaged_toward_zero():
+    assert values(run_ranks(2, _average_integers)) == [([3, -3, 4], [2]), ([3, -3, 4], [3])]
+
+
+def _change_size(rank):
+    tensor, output = torch.ones(4), torch.empty(8)
+    dist.all_reduce(tensor)
+    dist.all_gather_into_tensor(output, tensor)
+    for each in (tensor, output):
+        each.untyped_storage().resize_(0)  # as FSDP does
+        each.untyped_storage().resize_(64)
+    return True
+
+
+def test_a_tensor_that_was_reduced_may_change_its_size():
+    assert values(run_ranks(2, _change_size)) == [True, True]
