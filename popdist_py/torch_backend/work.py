@@ -233,14 +233,9 @@ class CallQueue:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._wake.put(False)
-<<<<<<< HEAD
-            if thread is not threading.current_thread():
-                thread.join(None if seconds < 0 else seconds)
-=======
             for each in (thread, self._runner):
                 if each is not None and each is not threading.current_thread():
-                    each.join()
->>>>>>> frameworks
+                    each.join(None if seconds < 0 else seconds)
 
     def _start_thread(self) -> threading.Thread:
         self._runner = threading.Thread(

@@ -49,13 +49,7 @@ class GroupStore:
         self.size = size
         self.names = Names("rank")
         self.timeout = float("inf")
-<<<<<<< HEAD:popdist_py/torch_backend/membership/group_store.py
-        # The elastic agent keeps its store, with what the ranks said before they were restarted.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
-=======
         self._store = store
->>>>>>> frameworks:popdist_py/torch_backend/group_store.py
         self._abort_reason = ""
         self._watched: dict[int, _Process] = {}
         self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])
