@@ -67,6 +67,8 @@ VARIABLES = """
   planned for each host's CPUs unless the user sets them.
 - `POPDIST_SDK_NAMES`, which is `--sdk-names`, and for it a folder of `poprun-py` first on
   `PYTHONPATH`: [programs of the SDK](../sdk-programs.md).
+- `POPDIST_TORCH_BACKEND`, which is `--torch-backend`, read where torch is imported:
+  [torch.distributed](../torch-backend.md).
 - What torchrun sets, for scripts written for it: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
   `LOCAL_WORLD_SIZE`, `GROUP_RANK` (also as `NODE_RANK`: the index of the host), `GROUP_WORLD_SIZE`
   (the hosts), `ROLE_NAME`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`,

@@ -69,6 +69,11 @@ NETWORK = "POPDIST_NETWORK"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
 
+# Beyond PopRun: the back end that a program of torch.distributed gets for CPU tensors: "auto" the
+# one that it names, else this one where it names gloo, popdist or nothing.
+TORCH_BACKEND = "POPDIST_TORCH_BACKEND"
+TORCH_BACKENDS = ("auto", "gloo", "popdist")
+
 # Beyond PopRun: the IPU whose memory and time models have, by name (the launcher's --ipu-model),
 # and what happens to a model that is too large for it.
 IPU_MODEL = "POPDIST_IPU"
@@ -92,6 +97,7 @@ INSTANCE_VARIABLES = frozenset(
         NETWORK,
         DEBUGGER,
         SDK_NAMES,
+        TORCH_BACKEND,
         TIMELINE,
         RUN_FILES,
     }

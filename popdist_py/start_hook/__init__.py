@@ -1,1 +1,1 @@
-"""The folder on PYTHONPATH that gives a Python, when it starts, the SDK's names for our modules."""
+"""The folder on PYTHONPATH that gives a Python, when it starts, the SDK's names and our back end."""

@@ -1,4 +1,6 @@
-"""Runs when Python starts with this folder on PYTHONPATH: programs of the SDK find its names.
+"""Runs when Python starts with this folder on PYTHONPATH: in a job, and before the SDK's programs.
+
+Programs of the SDK find its names, those of torch.distributed the back end popdist.
 
 The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
 PYTHONPATH, so that the Pythons that a program starts find the names as well.
@@ -17,6 +19,13 @@ def _add_names() -> None:
         import popdist_torchvision_hook  # noqa: F401
 
 
+def _add_back_end() -> None:
+    """Let torch.distributed have the back end popdist."""
+    import popdist_torch_finder  # type: ignore[import-not-found]
+
+    popdist_torch_finder.start()
+
+
 def _step_aside() -> None:
     """Take this folder off ``sys.path``, then run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -33,4 +42,5 @@ def _step_aside() -> None:
 
 
 _add_names()
+_add_back_end()
 _step_aside()

@@ -1,7 +1,7 @@
 """The back end ``popdist`` of torch.distributed: our collectives for any program that uses it.
 
 ``import popdist_py.torch_backend`` registers it; PyTorch does so by itself where this package is
-installed.
+installed, and so does every Python of a job. Importing it never fails.
 
 process_group    the class that torch.distributed calls
 calls            one call of torch.distributed as a function over the communicator
@@ -9,6 +9,8 @@ tensors          a tensor as the array that travels, and back
 work             what an asynchronous call returns, and the thread that does it
 messages         send and recv
 store_meeting    how the processes of a group meet, over torch's store
+substitution     the back end that a program gets for the one that it names
+torch_functions  functions of torch that ask whether a group is gloo's
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
@@ -17,6 +19,8 @@ May call: collectives and communicators, activities, environment, errors.
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +30,40 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
+# environment.TORCH_BACKEND: importing it costs more than the registration.
+_WANTED = "POPDIST_TORCH_BACKEND"
 
 
 def register() -> None:
-    """Make ``popdist`` a back end of torch.distributed for CPU tensors; again does nothing."""
+    """Make ``popdist`` a back end of torch.distributed for CPU tensors; again does nothing.
+
+    A program gets the back end that POPDIST_TORCH_BACKEND asks for in place of the one that it
+    names.
+    """
     import torch.distributed as dist
 
-    if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    from popdist_py.torch_backend.torch_functions import serve_our_groups
+
+    serve_our_groups()
+    wanted = os.environ.get(_WANTED) or "auto"
+    if wanted != "auto":
+        from popdist_py.torch_backend.substitution import substitute
+
+        substitute(wanted)
 
 
 def _autoload() -> None:
-    """Register when torch is imported (entry point ``torch.backends``)."""
-    register()
+    """Register where torch is imported (entry point ``torch.backends``).
+
+    An error is a line on standard error: it must not keep the program from torch.
+    """
+    try:
+        register()
+    except Exception as error:
+        sys.stderr.write(f"popdist_py.torch_backend: {error}\n")
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProcessGroup:
@@ -47,4 +72,4 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProc
     return PopdistProcessGroup(store, rank, size, timeout)
 
 
-register()
+_autoload()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any
 
-from popdist_py.environment import TIMELINE_MIB
+from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
 from poprun_py.config.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
@@ -363,6 +363,13 @@ class LaunchConfig:
         "Environment",
         "Whether import poptorch, popdist, horovod and popart find this emulation: auto where they"
         " are not installed, yes even where they are, no never.",
+    )
+    torch_backend: str = option(
+        "auto",
+        choice(*TORCH_BACKENDS),
+        "Environment",
+        "The back end of torch.distributed for a program that names gloo, popdist or none; auto:"
+        " what it names.",
     )
 
     mpi: str | None = option(

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from poprun_py.instance import binding, launcher_link, processes, protocol, sdk_names
+from poprun_py.instance import binding, launcher_link, processes, protocol, start_hook
 from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
 from poprun_py.instance.program_output import ProgramOutput
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
-        os.environ.update(sdk_names.variables(os.environ))
+        os.environ.update(start_hook.variables(os.environ))
         _replace(program, 2)
     return Wrapper(launcher_link.connect(address), program).run()
 
@@ -132,7 +132,7 @@ class Wrapper:
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
-        os.environ.update(sdk_names.variables(os.environ))
+        os.environ.update(start_hook.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
         if "files" in start:
             self._keep_files(start["files"])

@@ -26,6 +26,7 @@ from popdist_py.environment import (
     SDK_NAMES,
     STACKS,
     TIMELINE,
+    TORCH_BACKEND,
     InstanceEnvironment,
 )
 from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
@@ -123,6 +124,7 @@ def common_variables(
     if reached is not None and reached.network:
         variables[NETWORK] = reached.network
     variables[SDK_NAMES] = config.sdk_names
+    variables[TORCH_BACKEND] = config.torch_backend
     if config.ipu_model is not None:
         variables[IPU_MODEL] = config.ipu_model
     variables["MASTER_ADDR"] = _master_address(topology, reached)

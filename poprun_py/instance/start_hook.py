@@ -1,7 +1,7 @@
-"""What lets programs find the SDK's names: the hook of popdist_py/start_hook on PYTHONPATH.
+"""What lets programs find the SDK's names and our back end: popdist_py/start_hook on PYTHONPATH.
 
 The hook lies beside us on every host, in a checkout and in an install. It reads POPDIST_SDK_NAMES
-in every Python that starts, also behind a shell script.
+and POPDIST_TORCH_BACKEND in every Python that starts, also behind a shell script.
 """
 
 import os
@@ -16,8 +16,10 @@ _HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
 
 
 def variables(environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return what to set beside ``environ`` so that Pythons find the names it asks for."""
-    if environ.get("POPDIST_SDK_NAMES") not in ("auto", "yes"):
+    """Return what to set beside ``environ`` so that Pythons find what it asks for."""
+    gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
+    replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
+    if not gives_names and not replaces_back_end:
         return {}
     path = environ.get("PYTHONPATH", "")
     # First, once: Python runs the sitecustomize that it finds first.
