@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from popdist_py.collectives.rounds import Compression
     from popdist_py.collectives.signature import Signature
 
-__all__ = ["Communicator", "HostLinks", "HostMemory", "ReduceOp"]
+__all__ = ["AnyReduceOp", "Communicator", "HostLinks", "HostMemory", "ReduceOp"]
 
 ReduceOp = Literal["sum", "mean", "max", "min", "prod"]
+# torch.distributed also combines the bits of integers; our own calls do not offer it.
+AnyReduceOp = Literal[ReduceOp, "band", "bor", "bxor"]
 
 
 class HostMemory(Protocol):

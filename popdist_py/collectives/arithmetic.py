@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from popdist_py.collectives import ReduceOp
+from popdist_py.collectives import AnyReduceOp
 
 __all__ = [
     "BFLOAT16",
@@ -29,13 +29,18 @@ Array: TypeAlias = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 
 # The function that combines two values. For booleans, "sum" means "any" and "prod" means "all".
+# Those of bits are for the process groups of torch.
 FUNCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "mean": np.add,
     "max": np.maximum,
     "min": np.minimum,
     "prod": np.multiply,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
+_OF_BITS = frozenset({"band", "bor", "bxor"})
 # Small enough that a chunk and those combined with it stay in the second-level cache.
 CHUNK_BYTES = 256 * 1024
 
@@ -46,7 +51,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
     return "bfloat16" if dtype == BFLOAT16 else str(dtype)
 
 
-def check_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
+def check_dtype(op: AnyReduceOp, dtype: np.dtype[Any]) -> None:
     """Compare an operation with the dtype of an array.
 
     Raises:
@@ -54,6 +59,8 @@ def check_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     """
     if dtype.kind not in "biufc" and dtype != BFLOAT16:
         raise TypeError(f"dtype {dtype}: expected booleans, integers or floats")
+    if op in _OF_BITS and dtype.kind not in "biu":
+        raise TypeError(f"op={op!r} of {dtype_name(dtype)}: expected booleans or integers")
     # The array receives the result, and cannot hold a fraction.
     if op == "mean" and dtype.kind in "biu":
         raise TypeError(
@@ -73,8 +80,8 @@ class Reduction:
         TypeError: the operation is not defined for the dtype.
     """
 
-    def __init__(self, op: ReduceOp, dtype: np.dtype[Any], count: int) -> None:
-        self.op: ReduceOp = op
+    def __init__(self, op: AnyReduceOp, dtype: np.dtype[Any], count: int) -> None:
+        self.op: AnyReduceOp = op
         self.dtype = dtype
         self.is_half = dtype in (np.float16, BFLOAT16)
         check_dtype(op, dtype)

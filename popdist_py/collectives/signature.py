@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from popdist_py.errors import CollectiveMismatchError
 
-__all__ = ["Signature", "mismatch"]
+__all__ = ["INSTANCES", "Names", "Signature", "mismatch"]
 
 # Of a model's weights, hundreds may differ for one reason.
 _MAX_DIFFERENCES = 3
@@ -56,12 +56,43 @@ class Signature:
         return "\n".join((str(self), *lines))
 
 
-def mismatch(descriptions: Sequence[str], instances: Sequence[int]) -> CollectiveMismatchError:
+@dataclass(frozen=True)
+class Names:
+    """How messages call those that communicate.
+
+    Attributes:
+        noun: what one of them is, "instance" or "rank".
+        numbers: by which the user knows each of them; None: its index.
+        time_limit: what sets how long a wait may last.
+    """
+
+    noun: str = "instance"
+    numbers: tuple[int, ...] | None = None
+    time_limit: str = "POPDIST_HANG_TIMEOUT"
+
+    def of(self, *indices: int) -> str:
+        """Return the names of these members, such as "ranks 4 (1 of the group), 5"."""
+        plural = "s" if len(indices) > 1 else ""
+        return f"{self.noun}{plural} {', '.join(map(self._number, indices))}"
+
+    def _number(self, index: int) -> str:
+        if self.numbers is None or self.numbers[index] == index:
+            return str(index)
+        return f"{self.numbers[index]} ({index} of the group)"
+
+
+INSTANCES = Names()
+
+
+def mismatch(
+    descriptions: Sequence[str], instances: Sequence[int], names: Names = INSTANCES
+) -> CollectiveMismatchError:
     """Return the error for the calls with these ``descriptions``, which differ.
 
     Args:
         descriptions: of every instance's call.
-        instances: index in the job of each.
+        instances: index of each among those that communicate.
+        names: of those.
     """
     calls, leaves = [], []
     for description in descriptions:
@@ -69,31 +100,29 @@ def mismatch(descriptions: Sequence[str], instances: Sequence[int]) -> Collectiv
         calls.append(call)
         leaves.append(dict(line.split("\t", 1) for line in lines if "\t" in line))
     if len(set(calls)) == 1 and any(other != leaves[0] for other in leaves):
-        text = f"{calls[0]}: the instances differ in {_differences(leaves, instances)}"
+        text = f"{calls[0]}: the {names.noun}s differ in {_differences(leaves, instances, names)}"
     else:
-        callers = _by_value(calls, instances)
+        callers = _by_value(calls, instances, names)
         text = "; ".join(f"{who} called {call}" for call, who in callers.items())
-    return CollectiveMismatchError(f"{text}: all instances must make the same call")
+    return CollectiveMismatchError(f"{text}: all {names.noun}s must make the same call")
 
 
-def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int]) -> str:
+def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], names: Names) -> str:
     """Say which leaves differ, and where: the first few."""
     paths = dict.fromkeys(path for of_instance in leaves for path in of_instance)
     parts = []
     for path in paths:
-        kinds = _by_value([of_instance.get(path, "missing") for of_instance in leaves], instances)
+        found = [of_instance.get(path, "missing") for of_instance in leaves]
+        kinds = _by_value(found, instances, names)
         if len(kinds) > 1:
             parts.append(f"{path} ({'; '.join(f'{who}: {kind}' for kind, who in kinds.items())})")
     hidden = len(parts) - _MAX_DIFFERENCES
     return ", ".join(parts[:_MAX_DIFFERENCES]) + (f", and {hidden} more" if hidden > 0 else "")
 
 
-def _by_value(values: Sequence[str], instances: Sequence[int]) -> dict[str, str]:
+def _by_value(values: Sequence[str], instances: Sequence[int], names: Names) -> dict[str, str]:
     """Return each different value with the instances that have it, in words."""
     found: dict[str, list[int]] = {}
     for value, instance in zip(values, instances, strict=True):
         found.setdefault(value, []).append(instance)
-    return {
-        value: f"instance{'s' * (len(indices) > 1)} {', '.join(map(str, indices))}"
-        for value, indices in found.items()
-    }
+    return {value: names.of(*indices) for value, indices in found.items()}

@@ -1,1 +1,1 @@
-"""The folder on PYTHONPATH that gives a Python, when it starts, the SDK's names and our back end."""
+"""The folder on PYTHONPATH that gives a Python that starts the SDK's names and our back end."""

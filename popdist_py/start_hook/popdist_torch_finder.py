@@ -26,10 +26,12 @@ class _TorchFinder:
         """Return the spec of torch.distributed, with another last step; None for all others."""
         if name != "torch.distributed":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         # Import passes over finders without find_spec as well.
         finds = (getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path)
-        found: ModuleSpec | None = next((spec for find in finds if (spec := find(name, path))), None)
+        found: ModuleSpec | None = next(
+            (spec for find in finds if (spec := find(name, path))), None
+        )
         if found is not None and found.loader is not None:
             execute = found.loader.exec_module
 
@@ -55,4 +57,4 @@ def _register() -> None:
 def start() -> None:
     """Wait for torch.distributed in a Python of a job."""
     if os.environ.get("POPDIST_TORCH_BACKEND"):
-        sys.meta_path.insert(0, _TorchFinder())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _TorchFinder())

@@ -6,15 +6,26 @@ installed, and so does every Python of a job. Importing it never fails.
 process_group    the class that torch.distributed calls
 calls            one call of torch.distributed as a function over the communicator
 tensors          a tensor as the array that travels, and back
+buckets          DistributedDataParallel's, moved to shared memory
 work             what an asynchronous call returns, and the thread that does it
-messages         send and recv
-store_meeting    how the processes of a group meet, over torch's store
+messages         send and recv: what is sent, and which receive gets it
+message_work     one send or receive, which its caller waits for
+mailbox          which message a receive gets
+traffic          what moves headers and bytes to and from the other ranks
+channels         one connection between two ranks
+endpoint         where a rank is reached
+membership       the part of this process in a group: joining, time-outs, errors, leaving
+group_store      the store of a group, with waits that end when a rank ends
+store_meeting    how the processes of a group meet, over that store
+group_settings   how they communicate, by our variables and those of gloo
+monitored_barrier  a barrier that names the ranks that do not come
+torch_functions  functions of torch.distributed that would refuse our groups
 substitution     the back end that a program gets for the one that it names
-torch_functions  functions of torch that ask whether a group is gloo's
+errors           the classes of errors
 
 Here lives the registration alone, which imports nothing but torch.distributed: every program that
 imports torch comes by. Nothing here communicates.
-May call: collectives and communicators, activities, environment, errors.
+May call: collectives, communicators, between_hosts, within_host, activities, environment, errors.
 """
 
 from __future__ import annotations
@@ -44,10 +55,10 @@ def register() -> None:
 
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
-    from popdist_py.torch_backend.torch_functions import serve_our_groups
+    from popdist_py.torch_backend.torch_functions import offer
 
-    serve_our_groups()
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+    offer(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
     if wanted != "auto":
         from popdist_py.torch_backend.substitution import substitute

@@ -5,25 +5,31 @@ Nothing here is called in a training step.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from typing import Any
+
+from popdist_py.torch_backend.group_store import GroupStore
 
 __all__ = ["StoreMeeting"]
 
+_CALL = "the first call of the group"
+
 
 class StoreMeeting:
-    """The processes of a group; satisfies ``popdist_py.collectives.meeting.Meeting``.
+    """Some ranks of a group; satisfies ``popdist_py.collectives.meeting.Meeting``.
 
     Args:
-        store: torch's, of this group alone; its time-out limits every wait.
-        rank: of this process.
-        size: number of processes.
+        store: of the group; its time-out limits every wait.
+        members: ranks in the group of those that meet; None: all.
         name: of this meeting in the store.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, name: str = "meeting") -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(
+        self, store: GroupStore, members: Sequence[int] | None = None, name: str = "meeting"
+    ) -> None:
+        self._members = range(store.size) if members is None else members
+        self.rank = self._members.index(store.rank)
+        self.size = len(self._members)
         self._store = store
         self._name = name
         self._count = 0
@@ -31,28 +37,25 @@ class StoreMeeting:
     def all_gather(self, value: Any) -> list[Any]:
         """Return the value of every rank."""
         keys = self._publish(value)
-        try:
-            texts = self._store.multi_get(keys)
-        except (NotImplementedError, RuntimeError):  # a FileStore gets one by one
-            texts = [self._store.get(key) for key in keys]
-        return [json.loads(text) for text in texts]
+        return self._store.take(keys, _CALL)
 
     def broadcast(self, value: Any) -> Any:
         """Return the value of rank 0."""
         keys = self._publish(value if self.rank == 0 else None)
-        return json.loads(self._store.get(keys[0]))
+        root = self._members[0]
+        return self._store.take({root: keys[root]}, _CALL)[0]
 
     def split(self, color: int, key: int) -> StoreMeeting:
         """Return the meeting of those that pass the same ``color``, in order of ``key``."""
         pairs = self.all_gather([color, key])
-        members = [rank for rank in range(self.size) if pairs[rank][0] == color]
-        members.sort(key=lambda rank: pairs[rank][1])
-        name = f"{self._name}/{self._count}/{color}"
-        return StoreMeeting(self._store, members.index(self.rank), len(members), name)
+        places = [place for place in range(self.size) if pairs[place][0] == color]
+        places.sort(key=lambda place: pairs[place][1])
+        members = [self._members[place] for place in places]
+        return StoreMeeting(self._store, members, f"{self._name}/{self._count}/{color}")
 
-    def _publish(self, value: Any) -> list[str]:
+    def _publish(self, value: Any) -> dict[int, str]:
         """Store the value of this rank, and return the keys of all."""
         self._count += 1
-        keys = [f"{self._name}/{self._count}/{rank}" for rank in range(self.size)]
-        self._store.set(keys[self.rank], json.dumps(value))
+        keys = {rank: f"{self._name}/{self._count}/{rank}" for rank in self._members}
+        self._store.put(keys[self._store.rank], value)
         return keys

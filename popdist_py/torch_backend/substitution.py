@@ -55,7 +55,7 @@ def substitute(wanted: str) -> None:
             return value
         return other
 
-    dist.Backend.__new__ = read  # type: ignore[assignment]
+    dist.Backend.__new__ = read  # type: ignore[method-assign]
 
 
 @functools.cache

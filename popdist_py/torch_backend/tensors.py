@@ -1,11 +1,14 @@
 """A tensor as the array that travels, and back.
 
+An array is flat, and the tensor's own memory where that is contiguous. The types that NumPy lacks
+travel as their bits.
+
 Nothing here communicates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,37 +16,78 @@ import torch
 
 from popdist_py.collectives.arithmetic import BFLOAT16, Array
 
-__all__ = ["array_of", "copy_back", "for_writing"]
+__all__ = ["array_of", "has_array", "shares_memory", "write_back"]
+
+# The integers that NumPy and torch have, by their bytes.
+_BITS: dict[int, tuple[torch.dtype, str]] = {
+    1: (torch.uint8, "u1"),
+    2: (torch.int16, "<u2"),
+    4: (torch.int32, "<u4"),
+}
+_NAMES = (
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "complex32",
+)
+# Older versions of torch lack some. A dtype with a name, so that no one takes them for integers.
+_WITHOUT_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    dtype: np.dtype([(name, _BITS[dtype.itemsize][1])])
+    for name in _NAMES
+    if (dtype := getattr(torch, name, None)) is not None
+}
+_WITHOUT_NUMPY[torch.bfloat16] = BFLOAT16
+
+
+def has_array(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is dense and lies in the memory of this process."""
+    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def shares_memory(tensor: torch.Tensor) -> bool:
+    """Tell whether what is written to ``array_of`` a tensor is in the tensor."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous CPU tensor as an array; of another one, a copy of it."""
-    tensor = tensor.detach()
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    if tensor.dtype is torch.bfloat16:
-        array: Array = tensor.view(torch.int16).numpy().view(BFLOAT16)
-        return array
-    return tensor.numpy()
+    """Return the elements of a dense CPU tensor: [elements], its memory or a copy."""
+    if not shares_memory(tensor):
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return np.asarray(_Memory(tensor)).view(_dtype_of(tensor.dtype))
 
 
-def for_writing(tensor: torch.Tensor) -> tuple[Array, bool]:
-    """Return an array to receive a result, and whether ``copy_back`` must follow."""
-    array = array_of(tensor)
-    return array, array.ctypes.data != tensor.data_ptr() and tensor.numel() > 0
+class _Memory:
+    """The bytes of a contiguous tensor, for NumPy, which keeps this with its array.
+
+    ``tensor.numpy()`` would have the tensor keep its size for good, and FSDP sets it to 0.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (tensor.nbytes,),
+            "data": (tensor.data_ptr(), False),
+        }
 
 
-def copy_back(array: Array, tensor: torch.Tensor) -> None:
-    """Write an array of as many elements to a tensor of any strides."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    if tensor.dtype is torch.bfloat16:
-        source = torch.from_numpy(flat.view(np.int16)).view(torch.bfloat16)
-    else:
-        source = torch.from_numpy(flat)
-    tensor.detach().copy_(source.view(tensor.shape))
+@functools.cache
+def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    own = _WITHOUT_NUMPY.get(dtype)
+    return own if own is not None else torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def stacked(tensors: Sequence[torch.Tensor]) -> Array:
-    """Return tensors of one shape and dtype, one after the other."""
-    arrays: list[Any] = [array_of(tensor) for tensor in tensors]
-    return np.stack(arrays)
+def write_back(array: Array, tensor: torch.Tensor) -> None:
+    """Write what ``array_of`` a tensor has received to the tensor, if the array is a copy."""
+    if not shares_memory(tensor):
+        tensor.detach().copy_(_tensor_of(array, tensor.dtype).view(tensor.shape))
+
+
+def _tensor_of(array: Array, dtype: torch.dtype) -> torch.Tensor:
+    if array.dtype.fields is None:
+        return torch.from_numpy(array)
+    bits = array.view(f"i{array.itemsize}" if array.itemsize > 1 else np.uint8)
+    return torch.from_numpy(bits).view(dtype)

@@ -1,60 +1,57 @@
-"""Functions of torch.distributed that ask whether a group is gloo's: they serve ours too.
+"""The functions of torch.distributed that know the groups of some back ends alone.
 
-Each is replaced by one that does the same for every other group.
-Nothing here knows what a group does when it is asked.
+``monitored_barrier`` refuses a group that is not gloo's, and ``_set_pg_timeout`` leaves it as it
+is. ``offer`` puts functions in their place that pass our groups on to the group itself, and all
+others to the function of torch.distributed.
+
+Nothing here imports more than torch.distributed: every program that imports torch comes by.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
-__all__ = ["serve_our_groups"]
-
-
-def serve_our_groups() -> None:
-    """Let the functions of torch ask our groups as they ask gloo's."""
-    theirs_barrier = distributed_c10d.monitored_barrier
-    theirs_set_timeout = distributed_c10d._set_pg_timeout
-
-    @functools.wraps(theirs_barrier)
-    def monitored_barrier(
-        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-    ) -> Any:
-        ours = _our_group(group)
-        if ours is None:
-            return theirs_barrier(group, timeout, wait_all_ranks)
-        if isinstance(timeout, int | float):
-            timeout = timedelta(seconds=timeout)
-        return ours.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
-
-    @functools.wraps(theirs_set_timeout)
-    def set_timeout(timeout: timedelta, group: Any = None) -> None:
-        ours = _our_group(group)
-        if ours is None:
-            theirs_set_timeout(timeout, group)
-        else:
-            ours.set_timeout(timeout)
-
-    _replace(theirs_barrier, monitored_barrier)
-    _replace(theirs_set_timeout, set_timeout)
+__all__ = ["offer"]
 
 
-def _our_group(group: Any) -> Any:
-    """Return the group that is meant if it is one of ours."""
-    # Not before it is asked for: programs without a group of ours never need it.
-    from popdist_py.torch_backend.process_group import PopdistProcessGroup
+def offer(backend: str) -> None:
+    """Let functions of torch.distributed take groups of ``backend``; again does nothing."""
+    module = dist.distributed_c10d
+    if module.monitored_barrier.__module__ != __name__:
+        barrier = _also(backend, module.monitored_barrier, _monitored_barrier)
+        dist.monitored_barrier = module.monitored_barrier = barrier
+        module._set_pg_timeout = _also(backend, module._set_pg_timeout, _set_pg_timeout)
 
-    group = dist.group.WORLD if group is None else group
-    return group if isinstance(group, PopdistProcessGroup) else None
+
+def _also(
+    backend: str, original: Callable[..., None], own: Callable[..., None]
+) -> Callable[..., None]:
+    """Return ``own`` for groups of ``backend`` and ``original`` for others."""
+    position = original.__code__.co_varnames.index("group")
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> None:
+        group = args[position] if len(args) > position else kwargs.get("group")
+        is_ours = dist.get_rank(group) >= 0 and dist.get_backend(group) == backend
+        (own if is_ours else original)(*args, **kwargs)
+
+    function.__module__ = __name__
+    return function
 
 
-def _replace(theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    for module in (dist, distributed_c10d):
-        if getattr(module, theirs.__name__, None) is theirs:
-            setattr(module, theirs.__name__, ours)
+def _monitored_barrier(
+    group: Any = None,
+    timeout: Any = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    own: Any = group or dist.group.WORLD
+    own.monitored_barrier(timeout, wait_all_ranks)
+
+
+def _set_pg_timeout(timeout: Any, group: Any = None) -> None:
+    own: Any = group or dist.group.WORLD
+    own.set_timeout(timeout)

@@ -28,6 +28,7 @@ TRANSCRIPTS = [
         "horovod",
         "report",
         "sdk-programs",
+        "torch-backend",
     )
 ]
 TRANSCRIPTS += (ROOT / "docs" / "examples").glob("*.md")

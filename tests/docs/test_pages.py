@@ -26,6 +26,7 @@ PAGES = [
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     "devices.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
+    pytest.param("torch-backend.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

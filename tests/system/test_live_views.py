@@ -258,10 +258,11 @@ DDP = """
 import os, time
 import torch
 import torch.distributed as dist
+import popdist_py.torch_backend
 from popdist_py import heartbeat
 
 torch.set_num_threads(1)
-dist.init_process_group("gloo")
+dist.init_process_group(os.environ["BACKEND"])
 index, late = dist.get_rank(), os.environ["LATE"]
 layers = torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -279,11 +280,11 @@ dist.destroy_process_group()
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize("backend", ["gloo", "popdist"])
 @pytest.mark.parametrize(("late", "slow"), [("forward", 0), ("backward", 1), ("all_reduce", 1)])
-def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow):
-    done = poprun(
-        "-n", 2, "--live", "--output-dir", "out", "--env", f"LATE={late}", script(DDP)
-    )  # fmt: skip
+def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow, backend):
+    variables = ("--env", f"LATE={late}", "--env", f"BACKEND={backend}")
+    done = poprun("-n", 2, "--live", "--output-dir", "out", *variables, script(DDP))
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/latest/report.json").read_text())
     instances = report["attempts"][-1]["observation"]["instances"]

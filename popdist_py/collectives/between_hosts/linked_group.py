@@ -14,14 +14,14 @@ from popdist_py.collectives.signature import Signature
 from popdist_py.collectives.tree import Node
 from popdist_py.errors import InstanceLostError
 
-__all__ = ["LinkedGroup"]
+__all__ = ["LinkedGroup", "MovingGroup"]
 
 
-class LinkedGroup(Protocol):
-    """Some instances of several hosts; every call is collective, but ``wait`` and ``close``.
+class MovingGroup(Protocol):
+    """Some instances of several hosts that send one another values; every call is collective.
 
-    ``call`` is the collective call, as messages name it. All calls but ``close`` raise
-    InstanceLostError if another instance ended or does not arrive in time.
+    ``call`` is the collective call, as messages name it. All calls raise InstanceLostError if
+    another instance ended or does not arrive in time.
     """
 
     @property
@@ -35,17 +35,8 @@ class LinkedGroup(Protocol):
     lost_error: InstanceLostError | None
     """The error of the wait that failed; later calls raise it at once."""
 
-    def start_all_reduce(self, array: Array, op: str) -> Any:
-        """Start to reduce ``array``, flat, in place; ``wait`` completes it."""
-
-    def all_reduce(self, array: Array, op: str, call: object) -> None:
-        """Reduce ``array`` in place."""
-
-    def start_round(self, one: Round, call: object) -> Any:
-        """Start to exchange what a round says; ``wait`` completes it."""
-
-    def wait(self, request: Any, call: object) -> None:
-        """Return once ``request`` is complete."""
+    lost_instance: int
+    """Index in the job of the instance that this error names, -1 if it is not known."""
 
     def broadcast(self, array: Array, root: int, call: object) -> None:
         """Overwrite ``array``, flat, with that of rank ``root``."""
@@ -69,6 +60,22 @@ class LinkedGroup(Protocol):
 
     def descriptions(self, signature: Signature) -> list[str]:
         """Return the description of every rank's call, after all have seen that calls differ."""
+
+
+class LinkedGroup(MovingGroup, Protocol):
+    """One instance of each host, that also reduce; ``wait`` and ``close`` are not collective."""
+
+    def start_all_reduce(self, array: Array, op: str) -> Any:
+        """Start to reduce ``array``, flat, in place; ``wait`` completes it."""
+
+    def all_reduce(self, array: Array, op: str, call: object) -> None:
+        """Reduce ``array`` in place."""
+
+    def start_round(self, one: Round, call: object) -> Any:
+        """Start to exchange what a round says; ``wait`` completes it."""
+
+    def wait(self, request: Any, call: object) -> None:
+        """Return once ``request`` is complete."""
 
     def all_gather_nodes(
         self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object

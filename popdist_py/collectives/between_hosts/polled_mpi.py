@@ -13,13 +13,18 @@ import numpy as np
 from mpi4py import MPI
 
 from popdist_py import activities
-from popdist_py.collectives.arithmetic import FUNCTIONS, Array
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpAllReduce, TcpMesh
+from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.between_hosts.socket_group import (
+    SocketGroup,
+    late_error,
+    nodes_by_rank,
+    stacked_nodes,
+)
+from popdist_py.collectives.between_hosts.tcp import TcpMesh
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.rounds import Round
 from popdist_py.collectives.signature import Signature
 from popdist_py.collectives.tree import Node
-from popdist_py.collectives.within_host.host_barrier import launcher_grace_seconds
 from popdist_py.errors import InstanceLostError
 
 __all__ = ["MpiGroup", "TcpGroup"]
@@ -27,8 +32,6 @@ __all__ = ["MpiGroup", "TcpGroup"]
 _OPERATIONS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _POLLS = 2000
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 20e-6, 1e-3
-# Seconds of one wait for TCP; the time-out is checked after each.
-_POLL_SECONDS = 0.1
 # MPI counts the bytes of one message in 31 bits, those of all instances together.
 _MAX_BYTES = 2**30
 # Tag of the messages that say "this instance waits in call number n".
@@ -56,6 +59,7 @@ class MpiGroup:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.lost_error: InstanceLostError | None = None
+        self.lost_instance = -1
 
     def start_all_reduce(self, array: Array, op: str) -> Any:
         """Start to reduce ``array`` in place; ``wait`` completes it."""
@@ -165,15 +169,7 @@ class MpiGroup:
             nodes: the nodes of every rank.
             call: the collective call, as messages name it.
         """
-        rows = np.zeros((max(map(len, nodes)), values[0].size), values[0].dtype)
-        for row, value in zip(rows, values, strict=False):
-            row[:] = value
-        gathered = self.all_gather(rows, call)
-        return {
-            node: gathered[rank, row]
-            for rank, rank_nodes in enumerate(nodes)
-            for row, node in enumerate(rank_nodes)
-        }
+        return nodes_by_rank(self.all_gather(stacked_nodes(values, nodes), call), nodes)
 
     def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
         """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
@@ -226,15 +222,7 @@ class MpiGroup:
             for rank, instance in enumerate(self._instances)
             if rank != self.rank and self._num_calls not in self._announcements(rank)
         ]
-        return self._error_naming(missing, call)
-
-    def _error_naming(self, missing: Sequence[int], call: object) -> InstanceLostError:
-        limit = f"within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
-        if not missing:
-            return InstanceLostError(f"{call}: all instances arrived, but did not end {limit}")
-        noun = "instance" if len(missing) == 1 else "instances"
-        names = ", ".join(map(str, sorted(missing)))
-        return InstanceLostError(f"{call}: {noun} {names} did not arrive {limit}")
+        return late_error(missing, call, self._hang_timeout)
 
     def _announcements(self, rank: int) -> list[int]:
         calls = []
@@ -263,23 +251,17 @@ class TcpGroup(MpiGroup):
         mesh: TcpMesh,
     ) -> None:
         super().__init__(comm, instances, hang_timeout, grace)
-        self._mesh = mesh
+        self._sockets = SocketGroup(mesh, instances, hang_timeout, grace)
 
-    def start_all_reduce(self, array: Array, op: str) -> TcpAllReduce | ConnectionLostError:
+    def start_all_reduce(self, array: Array, op: str) -> Any:
         """Start to reduce ``array`` in place; ``wait`` completes it, and raises its errors."""
         self._start_call()
-        try:
-            return self._mesh.start_all_reduce(array, FUNCTIONS[op])
-        except ConnectionLostError as error:
-            return error
+        return self._sockets.start_all_reduce(array, op)
 
-    def start_round(self, one: Round, call: object) -> TcpAllReduce | ConnectionLostError:
+    def start_round(self, one: Round, call: object) -> Any:
         """Start a round; ``wait`` completes it, and raises its errors."""
         self._start_call()
-        try:
-            return self._mesh.start_round(one)
-        except ConnectionLostError as error:
-            return error
+        return self._sockets.start_round(one, call)
 
     def wait(self, request: Any, call: object) -> None:
         """Return once ``request`` is complete.
@@ -287,33 +269,15 @@ class TcpGroup(MpiGroup):
         Raises:
             InstanceLostError: another instance has ended, or nothing arrives within the time-out.
         """
-        if not isinstance(request, TcpAllReduce | ConnectionLostError):
+        if isinstance(request, MPI.Request):
             super().wait(request, call)
             return
         try:
-            if isinstance(request, ConnectionLostError):
-                raise request
-            self._wait_for_tcp(request, call)
-        except ConnectionLostError as error:
-            time.sleep(launcher_grace_seconds(self._hang_timeout))
-            self.lost_error = InstanceLostError(
-                f"{call}: instance {self._instances[error.rank]} was lost on another host"
-            )
-            raise self.lost_error from None
-
-    def _wait_for_tcp(self, all_reduce: TcpAllReduce, call: object) -> None:
-        patience = Patience()
-        while not all_reduce.is_done:
-            if self._mesh.progress(_POLL_SECONDS):
-                patience = Patience()
-            elif patience.waited() > self._timeout:
-                # A rank that itself waits for a third one has sent its values, but no sum.
-                missing = all_reduce.missing_values or all_reduce.missing_sums
-                self.lost_error = self._error_naming(
-                    [self._instances[rank] for rank in missing], call
-                )
-                raise self.lost_error
+            self._sockets.wait(request, call)
+        except InstanceLostError as error:
+            self.lost_error = error
+            raise
 
     def close(self) -> None:
         """Close the connections."""
-        self._mesh.close()
+        self._sockets.close()

@@ -1,11 +1,11 @@
-"""All-reduce over TCP between hosts, without waiting: several run at once.
+"""All-reduce and exchange over TCP between hosts, without waiting: several run at once.
 
 One instance of every host is a rank, connected to those of all other hosts. All ranks start the
-same all-reduces in the same order, so messages need no headers. Two ranks send each other whole
-arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and sends the result
-to the others (all-gather).
+same requests in the same order, so messages need no headers. In an all-reduce, two ranks send each
+other whole arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and
+sends the result to the others (all-gather).
 
-Nothing here knows time-outs, instances or the messages of errors: those are ``polled_mpi.py``'s.
+Nothing here knows time-outs, instances or the messages of errors: those are ``socket_group.py``'s.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import select
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.rounds import Round, exact_round
 
-__all__ = ["ConnectionLostError", "TcpAllReduce", "TcpMesh"]
+__all__ = ["ConnectionLostError", "TcpMesh", "TcpRequest"]
 
 
 class ConnectionLostError(Exception):
@@ -37,8 +37,8 @@ class ConnectionLostError(Exception):
         self.rank = rank
 
 
-class TcpAllReduce:
-    """An all-reduce that has started.
+class TcpRequest:
+    """An all-reduce, a round or an exchange that has started.
 
     Attributes:
         missing_values: ranks whose own values have not all arrived.
@@ -48,11 +48,11 @@ class TcpAllReduce:
 
     __slots__ = ("_combine", "_waits_for_sends", "missing_sums", "missing_values", "unsent")
 
-    def __init__(self, combine: Callable[[TcpAllReduce], None], *, waits_for_sends: bool) -> None:
+    def __init__(self, combine: Callable[[TcpRequest], None], *, waits_for_sends: bool) -> None:
         self.missing_values: set[int] = set()
         self.missing_sums: set[int] = set()
         self.unsent = 0
-        self._combine: Callable[[TcpAllReduce], None] | None = combine
+        self._combine: Callable[[TcpRequest], None] | None = combine
         # The sum overwrites values that must be sent first.
         self._waits_for_sends = waits_for_sends
 
@@ -75,10 +75,10 @@ class _Stream:
     def __init__(self, rank: int, connection: socket.socket) -> None:
         self.rank = rank
         self.connection = connection
-        self._outgoing: deque[tuple[memoryview, TcpAllReduce]] = deque()
+        self._outgoing: deque[tuple[memoryview, TcpRequest]] = deque()
         self._incoming: deque[tuple[memoryview, set[int]]] = deque()
 
-    def send(self, array: Array, all_reduce: TcpAllReduce) -> None:
+    def send(self, array: Array, all_reduce: TcpRequest) -> None:
         """Queue the array to be sent, and send what the system takes now."""
         if array.size:
             all_reduce.unsent += 1
@@ -158,7 +158,7 @@ class TcpMesh:
             stream.connection.fileno(): stream
             for stream in (*self._value_streams.values(), *self._sum_streams.values())
         }
-        self._running: list[TcpAllReduce] = []
+        self._running: list[TcpRequest] = []
         self._free_buffers: dict[int, list[Array]] = {}
         for stream in self._streams_by_descriptor.values():
             stream.connection.setblocking(False)
@@ -174,7 +174,7 @@ class TcpMesh:
 
     # --- All-reduces ------------------------------------------------------------------------------
 
-    def start_all_reduce(self, array: Array, function: np.ufunc) -> TcpAllReduce:
+    def start_all_reduce(self, array: Array, function: np.ufunc) -> TcpRequest:
         """Start to reduce a flat array in place over all ranks, in their order.
 
         Nobody may touch the array before the all-reduce is done.
@@ -184,7 +184,7 @@ class TcpMesh:
         """
         return self.start_round(exact_round(array, function, self.rank, self.size))
 
-    def start_round(self, one: Round) -> TcpAllReduce:
+    def start_round(self, one: Round) -> TcpRequest:
         """Start to exchange what a round says.
 
         Raises:
@@ -195,13 +195,13 @@ class TcpMesh:
         values_by_rank = {rank: self._receive_buffer(own) for rank in self._value_streams}
         values_by_rank[self.rank] = own
 
-        def combine(all_reduce: TcpAllReduce) -> None:
+        def combine(all_reduce: TcpRequest) -> None:
             one.combine([values_by_rank[rank] for rank in range(self.size)])
             self._free_buffers[own.nbytes] += [values_by_rank[rank] for rank in self._value_streams]
             for stream in sum_streams:
                 stream.send(results[self.rank], all_reduce)
 
-        all_reduce = TcpAllReduce(combine, waits_for_sends=not sum_streams)
+        all_reduce = TcpRequest(combine, waits_for_sends=not sum_streams)
         for rank, stream in self._value_streams.items():
             stream.receive(values_by_rank[rank], all_reduce.missing_values)
         for stream in sum_streams:
@@ -211,6 +211,27 @@ class TcpMesh:
         self._running.append(all_reduce)
         self._advance()
         return all_reduce
+
+    def start_exchange(self, outgoing: Sequence[Array], incoming: Sequence[Array]) -> TcpRequest:
+        """Start to send every other rank its array, and to receive one from each.
+
+        Nobody may touch the arrays before the exchange is done.
+
+        Args:
+            outgoing: the flat array for each rank; that for this rank does not matter.
+            incoming: by rank, the flat array to receive into, as large as what that rank sends.
+
+        Raises:
+            ConnectionLostError: another rank has closed its connection.
+        """
+        request = TcpRequest(lambda _: None, waits_for_sends=False)
+        for rank, stream in self._value_streams.items():
+            stream.receive(incoming[rank], request.missing_values)
+        for rank, stream in self._value_streams.items():
+            stream.send(outgoing[rank], request)
+        self._running.append(request)
+        self._advance()
+        return request
 
     def _receive_buffer(self, like: Array) -> Array:
         """Return a buffer for another rank's values; new memory costs a fault for every page."""

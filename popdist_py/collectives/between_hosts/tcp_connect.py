@@ -20,21 +20,25 @@ from popdist_py.collectives.between_hosts.tcp import TcpMesh
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
 
-__all__ = ["connect"]
+__all__ = ["connect", "own_address"]
 
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _VALUES, _SUMS = b"v", b"s"
 
 
-def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
+def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
     """Connect all ranks of ``meeting``; collective. Return None if they do not reach one another.
 
     Args:
         meeting: one instance of each host.
-        network: interface or CIDR that all hosts are on; None: the one of the host's name.
+        network: interface or CIDR that all hosts are on; None if it is not known.
+        towards: a host to which this network leads; None: the network of the host's name.
     """
-    address = _own_address(network, set(meeting.all_gather(socket.gethostname())))
+    address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
+    known = next(filter(None, meeting.all_gather(address)), None)
+    if address is None and known is not None and not network:
+        address = _address_towards(known)
     listener = _listen(address)
     addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
     secret = bytes.fromhex(meeting.broadcast(secrets.token_hex(_SECRET_BYTES)))
@@ -59,16 +63,31 @@ def connect(meeting: Meeting, network: str | None) -> TcpMesh | None:
     return None
 
 
-def _own_address(network: str | None, host_names: set[str]) -> str | None:
+def own_address(
+    network: str | None, host_names: set[str], towards: str | None = None
+) -> str | None:
     """Return the IPv4 address at which the other hosts reach this one."""
     if network:
         return _address_in(network)
+    if towards and (address := _address_towards(towards)):
+        return address
     if len(host_names) == 1:
         return "127.0.0.1"
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError:
         return None
+    return None if ipaddress.IPv4Address(address).is_loopback else address
+
+
+def _address_towards(host: str) -> str | None:
+    """Return the address of the interface that leads to another host; None if it is loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
     return None if ipaddress.IPv4Address(address).is_loopback else address
 
 
@@ -108,7 +127,8 @@ def _connect_pairs(
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     for other in range(rank):
         for kind in (_VALUES, _SUMS):
-            connection = socket.create_connection(tuple(addresses[other]), _TIMEOUT_SECONDS)
+            host, port = addresses[other]
+            connection = socket.create_connection((host, port), _TIMEOUT_SECONDS)
             connections[kind, other] = connection
             connection.sendall(secret + kind + rank.to_bytes(4, "big"))
     while len(connections) < 2 * (len(addresses) - 1):

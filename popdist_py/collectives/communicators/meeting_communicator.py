@@ -13,6 +13,7 @@ from pathlib import Path
 
 from popdist_py.collectives.communicators.shared_memory import Links, SharedCommunicator
 from popdist_py.collectives.meeting import Meeting
+from popdist_py.collectives.signature import INSTANCES, Names
 from popdist_py.collectives.within_host.host_barrier import is_supported
 from popdist_py.collectives.within_host.host_group import make_window
 from popdist_py.collectives.within_host.shared_window import Window, WindowError
@@ -33,7 +34,7 @@ def place_of_this_process() -> str:
 
 
 def join_meeting(
-    meeting: Meeting, settings: CollectiveSettings, links: Links
+    meeting: Meeting, settings: CollectiveSettings, links: Links, names: Names = INSTANCES
 ) -> SharedCommunicator:
     """Connect the processes of ``meeting``; collective.
 
@@ -41,6 +42,7 @@ def join_meeting(
         meeting: the processes; rank = instance index.
         settings: the user's.
         links: what connects several hosts.
+        names: of the processes, in messages.
     """
     shares = settings.shared_memory and is_supported()
     places = meeting.all_gather(place_of_this_process() if shares else "")
@@ -52,7 +54,7 @@ def join_meeting(
         local = meeting.split(meeting.rank, meeting.rank)
         window = make_window(local)
     assert window is not None
-    return SharedCommunicator(meeting, local, window, settings, links)
+    return SharedCommunicator(meeting, local, window, settings, links, names)
 
 
 def _window_or_none(local: Meeting) -> Window | None:

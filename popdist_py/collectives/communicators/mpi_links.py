@@ -11,6 +11,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
 from popdist_py.collectives.between_hosts.polled_mpi import MpiGroup, TcpGroup
 from popdist_py.collectives.between_hosts.tcp_connect import connect
 from popdist_py.collectives.within_host.host_group import HostGroup
@@ -62,7 +63,9 @@ class MpiLinks:
         self._world = world
         self._settings = settings
 
-    def all_instances(self, host: HostGroup, hosts: Sequence[Sequence[int]]) -> MpiGroup:
+    def all_instances(
+        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
+    ) -> MpiGroup:
         """Return the group of all instances; collective."""
         return MpiGroup(self._world, range(self._world.Get_size()), self._settings.hang_timeout)
 

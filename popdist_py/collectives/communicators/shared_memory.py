@@ -8,18 +8,20 @@ Nothing here maps memory, polls, or reduces by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, Reduction, dtype_name
 from popdist_py.collectives.background import Background
-from popdist_py.collectives.between_hosts.linked_group import LinkedGroup
+from popdist_py.collectives.between_hosts.linked_group import LinkedGroup, MovingGroup
 from popdist_py.collectives.communicators.compressed_all_reduce import CompressedAllReduce
+from popdist_py.collectives.communicators.given_arrays import GivenArrayCalls
 from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
 from popdist_py.collectives.object_calls import ObjectCalls
-from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
+from popdist_py.collectives.within_host.host_exchange import HostExchange
 from popdist_py.collectives.within_host.host_group import (
     Agreement,
     CallPlan,
@@ -27,11 +29,11 @@ from popdist_py.collectives.within_host.host_group import (
     exposed,
 )
 from popdist_py.collectives.within_host.shared_buffers import SharedBuffers
-from popdist_py.collectives.within_host.shared_window import Window
+from popdist_py.collectives.within_host.shared_window import Window, WindowError
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
-    from popdist_py.collectives import ReduceOp
+    from popdist_py.collectives import AnyReduceOp
     from popdist_py.collectives.meeting import Meeting
     from popdist_py.collectives.rounds import Compression
     from popdist_py.environment import CollectiveSettings
@@ -42,18 +44,12 @@ _MAX_PLANS = 1024
 # The number that the first instance of a host passes to the other hosts: where the arrays of its
 # host lie, or _FIRST_LOST + index of a lost instance.
 _IN_WINDOW, _PRIVATE, _FIRST_LOST = 0, 1, 2
+# The location of an array outside all windows that may be moved to one; they count from 1 << 48.
+_MOVABLE = 1
 
 
 class Links(Protocol):
     """Connects the hosts of a communicator; every call is collective."""
-
-    def all_instances(self, host: HostGroup, hosts: Sequence[Sequence[int]]) -> LinkedGroup:
-        """Return the group of all instances.
-
-        Args:
-            host: the instances of this host.
-            hosts: index of the instances of every host.
-        """
 
     def owners(
         self, color: int, key: int, owners: Sequence[int] | None, grace: float
@@ -67,8 +63,19 @@ class Links(Protocol):
             grace: seconds to wait in addition; another instance will say which one is missing.
         """
 
+    def all_instances(
+        self, host: HostGroup, hosts: Sequence[Sequence[int]], owners: LinkedGroup | None
+    ) -> MovingGroup:
+        """Return the group of all instances.
 
-class SharedCommunicator(ObjectCalls):
+        Args:
+            host: the instances of this host.
+            hosts: index of the instances of every host.
+            owners: what ``owners`` has returned.
+        """
+
+
+class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     """All instances of the job; satisfies ``popdist_py.collectives.Communicator``.
 
     Args:
@@ -77,6 +84,7 @@ class SharedCommunicator(ObjectCalls):
         window: the memory of this host's instances, from ``make_window``.
         settings: the user's.
         links: what connects several hosts.
+        names: of the instances, in messages.
     """
 
     def __init__(
@@ -86,14 +94,17 @@ class SharedCommunicator(ObjectCalls):
         window: Window,
         settings: CollectiveSettings,
         links: Links,
+        names: Names = INSTANCES,
     ) -> None:
+        self.names = names
         self.instance_index = world.rank
         self.num_instances = world.size
         self.instances: Sequence[int] = range(self.num_instances)
         self.background = Background()
-        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout)
+        self._host = HostGroup(local, window, self.instance_index, settings.hang_timeout, names)
         self._plans: dict[Any, CallPlan] = {}
         self._shared_buffers = SharedBuffers(self._host.position)
+        self._may_move = self.num_instances > 1
         self._connect_hosts(world, settings.hang_timeout, links)
 
     def _connect_hosts(self, world: Meeting, hang_timeout: float, links: Links) -> None:
@@ -105,10 +116,9 @@ class SharedCommunicator(ObjectCalls):
         self.host_memory = None if self.spans_hosts else self
         self.host_links = self if self.spans_hosts else None
         self._slot_bytes = min(world.all_gather(self._host.slot_bytes))
-        self._world: LinkedGroup | None = None
+        self._world: MovingGroup | None = None
         self._slice_owners: LinkedGroup | None = None
         if len(hosts) > 1:
-            self._world = links.all_instances(self._host, hosts)
             self._verdict = Window(self._host.local, 16).parts[0][:16].view(np.int64)
             # A wait for another host has a longer time-out than a wait within that host: its
             # instances know which one is missing, and report it first.
@@ -119,16 +129,33 @@ class SharedCommunicator(ObjectCalls):
             self._slice_owners = links.owners(
                 min(position, num_owners), hosts.index(own_host), owners, self._grace
             )
+            self._world = links.all_instances(self._host, hosts, self._slice_owners)
         can_read = all(world.all_gather(self._host.can_read))
         self._sliced = SlicedAllReduce(
             self._host, hosts, self._slice_owners, self._slot_bytes, can_read
         )
+        self._exchange = HostExchange(self._host)
         self._compressed = CompressedAllReduce(self._host, self._slice_owners, min(map(len, hosts)))
 
     # --- Collectives --------------------------------------------------------------------------
 
-    def all_reduce(self, array: Array, op: ReduceOp = "sum", name: str = "") -> None:
-        """Reduce ``array`` in place."""
+    def all_reduce(
+        self,
+        array: Array,
+        op: AnyReduceOp = "sum",
+        name: str = "",
+        move: Callable[[Array], None] | None = None,
+    ) -> None:
+        """Reduce ``array`` in place.
+
+        Args:
+            array: contiguous.
+            op: how elements are combined.
+            name: of the call; the same on all instances.
+            move: makes as many bytes of shared memory the array's own. It is called after the
+                reduction of a large array outside all windows for which every instance of this
+                host passes one.
+        """
         if self.background.last is not None:
             self.background.drain()
         key = (op, array.dtype, array.shape, name)
@@ -140,13 +167,25 @@ class SharedCommunicator(ObjectCalls):
         shared = self._shared_buffers.find(flat)
         if shared is None:
             self._sliced.lend_first(plan, flat)
-        location = shared.location if shared else 0
+        movable = _MOVABLE if move is not None and self._may_move else 0
+        location = shared.location if shared else movable
         with exposed(flat):
             agreement = self._agree(plan, location, flat.ctypes.data)
             if agreement.all_in_window and shared is not None:
                 self._sliced.all_reduce_shared(plan, shared.views)
             else:
                 self._sliced.all_reduce_private(plan, flat, agreement, is_lent=shared is None)
+        if agreement.all_movable and move is not None:
+            self._share(flat.nbytes, move)
+
+    def _share(self, num_bytes: int, move: Callable[[Array], None]) -> None:
+        """Move arrays of all instances of this host to a window."""
+        try:
+            memory = self._shared_buffers.add(Window(self._host.local, num_bytes))
+        except WindowError:  # on all of them
+            self._may_move = False
+        else:
+            move(memory[:num_bytes])
 
     def start_compressed(self, array: Array, compression: Compression, name: str = "") -> None:
         """Start to sum ``array`` over all instances, in place, compressed between hosts.
@@ -196,18 +235,14 @@ class SharedCommunicator(ObjectCalls):
         self._agree(plan)
         self._sliced.reduce_scatter_shared(plan, shared.views)
 
-    def reduce_scatter(self, array: Array, op: ReduceOp = "sum", name: str = "") -> Array:
+    def reduce_scatter(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> Array:
         """Return this instance's block of the first dimension of the reduced ``array``."""
         self.background.drain()
         key = ("reduce_scatter", op, array.dtype, array.shape, name)
         plan = self._plans.get(key) or self._plan_reduction(key, array, op, name, "reduce_scatter")
         count = self.num_instances
         block = np.empty((array.shape[0] // count, *array.shape[1:]), array.dtype)
-        if plan.one_shot is not None:
-            self._host.reduce_one_shot(plan, array.reshape(-1), block.reshape(-1))
-        else:
-            blocks = array.reshape(count, block.size)
-            self._sliced.reduce_scatter_private(plan, blocks, block.reshape(-1))
+        self._reduce_scatter_on_host(plan, array, block.reshape(-1))
         return block
 
     def own_slice(self, size: int) -> slice:
@@ -245,14 +280,7 @@ class SharedCommunicator(ObjectCalls):
 
     def _gather_on_host(self, array: Array, plan: CallPlan) -> Array:
         gathered = np.empty((self.num_instances, *array.shape), array.dtype)
-        rows = gathered.reshape(self.num_instances, array.size)
-        if self._host.is_gathered_one_shot(array.nbytes):
-            if not plan.slots[0]:
-                plan.slots = self._slots_as(array.dtype, array.size)
-            self._host.gather_one_shot(plan, array.reshape(-1), rows)
-        else:
-            data = array.reshape(-1).view(np.uint8)
-            self._host.gather(data, rows.view(np.uint8), array.nbytes, plan)
+        self._fill_rows(array, gathered.reshape(self.num_instances, array.size), plan)
         return gathered
 
     def _gather_bytes(
@@ -293,6 +321,14 @@ class SharedCommunicator(ObjectCalls):
         self.agree(Signature("common_buffer", f"num_bytes={num_bytes}"))
         return Window(self._host.local, 0, num_bytes).common[:num_bytes]
 
+    def set_hang_timeout(self, seconds: float) -> None:
+        """Set after how many seconds a wait within the host raises an error."""
+        self._host.barrier.hang_timeout = seconds
+
+    def abort(self, reason: str) -> None:
+        """Let the call that another thread is in, and all later ones, raise an error soon."""
+        self._host.barrier.abort(reason)
+
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost."""
         if self._host.barrier.lost_error is None:
@@ -320,7 +356,7 @@ class SharedCommunicator(ObjectCalls):
         )
 
     def _plan_reduction(
-        self, key: object, array: Array, op: ReduceOp, name: str, call: str = "all_reduce"
+        self, key: object, array: Array, op: AnyReduceOp, name: str, call: str = "all_reduce"
     ) -> CallPlan:
         signature = Signature(call, f"op={op}", dtype_name(array.dtype), array.shape, name)
         reduction = Reduction(op, array.dtype, self.num_instances)
@@ -379,23 +415,25 @@ class SharedCommunicator(ObjectCalls):
             self._compare_hosts(plan, _FIRST_LOST + barrier.lost_instance)
             raise
         locations, addresses = barrier.published(turn)
-        all_shared = location != 0 and all(other == location for other in locations)
-        some_shared = address != 0 and any(locations)
+        all_equal = location != 0 and all(other == location for other in locations)
+        all_movable = all_equal and location == _MOVABLE
+        all_shared = all_equal and not all_movable
+        some_shared = address != 0 and any(other not in (0, _MOVABLE) for other in locations)
         if self._world is None:
             if not same:
-                raise mismatch(host.descriptions(plan.signature), host.instances)
-            return Agreement(all_shared, some_shared, addresses)
+                raise mismatch(host.descriptions(plan.signature), host.instances, self.names)
+            return Agreement(all_shared, some_shared, all_movable, addresses)
         self._compare_hosts(plan, _IN_WINDOW if all_shared else _PRIVATE, same=same)
         barrier.wait_for_all(plan.signature, 2 * self._grace)
         calls_are_equal, number = self._verdict.tolist()
         if number >= _FIRST_LOST:
             barrier.lost_error = InstanceLostError(
-                f"{plan.signature}: instance {number - _FIRST_LOST} was lost on another host"
+                f"{plan.signature}: {self.names.of(number - _FIRST_LOST)} was lost on another host"
             )
             raise barrier.lost_error
         if not calls_are_equal:
-            raise mismatch(self._world.descriptions(plan.signature), self.instances)
-        return Agreement(number == _IN_WINDOW, some_shared, addresses)
+            raise mismatch(self._world.descriptions(plan.signature), self.instances, self.names)
+        return Agreement(number == _IN_WINDOW, some_shared, all_movable, addresses)
 
     def _compare_hosts(self, plan: CallPlan, number: int, same: bool = False) -> None:
         """On the first instance of each host, compare the calls of all hosts.
@@ -403,11 +441,18 @@ class SharedCommunicator(ObjectCalls):
         The result goes into ``_verdict``, which the instances of the host share: whether the calls
         are equal, and the largest ``number`` of all hosts.
         """
-        if self._slice_owners is not None and self._host.position == 0:
-            self._verdict[:] = self._slice_owners.compare(
-                plan.code if same else 0, number, plan.signature
-            )
-            self._verdict[0] &= same
+        owners, barrier = self._slice_owners, self._host.barrier
+        if owners is None or self._host.position:
+            return
+        try:
+            self._verdict[:] = owners.compare(plan.code if same else 0, number, plan.signature)
+        except InstanceLostError as error:
+            if owners.lost_instance >= 0 and barrier.lost_error is None:
+                self._verdict[:] = 0, _FIRST_LOST + owners.lost_instance
+                barrier.wait_for_all(plan.signature)  # the others of this host name it too
+                barrier.lost_error = error
+            raise
+        self._verdict[0] &= same
 
 
 _BARRIER = Signature("barrier")

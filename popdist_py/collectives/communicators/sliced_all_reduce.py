@@ -143,6 +143,14 @@ class SlicedAllReduce:
             self._host.barrier.wait_for_all(plan.signature)
         self._all_reduce_through_slots(plan, flat)
 
+    def lend_to_reduce(self, plan: CallPlan, flat: Array) -> None:
+        """Show the others the first slot of an array, before the meeting of ``reduce_private``."""
+        self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+
+    def reduce_private(self, plan: CallPlan, flat: Array, *, is_root: bool) -> None:
+        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting."""
+        self._all_reduce_through_slots(plan, flat, takes_result=is_root)
+
     def _may_be_read(self, flat: Array) -> bool:
         between_hosts = len(self._hosts) > 1
         limit = _MIN_READ_BYTES_BETWEEN_HOSTS if between_hosts else 2 * self._slot_bytes - 1
@@ -230,7 +238,9 @@ class SlicedAllReduce:
         self._reduce_own_slice(plan, sources, flat, write, part_bytes)
         host.barrier.wait_for_all(plan.signature)
 
-    def _all_reduce_through_slots(self, plan: CallPlan, flat: Array) -> None:
+    def _all_reduce_through_slots(
+        self, plan: CallPlan, flat: Array, *, takes_result: bool = True
+    ) -> None:
         """Reduce slot by slot: every owner reduces its slice of a slot, then all copy all slices.
 
         The first slot was lent before the last meeting. While one slot is reduced, the next is
@@ -248,7 +258,8 @@ class SlicedAllReduce:
             sources[own] = chunk
             self._reduce_own_slice(plan, _parts_of(sources), results[: chunk.size])
             host.barrier.wait_for_all(plan.signature)
-            chunk[...] = results[: chunk.size]
+            if takes_result:
+                chunk[...] = results[: chunk.size]
             turn = host.current_turn
 
     def _lend(self, plan: CallPlan, chunk: Array, turn: int) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from popdist_py import activities
 from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.signature import INSTANCES, Names
 from popdist_py.errors import InstanceLostError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _LINE = 64
 # 8-byte words of a line: word 0 is the arrival counter; the fields of the two headers follow.
 _WORDS_PER_LINE = 8
 _CODE, _LOCATION, _ADDRESS = 1, 3, 5
+# The last word tells that the instance has left, and will not arrive again.
+_LEFT = 7
 _SYS_FUTEX, _FUTEX_WAIT, _FUTEX_WAKE = 202, 0, 1
 # A wait first reads the counter in a loop, 50 ns each time: where cores are short not at all, since
 # the peer may need this core. It then yields the core to other processes, which is cheaper than
@@ -85,6 +88,7 @@ class HostBarrier:
         position: of this instance in ``peers``.
         cores_are_short: whether there are fewer cores than instances.
         hang_timeout: seconds after which a wait raises an error.
+        names: of the instances, in messages.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class HostBarrier:
         *,
         cores_are_short: bool,
         hang_timeout: float,
+        names: Names = INSTANCES,
     ) -> None:
         count = len(peers)
         self._memory = memory
@@ -110,7 +115,9 @@ class HostBarrier:
         self._yield_seconds = (
             _YIELD_SECONDS_WHEN_CORES_ARE_SHORT if cores_are_short else _YIELD_SECONDS
         )
-        self._hang_timeout = hang_timeout
+        self.hang_timeout = hang_timeout
+        self._names = names
+        self._abort_reason = ""
         self._address = memory.ctypes.data
         self._fence = threading.Lock()
         self._pidfds: dict[int, int] = {}
@@ -219,6 +226,9 @@ class HostBarrier:
                 address = self._address + line * 8
                 self._futex(_SYS_FUTEX, address, _FUTEX_WAIT, counter & 0xFFFFFFFF, timeout)
                 waited = patience.waited()
+                if self._abort_reason:
+                    self.lost_error = InstanceLostError(f"{call}: {self._abort_reason}")
+                    raise self.lost_error
                 if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
                     self._check_peer(line, arrived, waited - grace, call)
         finally:
@@ -227,16 +237,17 @@ class HostBarrier:
     def _check_peer(self, line: int, arrived: int, waited: float, call: object) -> None:
         """Raise an error if the instance of a line has ended or is over the time-out."""
         peer = self._peers[line // _WORDS_PER_LINE]
-        ended = self._has_ended(peer.pid)
+        left, ended = self._words[line + _LEFT], self._has_ended(peer.pid)
         if self._words[line] >= arrived:
             return
-        if ended:
+        if left or ended:
             since = self._ended_since.setdefault(line, time.monotonic())
-            if time.monotonic() - since < launcher_grace_seconds(self._hang_timeout):
+            if time.monotonic() - since < launcher_grace_seconds(self.hang_timeout):
                 return
-            reason = "ended"
-        elif waited > self._hang_timeout:
-            reason = f"did not arrive within {self._hang_timeout:g} s (POPDIST_HANG_TIMEOUT)"
+            reason = "ended" if ended else "has left the group"
+        elif waited > self.hang_timeout:
+            limit = f"{self.hang_timeout:g} s ({self._names.time_limit})"
+            reason = f"did not arrive within {limit}"
         else:
             return
         self._lose(peer, reason, call)
@@ -247,13 +258,13 @@ class HostBarrier:
         Raises:
             InstanceLostError: always.
         """
-        time.sleep(launcher_grace_seconds(self._hang_timeout))
+        time.sleep(launcher_grace_seconds(self.hang_timeout))
         self._lose(self._peers[position], "ended", call)
 
     def _lose(self, peer: Peer, reason: str, call: object) -> NoReturn:
         self.lost_instance = peer.instance
         self.lost_error = InstanceLostError(
-            f"{call}: instance {peer.instance} (process {peer.pid}) {reason}"
+            f"{call}: {self._names.of(peer.instance)} (process {peer.pid}) {reason}"
         )
         raise self.lost_error
 
@@ -270,7 +281,12 @@ class HostBarrier:
         ended.register(self._pidfds[pid], select.POLLIN)
         return bool(ended.poll(0))
 
+    def abort(self, reason: str) -> None:
+        """Let the wait that another thread is in, and all later ones, raise an error soon."""
+        self._abort_reason = reason
+
     def close(self) -> None:
-        """Close the pidfds of the other instances."""
+        """Tell the other instances that this one has left, and close their pidfds."""
+        self._words[self._own_line + _LEFT] = 1
         while self._pidfds:
             os.close(self._pidfds.popitem()[1])

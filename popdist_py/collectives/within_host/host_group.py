@@ -15,7 +15,7 @@ import numpy as np
 
 from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
-from popdist_py.collectives.signature import Signature, mismatch
+from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.collectives.within_host.shared_window import Window
@@ -73,16 +73,19 @@ class Agreement(NamedTuple):
     Attributes:
         all_in_window: whether on every host of the job they lie at one location in a window.
         some_in_window: whether one of this host lies in a window.
+        all_movable: whether those of this host may all be moved to one.
         addresses: of the arrays in the processes of this host.
     """
 
     all_in_window: bool
     some_in_window: bool
+    all_movable: bool
     addresses: Sequence[int]
 
 
 # The arrays into which another instance may write.
-_exposed_arrays: list[Array] = []
+# By a key of each exposure: several groups may be in calls, in several threads.
+_exposed_arrays: dict[object, Array] = {}
 
 
 @contextmanager
@@ -92,13 +95,14 @@ def exposed(array: Array) -> Iterator[None]:
     That of a call that failed is kept for good, even after the job: an instance that is late may
     still write there, and must not meet other values. After a mismatch nobody writes.
     """
-    _exposed_arrays.append(array)
+    key = object()
+    _exposed_arrays[key] = array
     try:
         yield
     except CollectiveMismatchError:
-        _exposed_arrays.pop()
+        del _exposed_arrays[key]
         raise
-    _exposed_arrays.pop()
+    del _exposed_arrays[key]
 
 
 def make_window(local: Meeting) -> Window:
@@ -126,10 +130,19 @@ class HostGroup:
         window: their memory, from ``make_window``.
         instance: index of this instance in the job.
         hang_timeout: seconds after which a wait raises an error.
+        names: of the instances, in messages.
     """
 
-    def __init__(self, local: Meeting, window: Window, instance: int, hang_timeout: float) -> None:
+    def __init__(
+        self,
+        local: Meeting,
+        window: Window,
+        instance: int,
+        hang_timeout: float,
+        names: Names = INSTANCES,
+    ) -> None:
         self.local = local
+        self.names = names
         self.position = local.rank
         self.size = local.size
         self._memory = PeerMemory()
@@ -147,6 +160,7 @@ class HostGroup:
             self.position,
             cores_are_short=cores_are_short,
             hang_timeout=hang_timeout,
+            names=names,
         )
         self.slot_bytes = size = window.num_bytes // 2
         self.slots = [
@@ -197,25 +211,29 @@ class HostGroup:
             InstanceLostError: another instance ended, or did not arrive in time.
         """
         if not self.barrier.compare(turn, plan.code, plan.signature):
-            raise mismatch(self.descriptions(plan.signature), self.instances)
+            raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
 
-    def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array) -> None:
-        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says."""
+    def reduce_one_shot(self, plan: CallPlan, flat: Array, out: Array | None) -> None:
+        """Copy ``flat`` into the own slot, meet, and reduce to ``out`` what the plan says.
+
+        Without ``out`` the others alone have the result.
+        """
         assert plan.one_shot is not None
         assert plan.reduction is not None
         turn = self.next_turn()
         plan.slots[turn][self.position][...] = flat  # np.copyto() takes twice as long, cold or hot
         self.wait_for_same_call(plan, turn)
-        plan.reduction.reduce_chunk(plan.one_shot[turn], out)
+        if out is not None:
+            plan.reduction.reduce_chunk(plan.one_shot[turn], out)
 
-    def gather_one_shot(self, plan: CallPlan, data: Array, rows: Array) -> None:
+    def gather_one_shot(self, plan: CallPlan, data: Array, rows: Sequence[Array] | Array) -> None:
         """Copy ``data`` into the own slot, meet, and fill row i of ``rows`` from that of i."""
         turn = self.next_turn()
         slots = plan.slots[turn]
         slots[self.position][...] = data
         self.wait_for_same_call(plan, turn)
-        for position, slot in enumerate(slots):
-            rows[position] = slot
+        for row, slot in zip(rows, slots, strict=False):
+            row[...] = slot
 
     def descriptions(self, signature: Signature) -> list[str]:
         """Return the description of every call, after all have seen that calls differ."""
@@ -300,7 +318,9 @@ class HostGroup:
     def _gather_directly(self, data: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
         addresses = self._meet_with_addresses(data, plan)
         if len(rows):
-            np.copyto(rows[self.position], data)
+            own = rows[self.position]
+            if own.ctypes.data != data.ctypes.data:  # the caller may gather in place
+                np.copyto(own, data)
             for position in self.others():
                 self.read(position, addresses[position], rows[position], plan)
         self.barrier.wait_for_all(plan.signature)
@@ -323,7 +343,7 @@ class HostGroup:
         """Wait for the same call of all, and return the addresses of their data."""
         turn = self.next_turn()
         if not self.barrier.compare(turn, plan.code, plan.signature, address=data.ctypes.data):
-            raise mismatch(self.descriptions(plan.signature), self.instances)
+            raise mismatch(self.descriptions(plan.signature), self.instances, self.names)
         return self.barrier.published(turn)[1]
 
     def read(self, position: int, address: int, out: Array, plan: CallPlan) -> None:

@@ -69,7 +69,9 @@ def _mapped(local: Meeting, size: int) -> Array:
     location = local.broadcast(location)
     mapping: Array | str
     try:
-        mapping = location if isinstance(location, str) else _open(*location, size)
+        mapping = (
+            location if isinstance(location, str) else _open(location[0], location[1], size)
+        )
     except OSError as error:
         mapping = str(error)
     own_problem = mapping if isinstance(mapping, str) else ""

@@ -95,3 +95,26 @@ def test_replicas_are_added_in_the_order_of_the_tree(rows):
         expected = pairs + expected[len(pairs) * 2 :]
     SoloCommunicator().add_replicas(leaves)
     assert np.array_equal(leaves[0], expected[0])
+
+
+@pytest.mark.parametrize(("op", "expected"), [("band", 0b1000), ("bor", 0b1111), ("bxor", 0b0111)])
+@pytest.mark.parametrize("dtype", ["u1", "i4", "u2", "u4", "u8"])
+def test_bits_are_combined(op, expected, dtype):
+    sources = [np.full(3, bits, dtype) for bits in (0b1100, 0b1011)]
+    out = np.empty(3, dtype)
+    Reduction(op, out.dtype, 2)(sources, out)
+    assert out.tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("dtype", [np.dtype("f4"), BFLOAT16])
+def test_the_bits_of_floats_are_not_combined(dtype):
+    with pytest.raises(TypeError, match=r"op='bor' of .*: expected booleans or integers"):
+        Reduction("bor", dtype, 2)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4", "u8"])
+def test_unsigned_integers_are_added(dtype):
+    sources = [np.array([3, 2**15], dtype) for _ in range(2)]
+    out = np.empty(2, dtype)
+    Reduction("sum", out.dtype, 2)(sources, out)
+    assert out.tolist() == [6, 0 if dtype == "u2" else 2**16]

@@ -49,8 +49,10 @@ def finish(mesh, all_reduces):
 )
 def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
     generator = np.random.default_rng(seed)
+    dtype = np.int32 if op in {"band", "bor", "bxor"} else np.float32
     given_values = [
-        [generator.normal(size=size).astype(np.float32) for _ in range(count)] for size in sizes
+        [generator.normal(size=size).astype("f4").view(dtype) for _ in range(count)]
+        for size in sizes
     ]
     expected = []
     for rows in given_values:
@@ -72,6 +74,34 @@ def test_all_ranks_end_with_the_values_reduced_in_order(count, sizes, op, seed):
     for arrays in results:
         for array, total in zip(arrays, expected, strict=True):
             assert np.array_equal(array, total)
+
+
+@settings(max_examples=15)
+@given(count=st.integers(2, 4), seed=st.integers(0, 99))
+def test_ranks_exchange_arrays_of_any_sizes_between_all_reduces(count, seed):
+    generator = np.random.default_rng(seed)
+    sizes = generator.choice([0, 1, 1000, 300_000], size=(count, count))
+
+    def run(mesh):
+        own = mesh.rank
+        outgoing = [
+            np.full(size, 10 * own + other, np.uint8) for other, size in enumerate(sizes[own])
+        ]
+        incoming = [np.empty(size, np.uint8) for size in sizes[:, own]]
+        first, last = np.ones(5000), np.ones(3)
+        requests = [mesh.start_all_reduce(first, np.add), mesh.start_exchange(outgoing, incoming)]
+        finish(mesh, [*requests, mesh.start_all_reduce(last, np.add)])
+        assert (first == count).all()
+        assert (last == count).all()
+        return incoming
+
+    connected = meshes(count)
+    with ThreadPoolExecutor(count) as pool:
+        for own, received in enumerate(pool.map(run, connected)):
+            for other, array in enumerate(received):
+                assert other == own or (array == 10 * other + own).all()
+    for mesh in connected:
+        mesh.close()
 
 
 def test_values_leave_before_the_sum_takes_their_place():
@@ -231,6 +261,33 @@ def _is_closed(connection):
         return True
 
 
+def test_a_host_finds_the_interface_that_leads_to_another():
+    assert tcp_connect.own_address(None, {"a", "b"}, "192.0.2.1") != "127.0.0.1"
+    assert tcp_connect._address_towards("127.0.0.1") is None
+    assert tcp_connect._address_towards("no such host.invalid") is None
+
+
+def test_a_host_that_leads_nowhere_goes_towards_the_others(monkeypatch):
+    asked = []
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host {threading.get_ident()}")
+    addresses = {"first": "127.0.0.2", "127.0.0.2": "127.0.0.3"}
+    monkeypatch.setattr(
+        tcp_connect, "_address_towards", lambda host: asked.append(host) or addresses.get(host)
+    )
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
+    shared = ([None] * 2, threading.Barrier(2))
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [
+            pool.submit(tcp_connect.connect, _Meeting(rank, 2, shared), None, towards)
+            for rank, towards in enumerate(["nowhere", "first"])
+        ]
+        meshes = [rank.result(LIMIT) for rank in ranks]
+    assert None not in meshes
+    assert sorted(asked) == ["127.0.0.2", "first", "nowhere"]
+    for mesh in meshes:
+        mesh.close()
+
+
 def test_hosts_that_do_not_reach_one_another_use_mpi(monkeypatch):
-    monkeypatch.setattr(tcp_connect, "_own_address", lambda *_: None)
+    monkeypatch.setattr(tcp_connect, "own_address", lambda *_: None)
     assert connect(2) == [None, None]

@@ -1,0 +1,177 @@
+"""Collectives that fill arrays of the caller: what torch.distributed asks beyond our own calls.
+
+Within a host every instance takes what is its own from where it lies. Over several hosts they are
+made of what connects the hosts.
+
+Nothing here maps memory, polls, or reduces by itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from popdist_py.collectives.arithmetic import Array, dtype_name
+from popdist_py.collectives.signature import Signature
+from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
+
+if TYPE_CHECKING:
+    from popdist_py.collectives import AnyReduceOp
+    from popdist_py.collectives.between_hosts.linked_group import MovingGroup
+    from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
+    from popdist_py.collectives.within_host.host_exchange import HostExchange
+
+__all__ = ["GivenArrayCalls"]
+
+
+class GivenArrayCalls(ABC):
+    """The part of ``SharedCommunicator`` that fills given arrays. Every call is collective.
+
+    All arrays are C-contiguous; ``root`` is an instance.
+    """
+
+    instance_index: int
+    num_instances: int
+    _host: HostGroup
+    _exchange: HostExchange
+    _sliced: SlicedAllReduce
+    _world: MovingGroup | None
+    _plans: dict[Any, CallPlan]
+
+    @abstractmethod
+    def all_reduce(self, array: Array, op: AnyReduceOp = "sum", name: str = "") -> None:
+        """Reduce ``array`` in place."""
+
+    @abstractmethod
+    def _plan(self, call: str, root: int | None, array: Array, name: str = "") -> CallPlan: ...
+
+    @abstractmethod
+    def _plan_of(self, signature: Signature) -> CallPlan: ...
+
+    @abstractmethod
+    def _plan_reduction(
+        self, key: object, array: Array, op: AnyReduceOp, name: str, call: str = "all_reduce"
+    ) -> CallPlan: ...
+
+    @abstractmethod
+    def _slots_as(self, dtype: np.dtype[Any], size: int) -> tuple[list[Array], list[Array]]: ...
+
+    @abstractmethod
+    def _agree(self, plan: CallPlan, location: int = 0, address: int = 0) -> Agreement: ...
+
+    def all_gather_into(self, array: Array, outputs: Sequence[Array]) -> None:
+        """Fill output i with the array of instance i; the own output may be ``array`` itself."""
+        plan = self._plan("all_gather", None, array)
+        rows = [output.reshape(-1) for output in outputs]
+        if self._world is None:
+            self._fill_rows(array, rows, plan)
+            return
+        self._agree(plan)
+        _copy(self._world.all_gather(array, plan.signature), rows)
+
+    def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
+        """Fill output i of the root with the array of instance i; others pass no outputs."""
+        plan = self._plan("gather", root, array)
+        if self._world is None:
+            sends = [array[:0]] * self.num_instances
+            sends[root] = array
+            self._exchange.exchange(_bytes(sends), _bytes(outputs), plan)
+            return
+        self._agree(plan)
+        gathered = self._world.gather(array, root, plan.signature)
+        if gathered is not None:
+            _copy(gathered, [output.reshape(-1) for output in outputs])
+
+    def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
+        """Fill ``output`` of instance i with input i of the root; others pass no inputs."""
+        plan = self._plan("scatter", root, output)
+        receives = [output[:0]] * self.num_instances
+        receives[root] = output
+        self._exchange_blocks(_bytes(inputs), _bytes(receives), plan)
+
+    def all_to_all_into(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Fill output i with what instance i has as input for this one; sizes may differ.
+
+        Raises:
+            CollectiveMismatchError: an output is not as large as its input.
+        """
+        names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
+        plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))
+        self._exchange_blocks(_bytes(inputs), _bytes(outputs), plan)
+
+    def reduce_to(self, array: Array, op: AnyReduceOp, root: int) -> None:
+        """Reduce ``array`` in place at the root; the others keep theirs."""
+        is_root = root == self.instance_index
+        plan = self._plan_to_reduce(f"reduce to {root}", array, op)
+        flat = array.reshape(-1)
+        if plan.one_shot is not None:
+            self._host.reduce_one_shot(plan, flat, flat if is_root else None)
+            return
+        self._sliced.lend_to_reduce(plan, flat)
+        self._agree(plan)
+        self._sliced.reduce_private(plan, flat, is_root=is_root)
+
+    def reduce_scatter_into(self, array: Array, output: Array, op: AnyReduceOp) -> None:
+        """Fill ``output`` of instance i with block i of the reduced ``array``.
+
+        Args:
+            array: [instances, elements]: a block for each of them.
+            output: as large as a block; it may be the own block of ``array``.
+            op: the operation.
+        """
+        if self._world is not None:
+            everything = array.copy()
+            self.all_reduce(everything, op, "scattered")
+            output.reshape(-1)[...] = everything[self.instance_index].reshape(-1)
+            return
+        plan = self._plan_to_reduce("reduce_scatter", array, op)
+        self._reduce_scatter_on_host(plan, array, output.reshape(-1))
+
+    # --- Within a host ------------------------------------------------------------------------
+
+    def _plan_to_reduce(self, call: str, array: Array, op: AnyReduceOp) -> CallPlan:
+        key = (call, op, array.dtype, array.shape, "")
+        return self._plans.get(key) or self._plan_reduction(key, array, op, "", call)
+
+    def _reduce_scatter_on_host(self, plan: CallPlan, array: Array, out: Array) -> None:
+        if plan.one_shot is not None:
+            self._host.reduce_one_shot(plan, array.reshape(-1), out)
+            return
+        blocks = array.reshape(self.num_instances, out.size)
+        self._sliced.reduce_scatter_private(plan, blocks, out)
+
+    def _fill_rows(self, array: Array, rows: Sequence[Array] | Array, plan: CallPlan) -> None:
+        """Gather flat arrays on this host."""
+        flat = array.reshape(-1)
+        if self._host.is_gathered_one_shot(array.nbytes):
+            if not plan.slots[0]:
+                plan.slots = self._slots_as(array.dtype, array.size)
+            self._host.gather_one_shot(plan, flat, rows)
+        else:
+            self._host.gather(flat.view(np.uint8), _bytes(rows), array.nbytes, plan)
+
+    def _exchange_blocks(
+        self, sends: Sequence[Array], receives: Sequence[Array], plan: CallPlan
+    ) -> None:
+        if self._world is None:
+            self._exchange.exchange(sends, receives, plan)
+            return
+        self._agree(plan)
+        nothing = np.empty(0, np.uint8)
+        for receiver in range(self.num_instances):
+            block = sends[receiver] if sends else nothing
+            rows = self._world.gather_bytes(block, plan.signature, receiver)
+            if rows is not None and receives:
+                _copy(rows, receives)
+
+
+def _bytes(arrays: Sequence[Array] | Array) -> list[Array]:
+    return [array.reshape(-1).view(np.uint8) for array in arrays]
+
+
+def _copy(rows: Sequence[Array] | Array, outputs: Sequence[Array]) -> None:
+    for row, output in zip(rows, outputs, strict=True):
+        output[...] = row.reshape(-1)

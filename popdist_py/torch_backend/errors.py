@@ -1,0 +1,47 @@
+"""The errors of the back end: each is an error of this library and one of torch.distributed.
+
+MismatchError      CollectiveMismatchError, dist.DistBackendError: the ranks make different calls
+RankLostError      InstanceLostError, dist.DistBackendError: a rank ended, left, or did not come
+GroupClosedError   PopdistError, dist.DistBackendError: the group was destroyed
+StoreLostError     InstanceLostError, dist.DistStoreError: the store of the group does not answer
+
+dist.DistBackendError and dist.DistStoreError are RuntimeErrors, which programs for gloo catch. A
+call with wrong arguments raises ValueError or TypeError on the rank that makes it.
+
+Nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
+
+__all__ = ["GroupClosedError", "MismatchError", "RankLostError", "StoreLostError", "as_torch_error"]
+
+
+class MismatchError(CollectiveMismatchError, dist.DistBackendError):
+    """The ranks called different collectives, or one with different arguments."""
+
+
+class RankLostError(InstanceLostError, dist.DistBackendError):
+    """Another rank ended, left the group, or did not come in time."""
+
+
+class GroupClosedError(PopdistError, dist.DistBackendError):
+    """The process group was destroyed or aborted."""
+
+
+class StoreLostError(InstanceLostError, dist.DistStoreError):
+    """The store over which the ranks meet does not answer."""
+
+
+def as_torch_error(error: PopdistError) -> PopdistError:
+    """Return the error of this module for one that a collective raised."""
+    if isinstance(error, dist.DistError):
+        return error
+    if isinstance(error, CollectiveMismatchError):
+        return MismatchError(*error.args)
+    if isinstance(error, InstanceLostError):
+        return RankLostError(*error.args)
+    return error

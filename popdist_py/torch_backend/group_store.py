@@ -1,0 +1,182 @@
+"""The store of a group: small values of its ranks, and waits that end when one of them ends.
+
+Every rank says at once, when it makes the group, which process it is. A wait looks again and again
+instead of blocking in the store: a store serves one thread at a time, and another thread may have
+to publish what a rank waits for before it comes here.
+
+Nothing here knows what the values mean.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from popdist_py.collectives.communicators.meeting_communicator import place_of_this_process
+from popdist_py.collectives.patience import Patience
+from popdist_py.collectives.signature import Names
+from popdist_py.torch_backend.errors import GroupClosedError, RankLostError, StoreLostError
+
+__all__ = ["GroupStore"]
+
+# A store asked in a loop keeps a core busy; a first call waits for the slowest rank anyway.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2e-3, 20e-3
+# How long a rank that has ended may still be seen to have published a value.
+_GRACE_SECONDS = 1.0
+
+
+class GroupStore:
+    """The store of one group.
+
+    Args:
+        store: torch's, of this group alone.
+        rank: of this process in the group.
+        size: of the group.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.names = Names("rank")
+        self.timeout = float("inf")
+        self._store = store
+        self._abort_reason = ""
+        self._watched: dict[int, _Process] = {}
+        self.put(f"process/{rank}", [os.getpid(), place_of_this_process()])
+
+    def put(self, key: str, value: Any) -> None:
+        """Publish a value that JSON knows."""
+        try:
+            self._store.set(key, json.dumps(value))
+        except dist.DistError as error:
+            raise self._lost_store(error) from None
+
+    def take(
+        self, keys: Mapping[int, str], call: object, seconds: float | None = None
+    ) -> list[Any]:
+        """Return the values under ``keys``, once their ranks have published them.
+
+        Args:
+            keys: of each rank that publishes one.
+            call: what waits, as messages name it.
+            seconds: to wait at most; None: the time-out of the group.
+
+        Raises:
+            RankLostError: a rank has ended, or did not publish its value in time.
+            StoreLostError: the store does not answer.
+            GroupClosedError: another thread has aborted the group.
+        """
+        limit = self.timeout if seconds is None else seconds
+        missing = self.wait(keys, call, limit)
+        if missing:
+            text = f"did not arrive within {limit:g} s ({self.names.time_limit})"
+            raise RankLostError(f"{call}: {self.names.of(*missing)} {text}")
+        try:
+            return [json.loads(self._store.get(key)) for key in keys.values()]
+        except dist.DistError as error:
+            raise self._lost_store(error) from None
+
+    def wait(self, keys: Mapping[int, str], call: object, seconds: float) -> list[int]:
+        """Wait until ``keys`` have values, and return the ranks whose key has none in time.
+
+        Raises:
+            RankLostError: one of these ranks has ended.
+            StoreLostError: the store does not answer.
+            GroupClosedError: another thread has aborted the group.
+        """
+        missing = dict(keys)
+        patience, pause, looked_at = Patience(), _SHORTEST_PAUSE, time.monotonic()
+        while missing:
+            if self._has(*missing.values()):
+                return []
+            if self._abort_reason:
+                raise GroupClosedError(f"{call}: {self._abort_reason}")
+            if (now := time.monotonic()) - looked_at > _LONGEST_PAUSE * 5:
+                looked_at = now
+                missing = {rank: key for rank, key in missing.items() if not self._has(key)}
+                self._check_processes(missing, call)
+            if patience.waited() > seconds:
+                return [rank for rank, key in missing.items() if not self._has(key)]
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        return []
+
+    def abort(self, reason: str) -> None:
+        """Let the wait that another thread is in, and all later ones, raise an error soon."""
+        self._abort_reason = reason
+
+    def close(self) -> None:
+        """Stop watching the other processes."""
+        while self._watched:
+            self._watched.popitem()[1].close()
+
+    def _has(self, *keys: str) -> bool:
+        try:
+            return bool(self._store.check(list(keys)))
+        except dist.DistError as error:
+            raise self._lost_store(error) from None
+
+    def _check_processes(self, keys: Mapping[int, str], call: object) -> None:
+        """Raise an error if a rank of this host has ended that has not published its value."""
+        ended = [rank for rank in keys if self._process(rank).has_ended()]
+        for rank in ended:
+            if not self._has(keys[rank]):
+                process = f"(process {self._process(rank).pid})"
+                raise RankLostError(f"{call}: {self.names.of(rank)} {process} ended")
+
+    def _process(self, rank: int) -> _Process:
+        """Return the process of a rank; one that cannot be watched never ends."""
+        known = self._watched.get(rank)
+        if known is not None:
+            return known
+        key = f"process/{rank}"
+        if not self._has(key):
+            return _Process(0)
+        pid, place = json.loads(self._store.get(key))
+        is_here = bool(place) and place == place_of_this_process()
+        self._watched[rank] = _Process(pid if is_here else 0)
+        return self._watched[rank]
+
+    def _lost_store(self, error: Exception) -> StoreLostError:
+        return StoreLostError(
+            f"{self.names.of(self.rank)} cannot reach the store over which the ranks of a group "
+            "meet: the process that holds it (rank 0, or the launcher) has probably ended. "
+            f"The store says: {error}"
+        )
+
+
+class _Process:
+    """A process of this host, which may end; number 0 stands for one that cannot be watched."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended_at: float | None = None
+        self._pidfd = -1
+        if pid:
+            try:
+                self._pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._ended_at = time.monotonic()
+            except OSError:  # no pidfd on this kernel: only the time-out can tell
+                pass
+
+    def has_ended(self) -> bool:
+        """Tell whether the process ended a while ago: what it published before has arrived."""
+        if self._ended_at is None and self._pidfd >= 0:
+            ended = select.poll()  # select() takes no descriptor above 1023
+            ended.register(self._pidfd, select.POLLIN)
+            if ended.poll(0):
+                self._ended_at = time.monotonic()
+        return self._ended_at is not None and time.monotonic() - self._ended_at > _GRACE_SECONDS
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

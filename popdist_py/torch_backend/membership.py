@@ -1,0 +1,209 @@
+"""The part of this process in one group: it joins at the first call, and leaves once.
+
+Here calls get their time-out, errors their class, and one call of a group runs at a time whatever
+thread makes it. Nothing here knows what a call does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from popdist_py.collectives.communicators.meeting_communicator import join_meeting
+from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.collectives.communicators.socket_links import SocketLinks
+from popdist_py.collectives.signature import Names
+from popdist_py.environment import CollectiveSettings
+from popdist_py.errors import PopdistError
+from popdist_py.torch_backend.errors import GroupClosedError, as_torch_error
+from popdist_py.torch_backend.group_store import GroupStore
+from popdist_py.torch_backend.monitored_barrier import MonitoredBarrier
+from popdist_py.torch_backend.store_meeting import StoreMeeting
+
+__all__ = ["Membership"]
+
+_TIME_LIMIT = "the time-out of the group"
+# A thread that waits notices within a tenth of a second that it should not.
+_SECONDS_AT_EXIT = 2.0
+
+
+class Membership:
+    """The part of this process in one group.
+
+    Args:
+        group: the process group, which torch.distributed knows by the first call.
+        store: torch's, of this group alone.
+        settings: how the ranks communicate; ``hang_timeout`` is that of every call that has none
+            of its own.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, store: Any, settings: CollectiveSettings) -> None:
+        self._group = weakref.ref(group)
+        self._settings = settings
+        self._pid = os.getpid()
+        # The program may use a group in several threads; the communicator knows one call at a time.
+        self._turn = threading.Lock()
+        self._communicator: SharedCommunicator | None = None
+        self._closed = ""
+        self._failure: PopdistError | None = None
+        self.store = GroupStore(store, group.rank(), group.size())
+        self._monitored = MonitoredBarrier(self.store)
+        self.timeout = timedelta(seconds=settings.hang_timeout)
+        _open.add(self)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call may wait for another rank."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self.store.timeout = timeout.total_seconds()
+        if self._communicator is not None:
+            self._communicator.set_hang_timeout(timeout.total_seconds())
+
+    def call(
+        self, function: Callable[[SharedCommunicator], None], timeout: timedelta | None = None
+    ) -> None:
+        """Make a call of the group.
+
+        Args:
+            function: what the call does.
+            timeout: of this call alone; None: that of the group.
+
+        Raises:
+            MismatchError: the ranks make different calls.
+            RankLostError: a rank ended, left or did not come in time.
+            GroupClosedError: the group was destroyed, or belongs to another process.
+        """
+        try:
+            # Sums that overflow are infinite without a warning, as torch's own are.
+            with self._turn, np.errstate(over="ignore", invalid="ignore"):
+                communicator = self._communicator or self._join()
+                if self._closes():
+                    raise self._closed_error()
+                if timeout is None:
+                    function(communicator)
+                    return
+                communicator.set_hang_timeout(timeout.total_seconds())
+                try:
+                    function(communicator)
+                finally:
+                    communicator.set_hang_timeout(self._timeout.total_seconds())
+        except PopdistError as error:
+            if self._closed:
+                raise self._closed_error() from None
+            raise as_torch_error(error) from None
+
+    def monitored_barrier(self, timeout: timedelta | float | None, *, wait_all_ranks: bool) -> None:
+        """Wait for all ranks; the error names those that do not come.
+
+        Args:
+            timeout: a time or seconds; None: that of the group.
+            wait_all_ranks: whether the error names all missing ranks, and not the first alone.
+
+        Raises:
+            RankLostError: a rank ended or did not come.
+        """
+        if self._closes():
+            raise self._closed_error()
+        limit = self._timeout if timeout is None else timeout
+        seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
+        self.store.names = self._names()
+        self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
+
+    def _join(self) -> SharedCommunicator:
+        """Connect the ranks; one that failed to do so cannot try again, as the others do not."""
+        if self._closes():
+            raise self._closed_error()
+        if self._failure is not None:
+            raise self._failure
+        settings = replace(self._settings, hang_timeout=self._timeout.total_seconds())
+        self.store.names = self._names()
+        try:
+            meeting = StoreMeeting(self.store)
+            links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"), self.store.names)
+            communicator = join_meeting(meeting, settings, links, self.store.names)
+        except PopdistError as error:
+            self._failure = error
+            raise
+        self._communicator = communicator
+        if self._closes():  # meanwhile
+            communicator.abort(self._closed)
+        return communicator
+
+    def _closes(self) -> bool:
+        """Tell whether this process cannot use the group any more, or never could."""
+        return bool(self._closed) or os.getpid() != self._pid
+
+    def _names(self) -> Names:
+        """Return the ranks as the program knows them."""
+        ranks: tuple[int, ...] | None = None
+        with suppress(KeyError, ValueError, RuntimeError):  # not made by torch.distributed
+            ranks = tuple(dist.get_process_group_ranks(self._group()))
+        return Names("rank", ranks, _TIME_LIMIT)
+
+    def _closed_error(self) -> GroupClosedError:
+        if os.getpid() != self._pid:
+            return GroupClosedError(
+                f"this process group belongs to process {self._pid}; process {os.getpid()} was "
+                "forked from it and needs a group of its own"
+            )
+        return GroupClosedError(f"{self._closed}: make a new one with init_process_group")
+
+    def abort(self, reason: str) -> None:
+        """Let the call that a thread is in, and all later ones, fail soon.
+
+        Args:
+            reason: why, as messages say it.
+        """
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = reason
+        self.store.abort(reason)
+        if self._communicator is not None:
+            self._communicator.abort(reason)
+
+    def close(self, seconds: float = -1) -> None:
+        """Leave the group, once no call runs; again, or in a forked process, does nothing.
+
+        Args:
+            seconds: to wait for a call that runs; -1: as long as it takes.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._closed = self._closed or "this process group was destroyed"
+        if not self._turn.acquire(timeout=seconds):
+            return
+        try:
+            communicator, self._communicator = self._communicator, None
+            if communicator is not None:
+                communicator.close()
+            self.store.close()
+        finally:
+            self._turn.release()
+        _open.discard(self)
+
+
+_open: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """End what threads wait for: they must not run while the interpreter ends."""
+    memberships = list(_open)
+    for membership in memberships:
+        membership.abort("this process ends")
+    for membership in memberships:
+        membership.close(_SECONDS_AT_EXIT)

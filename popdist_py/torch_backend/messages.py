@@ -1,0 +1,379 @@
+"""Send and receive between any two ranks of a group, beside its collectives.
+
+A small message follows its header at once, and waits at its receiver. A large one is announced and
+waits in its sender's memory: the receiver reads it there or, where it cannot, asks for it.
+
+Nothing here knows connections, threads or how a tensor becomes bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+import torch
+
+from popdist_py import activities
+from popdist_py.collectives.within_host.peer_memory import PeerMemory
+from popdist_py.environment import CollectiveSettings
+from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
+from popdist_py.torch_backend.channels import INLINE_BYTES, Channel, Header, Kind
+from popdist_py.torch_backend.endpoint import Endpoint
+from popdist_py.torch_backend.mailbox import Mailbox
+from popdist_py.torch_backend.message_work import MessageWork
+from popdist_py.torch_backend.traffic import Traffic
+
+__all__ = ["Messages"]
+
+Key = TypeVar("Key")
+
+# So many inline bytes may wait at a receiver; what is sent after them is announced.
+_MOST_UNCONSUMED_BYTES = 16 * 1024 * 1024
+# A receiver tells its sender of so many that have found a receive.
+_CONSUMED_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """What has arrived: its bytes, or the channel to get them from."""
+
+    source: int
+    header: Header
+    data: bytes
+    channel: Channel | None
+
+
+class Messages:
+    """The messages of one rank of one group; each group has its own.
+
+    Args:
+        store: torch's, of this group alone.
+        rank: of this process.
+        size: number of ranks.
+        settings: of the group; ``hang_timeout`` limits every wait.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, settings: CollectiveSettings) -> None:
+        self._rank, self._size, self._settings = rank, size, settings
+        self._endpoint = Endpoint(store, rank, size, settings.network)
+        self._memory: PeerMemory | None = None
+        self._traffic: Traffic | None = None
+        self._starting = threading.Lock()
+        self._is_closed = False
+        self._mailbox: Mailbox[_Message, MessageWork] = Mailbox()
+        # Works that are not complete, and those whose futures are still to be told.
+        self._works: dict[MessageWork, None] = {}
+        self._complete: deque[MessageWork] = deque()
+        self._numbers = count(1)
+        self._announced: dict[int, MessageWork] = {}
+        self._requested: dict[tuple[int, int], MessageWork] = {}
+
+    # --- Calls --------------------------------------------------------------------------------
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> MessageWork:
+        """Start to send a tensor.
+
+        Args:
+            tensor: nobody may change it before the work is complete.
+            to: rank that receives it; this one too.
+            tag: at least 0.
+
+        Raises:
+            ValueError: there is no such rank or tag.
+            PopdistError: this rank has left the group.
+        """
+        self._check(to, tag)
+        work = MessageWork(self, "send", tensor, to, tag)
+        size = work.data.nbytes
+        dtype = work.dtype.encode()
+        header = Header(Kind.INLINE, tag, next(self._numbers), work.count, size, dtype=dtype)
+        with self._using_traffic() as traffic:
+            self._works[work] = None
+            if to == self._rank:
+                self._deliver(_Message(to, header, bytes(work.data), None))
+                self._finish(work)
+                return work
+            if to in traffic.gone:
+                self._finish(work, self._lost(work, to))
+                return work
+            channel = traffic.channel_to(to)
+            if size <= INLINE_BYTES and channel.unconsumed + size <= _MOST_UNCONSUMED_BYTES:
+                channel.unconsumed += size
+                traffic.send(channel, header, work.data, lambda: self._finish(work))
+            else:
+                self._announced[header.number] = work
+                traffic.send(channel, header._replace(kind=Kind.ANNOUNCED, address=work.address))
+        return work
+
+    def receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> MessageWork:
+        """Start to receive into a tensor.
+
+        Args:
+            tensor: of as many elements as are sent, and their dtype.
+            source: rank that sends; None: any.
+            tag: that of the send.
+
+        Raises:
+            ValueError: there is no such rank or tag.
+            PopdistError: this rank has left the group.
+        """
+        self._check(source, tag)
+        work = MessageWork(self, "receive", tensor, source, tag)
+        with self._using_traffic() as traffic:
+            self._works[work] = None
+            message = self._mailbox.post(work, source, tag)
+            if message is not None:
+                self._match(work, message)
+                return work
+            # The end of a sender is seen by that of the channel to it.
+            for rank in range(self._size) if source is None else [source]:
+                if rank != self._rank and rank not in traffic.gone:
+                    traffic.channel_to(rank)
+            if source is not None and source in traffic.gone:
+                self._finish(work, self._lost(work, source))
+            elif source is None:
+                self._fail_if_nobody_can_send(work)
+        return work
+
+    def close(self) -> None:
+        """Leave the group; works that are not complete fail."""
+        with self._starting:
+            traffic, self._is_closed = self._traffic, True
+        if traffic is None:
+            self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
+        elif not traffic.is_closed:
+            traffic.say_goodbye()
+            with traffic.lock:
+                for work in list(self._works):
+                    self._finish(work, self._left(work))
+            self.tell()
+            traffic.close()
+
+    @contextmanager
+    def _using_traffic(self) -> Iterator[Traffic]:
+        with self._starting:
+            if self._is_closed:
+                raise PopdistError(f"rank {self._rank} has left the group: make a new one to send")
+            if self._traffic is None:
+                self._memory = PeerMemory() if self._settings.shared_memory else None
+                self._traffic = Traffic(self._endpoint, self, self._memory)
+                self._traffic.start()
+        with self._traffic.lock:
+            yield self._traffic
+        self.tell()
+
+    def _check(self, rank: int | None, tag: int) -> None:
+        if rank is not None and not 0 <= rank < self._size:
+            raise ValueError(f"rank {rank}: the group has ranks 0 to {self._size - 1}")
+        if not 0 <= tag < 2**63:
+            raise ValueError(f"tag {tag}: a tag is a number from 0 to 2**63 - 1")
+
+    # --- What a work asks for -----------------------------------------------------------------
+
+    def wait(self, work: MessageWork, seconds: float | None) -> None:
+        """Return once a work is complete; it fails after ``seconds``, or the group's time-out."""
+        assert self._traffic is not None
+        limit = self._settings.hang_timeout if seconds is None else seconds
+        with activities.awaiting_background():
+            self._traffic.wait(lambda: work.is_done, limit, lambda: self._give_up(work, limit))
+        self.tell()
+
+    def look(self) -> None:
+        """Complete what can be completed at once."""
+        if self._traffic is not None:
+            self._traffic.look()
+
+    def tell(self) -> None:
+        """Tell the futures of the works that are complete; never with a lock."""
+        assert self._traffic is not None
+        while self._complete:
+            try:
+                work = self._complete.popleft()
+            except IndexError:  # another thread was quicker
+                break
+            self._traffic.stir()
+            work.tell()
+
+    def _finish(self, work: MessageWork, error: BaseException | None = None) -> None:
+        if work in self._works:
+            del self._works[work]
+            work.finish(error)
+            self._complete.append(work)
+
+    def _give_up(self, work: MessageWork, seconds: float) -> None:
+        self._mailbox.withdraw(work, work.peer, work.tag)
+        self._finish(
+            work,
+            InstanceLostError(
+                f"rank {self._rank} has waited {seconds:g} s to {_text(work)}: let the other rank "
+                "call its counterpart, or raise the time-out of the group"
+            ),
+        )
+
+    # --- What arrives -------------------------------------------------------------------------
+
+    def on_header(self, channel: Channel, header: Header, data: memoryview) -> None:
+        """Take a header, and the bytes of an inline message."""
+        assert self._traffic is not None
+        if header.kind in (Kind.INLINE, Kind.ANNOUNCED):
+            self._deliver(_Message(channel.rank, header, bytes(data), channel))
+        elif header.kind == Kind.CONSUMED:
+            channel.unconsumed -= header.size
+        elif header.kind == Kind.LEAVING:
+            self._traffic.leaving.add(channel.rank)
+        elif (work := self._announced.get(header.number)) is None:
+            return
+        elif header.kind == Kind.REQUEST:
+            answer = Header(Kind.DATA, header.tag, header.number, work.count, work.data.nbytes)
+            self._traffic.send(channel, answer, work.data, lambda: self._sent(header.number))
+        elif header.kind == Kind.DONE:
+            self._sent(header.number)
+        elif header.kind == Kind.MISMATCH:
+            theirs = f"{header.elements} x {_name(header)}"
+            self._sent(header.number, self._mismatch(work, self._rank, channel.rank, theirs))
+
+    def room_for(self, channel: Channel, header: Header) -> memoryview:
+        """Return where the bytes go that were asked for."""
+        return self._requested[channel.rank, header.number].data
+
+    def on_filled(self, channel: Channel, header: Header) -> None:
+        """Complete the receive whose bytes have all arrived."""
+        self._finish(self._requested.pop((channel.rank, header.number)))
+
+    def on_lost(self, rank: int) -> None:
+        """Fail what can no longer be sent to a rank, or come from it."""
+        for work in list(self._works):
+            if work.peer == rank:
+                self._mailbox.withdraw(work, rank, work.tag)
+                self._finish(work, self._lost(work, rank))
+            elif work.peer is None:
+                self._fail_if_nobody_can_send(work)
+
+        self._announced = _unfinished(self._announced)
+        self._requested = _unfinished(self._requested)
+
+    def _sent(self, number: int, error: BaseException | None = None) -> None:
+        self._finish(self._announced.pop(number), error)
+
+    def _deliver(self, message: _Message) -> None:
+        work = self._mailbox.deliver(message, message.source, message.header.tag)
+        if work is not None:
+            self._match(work, message)
+
+    def _match(self, work: MessageWork, message: _Message) -> None:
+        """Fill a receive from a message, or start to."""
+        assert self._traffic is not None
+        header, channel, work.peer = message.header, message.channel, message.source
+        is_inline = header.kind == Kind.INLINE
+        if is_inline and channel is not None:
+            self._count_consumed(channel, header.size)
+        if (header.elements, _name(header)) != (work.count, work.dtype):
+            theirs = f"{header.elements} x {_name(header)}"
+            self._finish(work, self._mismatch(work, message.source, self._rank, theirs))
+            if channel is not None and not is_inline:
+                self._answer(channel, Kind.MISMATCH, header, work)
+        elif is_inline or channel is None:
+            work.data[:] = message.data
+            self._finish(work)
+        elif channel.peer_pid:
+            self._traffic.later(lambda: self._read(work, channel, header))
+        else:
+            self._request(work, channel, header)
+
+    def _read(self, work: MessageWork, channel: Channel, header: Header) -> None:
+        """Read an announced message in its sender's memory; called without the lock."""
+        assert self._traffic is not None
+        assert self._memory is not None
+        if work.is_done:
+            return
+        is_permitted = True
+        with self._traffic.reading:
+            try:
+                self._memory.read_bytes(channel.peer_pid, header.address, work.address, header.size)
+            except ProcessLookupError:
+                return  # its end is seen by that of its channels
+            except OSError:
+                is_permitted = False
+        # What a sender that has left had at the address may be gone.
+        if channel.has_ended:
+            return
+        with self._traffic.lock:
+            if is_permitted:
+                self._finish(work)
+                self._answer(channel, Kind.DONE, header, work)
+            else:
+                channel.peer_pid = 0
+                self._request(work, channel, header)
+
+    def _request(self, work: MessageWork, channel: Channel, header: Header) -> None:
+        self._requested[channel.rank, header.number] = work
+        self._answer(channel, Kind.REQUEST, header, work)
+
+    def _answer(self, channel: Channel, kind: Kind, header: Header, work: MessageWork) -> None:
+        """Answer an announced message."""
+        assert self._traffic is not None
+        dtype = work.dtype.encode()
+        self._traffic.send(
+            channel, Header(kind, header.tag, header.number, work.count, dtype=dtype)
+        )
+
+    def _count_consumed(self, channel: Channel, size: int) -> None:
+        assert self._traffic is not None
+        channel.consumed += size
+        if channel.consumed >= _CONSUMED_BYTES:
+            self._traffic.send(channel, Header(Kind.CONSUMED, size=channel.consumed))
+            channel.consumed = 0
+
+    # --- Errors -------------------------------------------------------------------------------
+
+    def _fail_if_nobody_can_send(self, work: MessageWork) -> None:
+        """Fail a receive from any rank once one has ended without a goodbye, or all have left."""
+        assert self._traffic is not None
+        gone = self._traffic.gone
+        lost = sorted(gone - self._traffic.leaving)
+        if lost or (gone and len(gone) == self._size - 1):
+            self._mailbox.withdraw(work, None, work.tag)
+            self._finish(work, self._lost(work, lost[0] if lost else max(gone)))
+
+    def _lost(self, work: MessageWork, rank: int) -> InstanceLostError:
+        assert self._traffic is not None
+        has_left = rank in self._traffic.leaving
+        what = "has left the group" if has_left else "has ended, or cannot be reached,"
+        return InstanceLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
+
+    def _left(self, work: MessageWork) -> PopdistError:
+        return PopdistError(
+            f"rank {self._rank} has left the group before it could {_text(work)}: wait for what "
+            "isend and irecv return before destroy_process_group"
+        )
+
+    def _mismatch(
+        self, work: MessageWork, source: int, to: int, theirs: str
+    ) -> CollectiveMismatchError:
+        own = f"{work.count} x {work.dtype}"
+        sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
+        return CollectiveMismatchError(
+            f"rank {source} sent {sent} with tag {work.tag}, rank {to} receives {received}: pass "
+            "tensors of one dtype and number of elements"
+        )
+
+
+def _unfinished(works: dict[Key, MessageWork]) -> dict[Key, MessageWork]:
+    return {key: work for key, work in works.items() if not work.is_done}
+
+
+def _name(header: Header) -> str:
+    """Return the name of the dtype in a header."""
+    return header.dtype.rstrip(b"\0").decode(errors="replace")
+
+
+def _text(work: MessageWork) -> str:
+    """Return what a work does, after "to"."""
+    peer = "any rank" if work.peer is None else f"rank {work.peer}"
+    way = "to" if work.verb == "send" else "from"
+    return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"

@@ -1,0 +1,76 @@
+"""A barrier that names the ranks that do not come, as gloo's does.
+
+It goes through the store, beside the collectives: it also tells which ranks are missing where these
+hang in another call.
+
+Nothing here moves data.
+"""
+
+from __future__ import annotations
+
+from popdist_py.torch_backend.errors import RankLostError
+from popdist_py.torch_backend.group_store import GroupStore
+
+__all__ = ["MonitoredBarrier"]
+
+# Rank 0 decides when a barrier is over; the others give it so much longer to tell them.
+_GRACE_SECONDS = 5.0
+
+
+class MonitoredBarrier:
+    """The monitored barriers of one group.
+
+    Args:
+        store: of the group.
+    """
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self._count = 0
+
+    def wait(self, seconds: float, *, wait_all_ranks: bool) -> None:
+        """Return once all ranks of the group have called this.
+
+        Args:
+            seconds: that rank 0 waits for the others.
+            wait_all_ranks: whether the error names all missing ranks, and not the first alone.
+
+        Raises:
+            RankLostError: a rank ended or did not come; on every rank that came.
+        """
+        store, self._count = self._store, self._count + 1
+        prefix = f"monitored_barrier/{self._count}"
+        if store.rank != 0:
+            store.put(f"{prefix}/{store.rank}", True)
+            self._await_verdict(f"{prefix}/verdict", seconds)
+            return
+        verdict = self._missing(prefix, seconds, wait_all_ranks=wait_all_ranks)
+        store.put(f"{prefix}/verdict", verdict)
+        if verdict:
+            raise RankLostError(verdict)
+
+    def _missing(self, prefix: str, seconds: float, *, wait_all_ranks: bool) -> str:
+        """Return which ranks rank 0 misses, in words; empty if all have come."""
+        store = self._store
+        keys = {rank: f"{prefix}/{rank}" for rank in range(1, store.size)}
+        try:
+            missing = store.wait(keys, "monitored_barrier", seconds)
+        except RankLostError as error:
+            return str(error)
+        if not missing:
+            return ""
+        named = store.names.of(*(missing if wait_all_ranks else missing[:1]))
+        return _failed(named, seconds)
+
+    def _await_verdict(self, key: str, seconds: float) -> None:
+        store = self._store
+        if store.wait({0: key}, "monitored_barrier", seconds + _GRACE_SECONDS):
+            raise RankLostError(_failed(store.names.of(0), seconds))
+        verdict = store.take({0: key}, "monitored_barrier")[0]
+        if verdict:
+            raise RankLostError(verdict)
+
+
+def _failed(ranks: str, seconds: float) -> str:
+    text = f"{ranks[0].upper()}{ranks[1:]}"
+    return f"{text} failed to pass monitoredBarrier in {seconds * 1e3:.0f} ms"

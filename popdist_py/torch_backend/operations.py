@@ -1,0 +1,115 @@
+"""What torch.distributed calls a reduction, as ours.
+
+Nothing here moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from popdist_py.torch_backend.arguments import ArgumentError
+
+__all__ = ["SUM", "Operation", "operation_of"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A reduction over the ranks.
+
+    Attributes:
+        name: of ``popdist_py.collectives.arithmetic``.
+        torch_name: as users know it.
+        factor: of every rank's values before they are reduced: a number or a tensor, or None.
+    """
+
+    name: Any  # a ReduceOp, or one of those of bits, which the library's own calls do not offer
+    torch_name: str
+    factor: Any = None
+
+    def scale(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what is reduced for a tensor: itself, or its product with the factor."""
+        return tensor if self.factor is None else tensor.detach() * self.factor
+
+
+# As a value: torch's stubs do not know its members.
+_RedOp: Any = dist.ReduceOp.RedOpType
+SUM = Operation("sum", "SUM")
+_OPERATIONS = (
+    SUM,
+    Operation("mean", "AVG"),
+    Operation("prod", "PRODUCT"),
+    Operation("min", "MIN"),
+    Operation("max", "MAX"),
+    Operation("band", "BAND"),
+    Operation("bor", "BOR"),
+    Operation("bxor", "BXOR"),
+)
+# By number: torch's enumeration takes longer to hash.
+_BY_NUMBER = {getattr(_RedOp, each.torch_name).value: each for each in _OPERATIONS}
+_OF_BITS = frozenset({"band", "bor", "bxor"})
+_ORDERED = frozenset({"min", "max"})
+_MOVED_ONLY = ("float8", "float4", "complex32")
+
+
+def operation_of(call: str, reduce_op: Any, tensors: Sequence[torch.Tensor]) -> Operation:
+    """Return the operation for some tensors.
+
+    Args:
+        call: as users know it.
+        reduce_op: a ``dist.ReduceOp``, or its ``RedOpType``.
+        tensors: what is to be reduced.
+
+    Raises:
+        TypeError: the operation is not defined for the dtype of the tensors.
+        ArgumentError: the operation is unknown.
+    """
+    kind = getattr(reduce_op, "op", reduce_op)
+    operation = _BY_NUMBER.get(kind.value) or _with_factor(call, kind, reduce_op)
+    for tensor in tensors:
+        if operation is not SUM or not tensor.dtype.is_floating_point or tensor.itemsize < 2:
+            _check_dtype(call, operation, tensor.dtype)
+    return operation
+
+
+def _with_factor(call: str, kind: Any, reduce_op: Any) -> Operation:
+    """Return the only other operation: PREMUL_SUM.
+
+    Raises:
+        ArgumentError: it is a different one, or has no factor.
+    """
+    if kind != _RedOp.PREMUL_SUM or kind is reduce_op:
+        accepted = ", ".join(each.torch_name for each in _OPERATIONS)
+        raise ArgumentError(
+            f"{call}: Cannot use ReduceOp.{kind.name}: expected one of {accepted}, "
+            "or PREMUL_SUM with a factor"
+        )
+    # The pickled state is the only place where Python finds the factor.
+    return Operation("sum", "PREMUL_SUM", reduce_op.__getstate__()[1])
+
+
+def _check_dtype(call: str, operation: Operation, dtype: torch.dtype) -> None:
+    """Compare an operation with a dtype.
+
+    Raises:
+        TypeError: the operation is not defined for it.
+    """
+    name = str(dtype).removeprefix("torch.")
+    has_fraction = dtype.is_floating_point or dtype.is_complex
+    accepted = ""
+    if name.startswith(_MOVED_ONLY):
+        accepted = "a wider type, such as bfloat16: this one is only moved"
+    elif operation.name in _OF_BITS and has_fraction:
+        accepted = "booleans or integers"
+    elif operation.name in _ORDERED and dtype.is_complex:
+        accepted = "values with an order"
+    elif operation.name == "mean" and not has_fraction:
+        accepted = "floats; reduce with SUM and divide the result"
+    elif operation.factor is not None and not has_fraction:
+        accepted = "floats"
+    if accepted:
+        raise TypeError(f"{call}: ReduceOp.{operation.torch_name} of {name}: expected {accepted}")

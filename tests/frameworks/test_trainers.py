@@ -1,0 +1,95 @@
+"""Whole programs, started as their users start them: by torchrun and by the launcher.
+
+Lightning, Accelerate, Transformers, the elastic agent, and Horovod's calls beside a process group.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_PROGRAMS = {
+    "lightning": "pytorch_lightning",
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+}
+
+
+@pytest.fixture
+def started(tmp_path, poprun, monkeypatch):
+    """Give a function that runs a program on two ranks and returns what they printed."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+
+    def by_torchrun(program, *arguments, options=()):
+        words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        found = subprocess.run(
+            [sys.executable, *words, *options, program, *arguments],
+            env={**os.environ, "PYTHONPATH": str(_HERE.parent.parent)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        return _reports(found)
+
+    def by_poprun(program, *arguments, options=()):
+        words = ["-n", "2", "--num-replicas", "2", *options, sys.executable, program, *arguments]
+        return _reports(poprun(*words))
+
+    return {"torchrun": by_torchrun, "poprun": by_poprun}
+
+
+def _reports(found):
+    assert found.returncode == 0, found.stdout + found.stderr
+    lines = [line for line in found.stdout.splitlines() if '"digest"' in line]
+    reports = [json.loads(line[line.index("{") :]) for line in lines]
+    assert sorted(report["rank"] for report in reports) == [0, 1]
+    return reports
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launcher", ["torchrun", "poprun"])
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_trainers_end_with_what_they_end_with_over_gloo(started, name, launcher):
+    pytest.importorskip(_PROGRAMS[name], reason=f"{name} is not installed")
+    program = _HERE / f"{name}_program.py"
+    digests = set()
+    for backend in ("popdist", "gloo"):
+        for report in started[launcher](program, backend):
+            assert report["backend"] == backend
+            digests.add(report["digest"])
+    assert len(digests) == 1
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_trainers_that_name_gloo_get_popdist_from_the_launcher(started, name):
+    pytest.importorskip(_PROGRAMS[name], reason=f"{name} is not installed")
+    named = "gloo" if name == "lightning" else "auto"
+    program = _HERE / f"{name}_program.py"
+    for report in started["poprun"](program, named, options=("--torch-backend", "popdist")):
+        assert report["backend"] == "popdist"
+
+
+@pytest.mark.sweep
+def test_the_elastic_agent_starts_failed_ranks_again(started):
+    program = _HERE / "elastic_program.py"
+    digests = {
+        report["digest"]
+        for backend, way in (("popdist", "fails"), ("popdist", "works"), ("gloo", "works"))
+        for report in started["torchrun"](program, backend, way, options=("--max-restarts", "1"))
+    }
+    assert len(digests) == 1
+
+
+@pytest.mark.sweep
+def test_calls_of_horovod_work_beside_a_process_group(started):
+    reports = started["poprun"](_HERE / "horovod_program.py")
+    assert len({report["digest"] for report in reports}) == 1

@@ -1,0 +1,50 @@
+"""Trains with DDP over the back end popdist, and prints what every rank has.
+
+The first argument is a size: of an all-reduce and an all-gather whose results are checked. The
+second, if any, is a rank that ends in the middle of the training, or ``endless``: calls that go on
+until one fails.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import popdist_py.torch_backend  # noqa: F401
+
+size, (how,) = int(sys.argv[1]), sys.argv[2:] or [""]
+torch.set_num_threads(1)
+dist.init_process_group("popdist", timeout=timedelta(seconds=6))
+rank, count = dist.get_rank(), dist.get_world_size()
+
+everything = torch.full((size,), float(rank))
+dist.all_reduce(everything)
+assert (everything == count * (count - 1) / 2).all()
+gathered = torch.empty(count * size)
+dist.all_gather_into_tensor(gathered, torch.full((size,), float(rank)))
+assert torch.equal(gathered, torch.arange(float(count)).repeat_interleave(size))
+
+torch.manual_seed(7)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 700), torch.nn.ReLU()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    torch.manual_seed(100 * step + rank)
+    optimizer.zero_grad()
+    model(torch.randn(8, 300)).square().mean().backward()
+    optimizer.step()
+    if step == 2 and how == str(rank):
+        os.kill(os.getpid(), signal.SIGKILL)
+if how == "endless":
+    print("goes on", flush=True)
+while how == "endless":
+    dist.all_reduce(everything)
+total = sum(parameter.double().sum() for parameter in model.parameters()).item()
+group = dist.group.WORLD
+print("rank", rank, group._communicator.hosts, "mpi4py" in sys.modules, total.hex())
+dist.destroy_process_group()

@@ -1,0 +1,125 @@
+"""Calls with any shapes, strides, dtypes and operations have the values that torch computes.
+
+All ranks draw the same examples, many in one job; each knows what the others hold.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.ranks import run_ranks, values
+
+_REDUCED = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+)
+_MOVED = (*_REDUCED, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn)
+_OPS = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+}
+_shapes = st.one_of(
+    st.lists(st.integers(0, 5), max_size=4).map(tuple),
+    st.integers(2000, 70_000).map(lambda n: (n,)),
+)
+# Examples differ between ranks if one of them shrinks, or if one is slower.
+_same_on_all_ranks = settings(
+    max_examples=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def _tensor(seed, rank, shape, dtype, layout):
+    """Return small numbers: their sums and products are exact in every type."""
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    if layout == "strided":
+        tensor = torch.randint(1, 3, (*shape, 2), generator=generator).to(dtype)[..., 1]
+    else:
+        tensor = torch.randint(1, 3, shape, generator=generator).to(dtype)
+    return tensor.t() if layout == "turned" and tensor.dim() == 2 else tensor
+
+
+def _check(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    bits = torch.uint8 if found.dtype.itemsize == 1 else found.dtype
+    assert torch.equal(found.view(bits), expected.contiguous().view(bits))
+
+
+_layouts = st.sampled_from(["dense", "strided", "turned"])
+
+
+def _reduce_anything(rank):
+    size = dist.get_world_size()
+
+    @_same_on_all_ranks
+    @given(
+        st.integers(0, 999),
+        _shapes,
+        st.sampled_from(_REDUCED),
+        _layouts,
+        st.sampled_from(list(_OPS)),
+        st.booleans(),
+    )
+    def check(seed, shape, dtype, layout, op, async_op):
+        rows = [_tensor(seed, each, shape, dtype, layout) for each in range(size)]
+        expected = functools.reduce(_OPS[op], rows)
+        tensor = _tensor(seed, rank, shape, dtype, layout)
+        work = dist.all_reduce(tensor, op, async_op=async_op)
+        if async_op:
+            work.wait()
+        _check(tensor, expected)
+        if shape:
+            whole = torch.stack([rows[rank]] * size)
+            output = torch.empty_like(rows[rank])
+            dist.reduce_scatter_single(output, whole, op)
+            _check(output, expected)
+
+    check()
+
+
+def _move_anything(rank):
+    size = dist.get_world_size()
+
+    @_same_on_all_ranks
+    @given(
+        st.integers(0, 999),
+        _shapes,
+        st.sampled_from(_MOVED),
+        _layouts,
+        st.integers(0, size - 1),
+    )
+    def check(seed, shape, dtype, layout, root):
+        rows = [_tensor(seed, each, shape, dtype, layout) for each in range(size)]
+        tensor = _tensor(seed, rank, shape, dtype, layout)
+        gathered = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(gathered, tensor)
+        dist.broadcast(tensor, root)
+        _check(tensor, rows[root])
+        for found, row in zip(gathered, rows, strict=True):
+            _check(found, row)
+
+    check()
+
+
+def test_any_tensor_is_reduced():
+    values(run_ranks(2, _reduce_anything))
+
+
+def test_any_tensor_is_moved():
+    values(run_ranks(3, _move_anything))

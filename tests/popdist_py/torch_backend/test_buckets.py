@@ -1,0 +1,129 @@
+"""The buckets of DistributedDataParallel move to memory that the ranks share, and nothing else."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 600  # the bucket of a layer is larger than what is reduced one-shot
+
+
+def _windows():
+    """Return begin and end of the memory that this process shares by windows."""
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:popdist" in line:
+            begin, end = line.split()[0].split("-")
+            found.append((int(begin, 16), int(end, 16)))
+    return found
+
+
+def _is_shared(tensor):
+    return any(begin <= tensor.data_ptr() < end for begin, end in _windows())
+
+
+def _model(**options):
+    torch.manual_seed(7)
+    layers = (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH))
+    return DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=1, **options)
+
+
+def _step(model, rank, step):
+    model.zero_grad(set_to_none=False)
+    torch.manual_seed(10 * step + rank)
+    model(torch.randn(4, WIDTH)).square().mean().backward()
+
+
+def _gradients(model):
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def _train(rank, options):
+    """Train two equal models; return which gradients of ours are shared, and the windows left."""
+    dist.all_reduce(torch.zeros(1))
+    before = len(_windows())
+    ours = _model(gradient_as_bucket_view=True, **options)
+    theirs = _model(process_group=dist.new_group(backend="gloo"), **options)
+    for step in range(4):
+        for model in (ours, theirs):
+            _step(model, rank, step)
+        torch.testing.assert_close(_gradients(ours), _gradients(theirs))
+    weights = [parameter.grad for parameter in ours.parameters() if parameter.dim() == 2]
+    shared = [_is_shared(gradient) for gradient in weights]
+    during = len(_windows()) - before
+    assert not any(_is_shared(gradient) for gradient in _gradients(theirs))
+    del ours, model, weights
+    gc.collect()
+    return shared, during, len(_windows()) - before
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_buckets_move_and_their_memory_goes_with_them(options):
+    for shared, during, after in values(run_ranks(2, _train, options)):
+        assert shared == [True, True]
+        assert 0 < during <= 3  # those of the first step have gone
+        assert after == 0
+
+
+def _reduce_in_a_hook(rank):
+    mine = torch.full((WIDTH * WIDTH,), rank + 1.0)
+
+    def hook(gradient):
+        dist.all_reduce(mine)
+        return gradient
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(hook)
+    address = mine.data_ptr()
+    weight.sum().backward()
+    return mine[0].item(), mine.data_ptr() == address, _is_shared(mine)
+
+
+def test_a_programs_own_tensor_stays_where_it_is():
+    assert values(run_ranks(2, _reduce_in_a_hook)) == [(3.0, True, False)] * 2
+
+
+def _uneven(rank):
+    """Make more steps on one rank than on the other, whose calls then come from elsewhere."""
+    models = [_model(), _model(process_group=dist.new_group(backend="gloo"))]
+    for model in models:
+        with model.join():
+            for step in range(2 + 2 * rank):
+                _step(model, rank, step)
+    if rank == 1:
+        torch.testing.assert_close(*map(_gradients, models))
+
+
+def test_a_rank_whose_bucket_is_no_bucket_goes_the_private_way_with_the_others():
+    values(run_ranks(2, _uneven))
+
+
+def _train_where_nothing_can_be_shared(rank):
+    from popdist_py.collectives.communicators import shared_memory
+    from popdist_py.collectives.within_host.shared_window import WindowError
+
+    calls = []
+
+    def refuse(*_):
+        calls.append(1)
+        raise WindowError("no memory")
+
+    dist.all_reduce(torch.zeros(1))
+    shared_memory.Window = refuse
+    model = _model(gradient_as_bucket_view=True)
+    for step in range(3):
+        _step(model, rank, step)
+    shared = [_is_shared(parameter.grad) for parameter in model.parameters()]
+    return shared, len(calls), _gradients(model)[0].numpy()
+
+
+def test_without_memory_to_share_buckets_stay_where_they_are():
+    ours, others = values(run_ranks(2, _train_where_nothing_can_be_shared))
+    for shared, tries, _ in (ours, others):
+        assert not any(shared)
+        assert tries == 1
+    torch.testing.assert_close(torch.tensor(ours[2]), torch.tensor(others[2]), rtol=0, atol=0)

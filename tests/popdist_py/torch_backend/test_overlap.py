@@ -1,0 +1,71 @@
+"""Asynchronous calls proceed beside what the program computes, within backward too."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+from torch.nn.parallel import DistributedDataParallel
+
+from popdist_py import activities
+
+
+def _compute_beside(rank):
+    """Return for how long a call was complete before the end of what was computed beside it."""
+    dist.all_reduce(torch.zeros(1))
+    gradients, matrix = torch.ones(1 << 20), torch.ones(300, 300)
+    ended = []
+    work = dist.all_reduce(gradients, async_op=True)
+    work.get_future().add_done_callback(lambda _: ended.append(time.monotonic()))
+    limit = time.monotonic() + 30.0
+    while not ended and time.monotonic() < limit:
+        torch.linalg.matrix_power(matrix, 50)  # without the interpreter's lock
+    computed = time.monotonic()
+    work.wait()
+    return computed - ended[0] if ended else -1.0
+
+
+def test_a_call_that_nobody_waits_for_ends_while_the_program_computes():
+    assert min(values(run_ranks(2, _compute_beside))) >= 0
+
+
+class _Begins:
+    """A listener of activities: when each reduction began."""
+
+    def __init__(self):
+        self.moments = []
+
+    def begun(self, activity, name, begin):
+        if activity == activities.REDUCING and name == "all_reduce":
+            self.moments.append(begin)
+
+    def ended(self, *_):
+        pass
+
+    def step(self, *_):
+        pass
+
+
+def _reductions_within_backward(rank):
+    """Return how many reductions began before the last gradient was computed, and after it."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(900, 900) for _ in range(6)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=3)
+    last = []
+    layers[0].weight.register_hook(lambda _: last.append(time.monotonic_ns()))
+    inputs = torch.randn(256, 900)
+    for _ in range(3):
+        begins = _Begins()
+        activities.listen(begins)
+        model(inputs).square().mean().backward()
+        activities.listen(None)
+    early = sum(moment < last[-1] for moment in begins.moments)
+    return early, len(begins.moments) - early
+
+
+def test_the_first_buckets_are_reduced_before_backward_ends():
+    for early, late in values(run_ranks(2, _reductions_within_backward)):
+        assert early >= 2
+        assert late >= 1

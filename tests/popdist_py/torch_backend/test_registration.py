@@ -1,0 +1,102 @@
+"""What every program that imports torch pays for the back end, and that it never costs it torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from popdist_py.environment import TORCH_BACKEND
+from popdist_py.torch_backend import _WANTED
+
+# What the registration may import: more would cost every program that imports torch.
+_LIGHT = {
+    "popdist_py",
+    "popdist_py.torch_backend",
+    "popdist_py.torch_backend.torch_functions",
+}
+
+
+def python(code, **variables):
+    """Return what a Python printed, and its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, check=False, timeout=100, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_registration_is_light():
+    code = (
+        "import sys, time, torch\n"
+        "before = set(sys.modules)\n"
+        "start = time.process_time()\n"
+        "import popdist_py.torch_backend as ours\n"
+        "ours._autoload()\n"
+        "print(time.process_time() - start, *sorted(set(sys.modules) - before))\n"
+        "assert 'POPDIST' in torch.distributed.Backend._plugins\n"
+    )
+    out, err = python(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0", POPDIST_TORCH_BACKEND="auto")
+    seconds, *modules = out.split()
+    assert set(modules) == _LIGHT
+    # About 0.001 s, and torch itself 0.9 s; another process may have the core meanwhile.
+    assert float(seconds) < 0.02
+    assert err == ""
+
+
+_BROKEN = """
+import os, sys, torch, torch.distributed as d
+for name, broken in (
+    ("not built", lambda: setattr(d, "is_available", lambda: False)),
+    ("other API", lambda: delattr(d.Backend, "register_backend")),
+    ("variable", lambda: os.environ.update(POPDIST_TORCH_BACKEND="mpi")),
+):
+    if os.fork() == 0:
+        broken()
+        sys.stderr.write(f"{name}: ")
+        import popdist_py.torch_backend
+        sys.stderr.write("imported\\n")
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_what_cannot_be_registered_is_a_line_and_no_error():
+    _, err = python(_BROKEN, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    said = "popdist_py.torch_backend: "
+    assert err == (
+        "not built: imported\n"
+        f"other API: {said}type object 'Backend' has no attribute 'register_backend'\nimported\n"
+        f"variable: {said}POPDIST_TORCH_BACKEND='mpi': auto, gloo or popdist is expected\n"
+        "imported\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "popdist",
+        pytest.param("auto", marks=pytest.mark.sweep),
+        pytest.param("", marks=pytest.mark.sweep),
+    ],
+)
+def test_a_python_of_a_job_registers_without_the_entry_point(wanted):
+    code = "import torch.distributed as d; print(d.Backend('popdist'), d.Backend('gloo'))\n"
+    code += "print('popdist' in d.Backend.backend_list)"
+    hook = ROOT / "popdist_py" / "start_hook"
+    out, err = python(
+        code,
+        PYTHONPATH=f"{hook}:{ROOT}",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        POPDIST_TORCH_BACKEND=wanted,
+    )
+    gloo = "popdist" if wanted == "popdist" else "gloo"
+    assert out == f"popdist {gloo}\n{bool(wanted)}\n"
+    assert err == ""
+
+
+def test_the_name_of_the_variable_is_that_of_the_wire():
+    assert _WANTED == TORCH_BACKEND

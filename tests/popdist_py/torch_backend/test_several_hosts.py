@@ -1,0 +1,235 @@
+"""Groups over several hosts: the ranks of one machine, of which some may not share memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+
+from popdist_py.collectives.communicators import meeting_communicator
+
+# The host of every rank.
+LAYOUTS = {
+    "two of one": (0, 1),
+    "two of two": (0, 0, 1, 1),
+    "two, uneven": (0, 1, 1),
+    "two, alternating": (0, 1, 0),
+    "three": (0, 1, 2),
+}
+
+
+def be_on(hosts, rank):
+    """Make this rank one that shares memory with those of the same host alone."""
+    meeting_communicator.place_of_this_process = lambda: f"host {hosts[rank]}"
+
+
+def _numbers(rank, size=1000, dtype=torch.float32):
+    return ((torch.arange(size) + rank) % 3 + 1).to(dtype)
+
+
+def _check_reductions(me, count):
+    for size in (1, 1000, 300_001):
+        everyone = torch.stack([_numbers(rank, size) for rank in range(count)])
+        for op, expected in (
+            (dist.ReduceOp.SUM, everyone.sum(0)),
+            (dist.ReduceOp.MAX, everyone.amax(0)),
+            (dist.ReduceOp.PRODUCT, everyone.prod(0)),
+        ):
+            tensor = everyone[me].clone()
+            dist.all_reduce(tensor, op)
+            assert torch.equal(tensor, expected), (size, op)
+        for root in range(count):
+            tensor = everyone[me].clone()
+            dist.reduce(tensor, root)
+            assert me != root or torch.equal(tensor, everyone.sum(0))
+    rows = torch.stack([_numbers(me + column, 50) for column in range(count)])
+    block = torch.empty(50)
+    dist.reduce_scatter_tensor(block, rows.reshape(-1))
+    assert torch.equal(block, sum(_numbers(rank + me, 50) for rank in range(count)))
+
+
+def _check_moves(me, count):
+    for size in (0, 1, 1000, 700_001):
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            everyone = [_numbers(rank, size, dtype) for rank in range(count)]
+            gathered = [torch.empty(size, dtype=dtype) for _ in range(count)]
+            dist.all_gather(gathered, everyone[me])
+            assert all(map(torch.equal, gathered, everyone)), (size, dtype)
+        for root in range(count):
+            tensor = _numbers(me, size)
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, _numbers(root, size)), (size, root)
+            gathered = [torch.empty(size) for _ in range(count)] if me == root else None
+            dist.gather(_numbers(me, size), gathered, root)
+            assert me != root or all(
+                torch.equal(row, _numbers(rank, size)) for rank, row in enumerate(gathered)
+            )
+
+
+def _check_scatters(me, count):
+    for root in range(count):
+        tensor = torch.empty(100)
+        rows = [_numbers(rank + root, 100) for rank in range(count)]
+        dist.scatter(tensor, rows if me == root else None, root)
+        assert torch.equal(tensor, rows[me])
+    given = [_numbers(me * count + rank, 1 + rank) for rank in range(count)]
+    received = [torch.empty(1 + me) for _ in range(count)]
+    dist.all_to_all(received, given)
+    for rank, tensor in enumerate(received):
+        assert torch.equal(tensor, _numbers(rank * count + me, 1 + me))
+
+
+def _check_objects(me, count):
+    everyone = [None] * count
+    dist.all_gather_object(everyone, {"rank": me, "text": "x" * 100_000 * me})
+    assert [len(each["text"]) for each in everyone] == [100_000 * rank for rank in range(count)]
+    for root in range(count):
+        objects = [("from", root)] if me == root else [None]
+        dist.broadcast_object_list(objects, root)
+        assert objects == [("from", root)]
+        gathered = [None] * count if me == root else None
+        dist.gather_object(["y" * me], gathered, root)
+        assert me != root or gathered == [["y" * rank] for rank in range(count)]
+    dist.barrier()
+
+
+def _check_equal_bits(me, count):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for size in (100, 300_001):
+            tensor = torch.randn(size, generator=torch.Generator().manual_seed(me)).to(dtype)
+            dist.all_reduce(tensor)
+            gathered = [torch.empty_like(tensor) for _ in range(count)]
+            dist.all_gather(gathered, tensor)
+            assert all(torch.equal(tensor, other) for other in gathered), (dtype, size)
+
+
+def _check_all(rank, hosts):
+    be_on(hosts, rank)
+    count = dist.get_world_size()
+    for check in (
+        _check_reductions,
+        _check_moves,
+        _check_scatters,
+        _check_objects,
+        _check_equal_bits,
+    ):
+        check(rank, count)
+    return dist.group.WORLD._membership._communicator.hosts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_collective(layout):
+    hosts = LAYOUTS[layout]
+    expected = sorted({tuple(r for r, h in enumerate(hosts) if h == host) for host in hosts})
+    for found in values(run_ranks(len(hosts), _check_all, hosts)):
+        assert list(found) == expected
+
+
+def _use_subsets(rank, hosts):
+    be_on(hosts, rank)
+    first, second = dist.new_group([0, 2]), dist.new_group([1, 2, 3])
+    found = []
+    for _ in range(20):
+        works, tensors = [], []
+        for group in (first, second, dist.group.WORLD):
+            if rank in dist.get_process_group_ranks(group):
+                tensors.append(torch.full((3000,), float(rank)))
+                works.append(dist.all_reduce(tensors[-1], group=group, async_op=True))
+        for work in works:
+            work.wait()
+        found = [tensor[-1].item() for tensor in tensors]
+    return found
+
+
+def test_several_groups_at_once():
+    found = values(run_ranks(4, _use_subsets, (0, 0, 1, 1)))
+    assert found == [[2.0, 6.0], [6.0, 6.0], [2.0, 6.0, 6.0], [6.0, 6.0]]
+
+
+def _differ(rank, hosts, size):
+    be_on(hosts, rank)
+    dist.all_reduce(torch.zeros(4))
+    dist.all_reduce(torch.zeros(size if rank == 2 else 4))
+
+
+@pytest.mark.parametrize("hosts", [(0, 1, 1), (0, 1, 2)])
+def test_a_mismatch_names_who_called_what(hosts):
+    for outcome in run_ranks(3, _differ, hosts, 5):
+        assert "CollectiveMismatchError" in outcome.kinds, outcome.error
+        assert "ranks 0, 1 called all_reduce(op=sum, shape=(4,)" in outcome.error
+        assert "rank 2 called all_reduce(op=sum, shape=(5,)" in outcome.error
+
+
+def _be_lost(rank, hosts, lost):
+    be_on(hosts, rank)
+    dist.barrier()
+    if rank == lost:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(4))
+
+
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_lost_rank_is_named_on_all_hosts(lost):
+    outcomes = run_ranks(4, _be_lost, (0, 0, 1, 1), lost, timeout=2)
+    for rank, outcome in enumerate(outcomes):
+        if rank == lost:
+            assert outcome.exit_code == -signal.SIGKILL
+        else:
+            assert "InstanceLostError" in outcome.kinds, (rank, outcome)
+            assert f"rank {lost} " in outcome.error, (rank, outcome.error)
+
+
+def _be_late(rank, hosts, late):
+    be_on(hosts, rank)
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    others = [f"done {other}" for other in range(len(hosts)) if other != late]
+    if rank == late:
+        store.wait(others)
+        return
+    try:
+        dist.all_reduce(torch.zeros(4))
+    finally:
+        store.set(f"done {rank}", "")
+
+
+def test_a_rank_that_does_not_come_is_named_in_time():
+    began = time.monotonic()
+    *others, late = run_ranks(3, _be_late, (0, 0, 1), 2, timeout=1)
+    assert not late.error or "DistStoreError" in late.kinds, late
+    assert time.monotonic() - began < 10
+    for outcome in others:
+        assert "InstanceLostError" in outcome.kinds, outcome
+        assert "rank 2 " in outcome.error
+
+
+def _look_at_sockets(rank, hosts):
+    import psutil
+
+    be_on(hosts, rank)
+    before = psutil.Process().net_connections()
+    dist.all_reduce(torch.zeros(4))
+    after = [each for each in psutil.Process().net_connections() if each not in before]
+    return len(after), sum(each.status == psutil.CONN_LISTEN for each in after)
+
+
+def test_one_host_opens_no_socket_and_nobody_listens():
+    assert values(run_ranks(2, _look_at_sockets, (0, 0))) == [(0, 0)] * 2
+    assert values(run_ranks(2, _look_at_sockets, (0, 1))) == [(2, 0)] * 2
+
+
+def _be_unreachable(rank, hosts):
+    be_on(hosts, rank)
+    dist.all_reduce(torch.zeros(4))
+
+
+def test_hosts_that_do_not_reach_one_another_say_what_to_do():
+    environ = {"GLOO_SOCKET_IFNAME": "absent0"}
+    for outcome in run_ranks(3, _be_unreachable, (0, 0, 1), environ=environ):
+        assert "the hosts do not reach one another by TCP on absent0" in outcome.error
+        assert "--host-subnet" in outcome.error

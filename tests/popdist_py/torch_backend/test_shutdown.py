@@ -1,0 +1,146 @@
+"""The end of a group: destroyed, aborted, left behind; and programs that end with and without."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+
+from popdist_py.torch_backend.errors import GroupClosedError
+
+
+def _destroyed_with_pending_work(rank):
+    tensors = [torch.ones(200_000) for _ in range(5)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    dist.destroy_process_group()
+    names = [thread.name for thread in threading.enumerate()]
+    return [work.is_completed() for work in works], [t[0].item() for t in tensors], names
+
+
+def test_destroying_a_group_completes_its_calls():
+    for completed, sums, threads in values(run_ranks(2, _destroyed_with_pending_work)):
+        assert completed == [True] * 5
+        assert sums == [2.0] * 5
+        assert threads == ["MainThread"]
+
+
+def _shut_down_twice(rank):
+    group = dist.new_group([0, 1])
+    dist.barrier(group)
+    group.shutdown()
+    group.shutdown()
+    with pytest.raises(GroupClosedError) as error:
+        dist.all_reduce(torch.ones(1), group=group)
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
+    return str(error.value)
+
+
+def test_a_destroyed_group_says_so():
+    for text in values(run_ranks(2, _shut_down_twice)):
+        assert text.startswith("this process group was destroyed: make a new one")
+
+
+def _aborted(rank):
+    group = dist.new_group([0, 1])
+    dist.barrier(group)
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+        began = time.monotonic()
+        group.abort()
+        with pytest.raises(GroupClosedError, match="was aborted"):
+            work.wait()
+        assert time.monotonic() - began < 5
+    else:
+        # The first call may still meet that of rank 0.
+        works = [dist.all_reduce(torch.ones(1), group=group, async_op=True) for _ in range(2)]
+        with pytest.raises(RuntimeError, match=r"rank 0 \(process \d+\) has left the group"):
+            works[1].wait()
+    dist.barrier()
+    return True
+
+
+def test_aborting_a_group_ends_its_calls():
+    assert values(run_ranks(2, _aborted)) == [True, True]
+
+
+def _aborted_in_first_call(rank):
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=60))
+    if rank == 0:
+        work = dist.barrier(group, async_op=True)
+        group.abort()
+        with pytest.raises(GroupClosedError, match="was aborted"):
+            work.wait()
+    dist.barrier()
+    return True
+
+
+def test_a_first_call_can_be_aborted():
+    assert values(run_ranks(2, _aborted_in_first_call)) == [True, True]
+
+
+def _forked(rank):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, async_op=True).wait()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            os.write(write, str(error).encode())
+        dist.destroy_process_group()
+        os._exit(0)
+    os.waitpid(child, 0)
+    text = os.read(read, 1000).decode()
+    dist.all_reduce(tensor)
+    return tensor.item(), text
+
+
+def test_a_forked_process_does_not_disturb_the_group():
+    for value, text in values(run_ranks(2, _forked)):
+        assert value == 8.0
+        assert "needs a group of its own" in text
+
+
+_PROGRAM = """
+import sys, torch, torch.distributed as dist, popdist_py.torch_backend
+rank, path, how = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("popdist", init_method=f"file://{path}", rank=rank, world_size=2)
+dist.all_reduce(torch.ones(1))
+dist.all_reduce(torch.ones(1), async_op=True).wait()
+if how == "pending" and rank == 0:
+    works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
+if how == "raises":
+    raise ValueError("of the program")
+if how == "exits":
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("returns", 0), ("pending", 0), ("raises", 1), ("exits", 5)]
+)
+def test_a_program_may_end_without_destroying_its_group(tmp_path, how, code):
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(rank), str(tmp_path / "store"), how],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in started:
+        _, text = process.communicate(timeout=60)
+        assert process.returncode == code, text
+        if how == "raises":
+            assert text.rstrip().endswith("ValueError: of the program")
+        else:
+            assert text == ""

@@ -1,0 +1,104 @@
+"""The group that a program gets for the name that it gives."""
+
+import os
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+from torch.distributed._functional_collectives import all_reduce
+
+from popdist_py.torch_backend.substitution import substitute
+
+_OURS, _THEIRS = "PopdistProcessGroup", "ProcessGroup"
+
+
+def _groups(rank, wanted, names, folder):
+    """Return by name the classes of the group and of a new one, and what these are called."""
+    substitute(wanted)
+    found = {}
+    for index, name in enumerate(names):
+        store = dist.FileStore(f"{folder}/{index}", 2)
+        dist.init_process_group(
+            name, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30)
+        )
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [2.0] * 3
+        inner = dist.new_group([0, 1], backend="gloo" if wanted == "popdist" else "popdist")
+        found[name] = (
+            *(type(group).__name__ for group in (dist.group.WORLD, inner)),
+            dist.get_backend(),
+            dist.get_backend(inner),
+        )
+        dist.destroy_process_group()
+    return found
+
+
+def test_gloo_and_nothing_are_popdist(tmp_path):
+    names = ["gloo", None, "GLOO", "popdist"]
+    groups = (_OURS, _OURS, "popdist", "popdist")
+    found = values(run_ranks(2, _groups, "popdist", names, str(tmp_path), backend=None))
+    assert found == [dict.fromkeys(names, groups)] * 2
+
+
+def test_each_device_has_its_back_end(tmp_path):
+    names = ["cpu:gloo", "cpu:gloo,cuda:nccl"]
+    found = values(run_ranks(2, _groups, "popdist", names, str(tmp_path), backend=None))
+    for name in names:
+        assert found[0][name] == (_OURS, _OURS, name, "popdist")
+
+
+def test_popdist_and_nothing_are_gloo(tmp_path):
+    names = ["popdist", None, "gloo"]
+    found = values(run_ranks(2, _groups, "gloo", names, str(tmp_path), backend=None))
+    for name in names:
+        own = "undefined" if name is None else "gloo"
+        assert found[0][name] == (_THEIRS, _THEIRS, own, "gloo")
+
+
+def _mesh(rank, folder):
+    substitute("popdist")
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group(init_method=f"file://{folder}/mesh", rank=rank, world_size=2)
+    mesh = dist.init_device_mesh("cpu", (2,))
+    kind = type(mesh.get_group()).__name__
+    total = all_reduce(torch.ones(3), "sum", mesh)
+    dist.destroy_process_group()
+    return kind, total.tolist()
+
+
+def test_a_mesh_of_cpus_is_popdist(tmp_path):
+    assert values(run_ranks(2, _mesh, str(tmp_path), backend=None)) == [(_OURS, [2.0] * 3)] * 2
+
+
+def _names(rank, wanted, accelerator):
+    torch.accelerator.is_available = lambda: accelerator
+    substitute(wanted)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        names = ("gloo", "undefined", "nccl", "mpi", "popdist", "cpu:gloo", "unknown")
+        read = [dist.Backend(name) for name in names]
+    return read, [str(one.message) for one in said]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "accelerator", "read", "warned"),
+    [
+        ("popdist", False, "popdist popdist nccl mpi popdist cpu:gloo unknown", 0),
+        ("popdist", True, "gloo undefined nccl mpi popdist cpu:gloo unknown", 1),
+        ("gloo", True, "gloo undefined nccl mpi gloo cpu:gloo unknown", 0),
+        ("auto", False, "gloo undefined nccl mpi popdist cpu:gloo unknown", 0),
+    ],
+)
+def test_no_other_name_is_replaced_and_nothing_beside_an_accelerator(
+    wanted, accelerator, read, warned
+):
+    (found,) = values(run_ranks(1, _names, wanted, accelerator, backend=None))
+    names, said = found
+    assert names == read.split()
+    assert len(said) == warned
+    if warned:
+        assert "torch sees an accelerator" in said[0]

@@ -1,0 +1,45 @@
+"""An untouched script for torchrun under --torch-backend: which back end it gets."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+_PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(2)
+dist.all_reduce(total)
+print(dist.get_rank(), dist.get_backend(), dist.get_backend(dist.new_group()), total.tolist())
+print("mpi4py" in sys.modules)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "backend"),
+    [
+        (("--torch-backend", "popdist"), "popdist"),
+        pytest.param((), "gloo", marks=pytest.mark.sweep),
+        pytest.param(("--torch-backend=gloo",), "gloo", marks=pytest.mark.sweep),
+        pytest.param(
+            ("--torch-backend=popdist", "--sdk-names=no"), "popdist", marks=pytest.mark.sweep
+        ),
+    ],
+)
+def test_a_script_that_says_gloo_gets_what_the_option_says(poprun, script, words, backend):
+    done = poprun("-n", "2", *words, "--output", "plain", script(_PROGRAM))
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [*(f"{rank} {backend} {backend} [2.0, 2.0]" for rank in (0, 1)), *["False"] * 2]
+    assert done.stderr == ""
+
+
+def test_another_back_end_is_refused(poprun):
+    done = poprun("-n", "2", "--torch-backend", "nccl", "true")
+    assert done.returncode == 2
+    assert "--torch-backend 'nccl': expected one of auto, gloo, popdist" in done.stderr
