@@ -3,11 +3,14 @@
 import gc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 from torch.nn.parallel import DistributedDataParallel
+
+from popdist_py.torch_backend.buckets import mover_of
 
 WIDTH = 600  # the bucket of a layer is larger than what is reduced one-shot
 
@@ -85,6 +88,26 @@ def _reduce_in_a_hook(rank):
 
 def test_a_programs_own_tensor_stays_where_it_is():
     assert values(run_ranks(2, _reduce_in_a_hook)) == [(3.0, True, False)] * 2
+
+
+def _engine_run_backward(bucket):
+    """Hand over a bucket as the reducer does."""
+
+    def allreduce():
+        return mover_of([bucket])
+
+    return allreduce()
+
+
+def test_a_bucket_stays_of_which_the_program_has_a_numpy_array():
+    bucket = torch.zeros(100)
+    memory = np.ones(400, np.uint8)
+    _engine_run_backward(bucket)(memory)
+    assert bucket.data_ptr() == memory.ctypes.data
+    bucket = torch.zeros(100)
+    gradient = bucket[20:30].view(5, 2).numpy()
+    assert _engine_run_backward(bucket) is None
+    assert not gradient.any()
 
 
 def _uneven(rank):
