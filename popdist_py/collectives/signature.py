@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from popdist_py.errors import CollectiveMismatchError
 
-__all__ = ["INSTANCES", "Names", "Signature", "mismatch"]
+__all__ = ["INSTANCES", "Names", "Signature", "misfit", "mismatch"]
 
 # Of a model's weights, hundreds may differ for one reason.
 _MAX_DIFFERENCES = 3
@@ -105,6 +105,25 @@ def mismatch(
         callers = _by_value(calls, instances, names)
         text = "; ".join(f"{who} called {call}" for call, who in callers.items())
     return CollectiveMismatchError(f"{text}: all {names.noun}s must make the same call")
+
+
+def misfit(
+    call: object, names: Names, sender: int, sent: int, receiver: int, expected: int
+) -> CollectiveMismatchError:
+    """Return the error for a block of other bytes than the place for it.
+
+    Args:
+        call: the collective call, as messages name it.
+        names: of the instances.
+        sender: index of the instance that sends the block.
+        sent: bytes of the block.
+        receiver: index of the instance that receives it.
+        expected: bytes of the place.
+    """
+    return CollectiveMismatchError(
+        f"{call}: {names.of(sender)} sends {sent} bytes to {names.of(receiver)}, which expects "
+        f"{expected}"
+    )
 
 
 def _differences(leaves: Sequence[dict[str, str]], instances: Sequence[int], names: Names) -> str:

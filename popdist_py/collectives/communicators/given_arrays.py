@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, dtype_name
-from popdist_py.collectives.signature import Signature
+from popdist_py.collectives.signature import Names, Signature, misfit
 from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class GivenArrayCalls(ABC):
 
     instance_index: int
     num_instances: int
+    names: Names
     _host: HostGroup
     _exchange: HostExchange
     _sliced: SlicedAllReduce
@@ -96,7 +97,8 @@ class GivenArrayCalls(ABC):
         """Fill output i with what instance i has as input for this one; sizes may differ.
 
         Raises:
-            CollectiveMismatchError: an output is not as large as its input.
+            CollectiveMismatchError: an output is not as large as its input; within a host also at
+                the instance that sends it. The other blocks arrive.
         """
         names = sorted({dtype_name(array.dtype) for array in (*inputs, *outputs)})
         plan = self._plan_of(Signature("all_to_all", f"dtype={', '.join(names)}"))
@@ -160,12 +162,18 @@ class GivenArrayCalls(ABC):
             self._exchange.exchange(sends, receives, plan)
             return
         self._agree(plan)
-        nothing = np.empty(0, np.uint8)
+        nothing, me = np.empty(0, np.uint8), self.instance_index
+        problem = None
         for receiver in range(self.num_instances):
             block = sends[receiver] if sends else nothing
             rows = self._world.gather_bytes(block, plan.signature, receiver)
-            if rows is not None and receives:
-                _copy(rows, receives)
+            for sender, (row, place) in enumerate(zip(rows or (), receives, strict=False)):
+                if row.size == place.size:
+                    place[...] = row
+                else:
+                    problem = misfit(plan.signature, self.names, sender, row.size, me, place.size)
+        if problem is not None:
+            raise problem
 
 
 def _bytes(arrays: Sequence[Array] | Array) -> list[Array]:

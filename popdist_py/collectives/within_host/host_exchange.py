@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.signature import misfit
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 from popdist_py.errors import CollectiveMismatchError
 
@@ -110,8 +111,8 @@ class HostExchange:
                 passage.take(number, host.slots[turn][passage.position])
             if kept is not None:
                 kept[0].part(number)[...] = kept[1].part(number)
-        if problem:
-            raise CollectiveMismatchError(problem)
+        if problem is not None:
+            raise problem
 
     def _publish(
         self, table: memoryview, sends: Sequence[Array], receives: Sequence[Array]
@@ -146,10 +147,9 @@ class HostExchange:
                 arriving.append(_Passage(position, block, table[row + _PLACE], table[_REGION]))
         return arriving
 
-    def _first_problem(self, turn: int, plan: CallPlan) -> str:
-        """Say which block to or from this instance differs in size from its place; "" if none."""
+    def _first_problem(self, turn: int, plan: CallPlan) -> CollectiveMismatchError | None:
+        """Return the error for a block to or from this instance that its place does not fit."""
         own, instances, tables = self._host.position, self._host.instances, self._tables[turn]
-        name = self._host.names.of
         mine, back = tables[own], self._row(own)
         for position, other in enumerate(tables):
             row = self._row(position)
@@ -159,11 +159,9 @@ class HostExchange:
             )
             for sender, receiver, sent, expected in pairs:
                 if sent != expected:
-                    return (
-                        f"{plan.signature}: {name(instances[sender])} sends {sent} bytes to "
-                        f"{name(instances[receiver])}, which expects {expected}"
-                    )
-        return ""
+                    names, from_to = self._host.names, (instances[sender], instances[receiver])
+                    return misfit(plan.signature, names, from_to[0], sent, from_to[1], expected)
+        return None
 
     @staticmethod
     def _row(position: int) -> int:
