@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,9 @@ class Endpoint:
         self.is_settled = False
         self._cards: dict[int, _Card] = {}
         self._strangers: dict[socket.socket, float] = {}
+        # A forked child would keep on listening after this process has ended.
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _close(reference))
         self._card = _Card(place_of_this_process(), socket.gethostname(), unix, self._secret.hex())
         store.set(_key(rank), json.dumps(vars(self._card)))
 
@@ -186,14 +190,17 @@ class Endpoint:
         """Return those who have sent the greeting; close the connections of those who do not."""
         guests = []
         for connection, since in list(self._strangers.items()):
+            has_ended = False
             try:
                 data = connection.recv(_GREETING.size, socket.MSG_PEEK)
+                has_ended = not data
             except BlockingIOError:
-                if time.monotonic() - since < _GREETING_SECONDS:
-                    continue
                 data = b""
             except OSError:
-                data = b""
+                data, has_ended = b"", True
+            is_late = has_ended or time.monotonic() - since > _GREETING_SECONDS
+            if len(data) < _GREETING.size and not is_late:
+                continue
             del self._strangers[connection]
             guest = self._guest(connection, data)
             if guest is None:
@@ -237,6 +244,12 @@ class Endpoint:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
         except RuntimeError:  # the process that holds the store has ended
             return None
+
+
+def _close(reference: weakref.ref[Endpoint]) -> None:
+    endpoint = reference()
+    if endpoint is not None:
+        endpoint.close()
 
 
 def _key(rank: int) -> str:

@@ -19,9 +19,14 @@ from typing import Any, TypeVar
 import torch
 
 from popdist_py import activities
+from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings
-from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
+from popdist_py.torch_backend.membership.errors import (
+    GroupClosedError,
+    MismatchError,
+    RankLostError,
+)
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from popdist_py.torch_backend.messages.endpoint import Endpoint
 from popdist_py.torch_backend.messages.mailbox import Mailbox
@@ -55,11 +60,15 @@ class Messages:
         store: torch's, of this group alone.
         rank: of this process.
         size: number of ranks.
-        settings: of the group; ``hang_timeout`` limits every wait.
+        settings: of the group.
+
+    Attributes:
+        timeout: seconds of every wait that is given no limit of its own.
     """
 
     def __init__(self, store: Any, rank: int, size: int, settings: CollectiveSettings) -> None:
         self._rank, self._size, self._settings = rank, size, settings
+        self.timeout = settings.hang_timeout
         self._endpoint = Endpoint(store, rank, size, settings.network)
         self._memory: PeerMemory | None = None
         self._traffic: Traffic | None = None
@@ -140,17 +149,22 @@ class Messages:
                 self._fail_if_nobody_can_send(work)
         return work
 
-    def close(self) -> None:
-        """Leave the group; works that are not complete fail."""
+    def close(self, reason: str = "", seconds: float = -1) -> None:
+        """Leave the group; works that are not complete fail.
+
+        Args:
+            reason: why, as messages say it; "": the program has left the group.
+            seconds: for what was sent last; -1: some.
+        """
         with self._starting:
             traffic, self._is_closed = self._traffic, True
         if traffic is None:
             self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
         elif not traffic.is_closed:
-            traffic.say_goodbye()
+            traffic.say_goodbye(seconds)
             with traffic.lock:
                 for work in list(self._works):
-                    self._finish(work, self._left(work))
+                    self._finish(work, self._left(work, reason))
             self.tell()
             traffic.close()
 
@@ -158,7 +172,9 @@ class Messages:
     def _using_traffic(self) -> Iterator[Traffic]:
         with self._starting:
             if self._is_closed:
-                raise PopdistError(f"rank {self._rank} has left the group: make a new one to send")
+                raise GroupClosedError(
+                    f"rank {self._rank} has left the group: make a new one to send"
+                )
             if self._traffic is None:
                 self._memory = PeerMemory() if self._settings.shared_memory else None
                 self._traffic = Traffic(self._endpoint, self, self._memory)
@@ -178,7 +194,7 @@ class Messages:
     def wait(self, work: MessageWork, seconds: float | None) -> None:
         """Return once a work is complete; it fails after ``seconds``, or the group's time-out."""
         assert self._traffic is not None
-        limit = self._settings.hang_timeout if seconds is None else seconds
+        limit = self.timeout if seconds is None else seconds
         with activities.awaiting_background():
             self._traffic.wait(lambda: work.is_done, limit, lambda: self._give_up(work, limit))
         self.tell()
@@ -209,7 +225,7 @@ class Messages:
         self._mailbox.withdraw(work, work.peer, work.tag)
         self._finish(
             work,
-            InstanceLostError(
+            RankLostError(
                 f"rank {self._rank} has waited {seconds:g} s to {_text(work)}: let the other rank "
                 "call its counterpart, or raise the time-out of the group"
             ),
@@ -238,8 +254,15 @@ class Messages:
             self._sent(header.number, self._mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
-        """Return where the bytes go that were asked for."""
-        return self._requested[channel.rank, header.number].data
+        """Return where the bytes go that were asked for; nowhere if nobody waits any more.
+
+        Raises:
+            ConnectionLostError: they were not asked for.
+        """
+        work = self._requested.get((channel.rank, header.number))
+        if work is None:
+            raise ConnectionLostError(channel.rank)
+        return memoryview(bytearray(work.data.nbytes)) if work.is_done else work.data
 
     def on_filled(self, channel: Channel, header: Header) -> None:
         """Complete the receive whose bytes have all arrived."""
@@ -272,7 +295,8 @@ class Messages:
         is_inline = header.kind == Kind.INLINE
         if is_inline and channel is not None:
             self._count_consumed(channel, header.size)
-        if (header.elements, _name(header)) != (work.count, work.dtype):
+        found = header.elements, header.size, _name(header)
+        if found != (work.count, work.data.nbytes, work.dtype):
             theirs = f"{header.elements} x {_name(header)}"
             self._finish(work, self._mismatch(work, message.source, self._rank, theirs))
             if channel is not None and not is_inline:
@@ -340,24 +364,24 @@ class Messages:
             self._mailbox.withdraw(work, None, work.tag)
             self._finish(work, self._lost(work, lost[0] if lost else max(gone)))
 
-    def _lost(self, work: MessageWork, rank: int) -> InstanceLostError:
+    def _lost(self, work: MessageWork, rank: int) -> RankLostError:
         assert self._traffic is not None
         has_left = rank in self._traffic.leaving
         what = "has left the group" if has_left else "has ended, or cannot be reached,"
-        return InstanceLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
+        return RankLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
 
-    def _left(self, work: MessageWork) -> PopdistError:
-        return PopdistError(
+    def _left(self, work: MessageWork, reason: str) -> GroupClosedError:
+        if reason:
+            return GroupClosedError(f"{reason} before rank {self._rank} could {_text(work)}")
+        return GroupClosedError(
             f"rank {self._rank} has left the group before it could {_text(work)}: wait for what "
             "isend and irecv return before destroy_process_group"
         )
 
-    def _mismatch(
-        self, work: MessageWork, source: int, to: int, theirs: str
-    ) -> CollectiveMismatchError:
+    def _mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
         own = f"{work.count} x {work.dtype}"
         sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
-        return CollectiveMismatchError(
+        return MismatchError(
             f"rank {source} sent {sent} with tag {work.tag}, rank {to} receives {received}: pass "
             "tensors of one dtype and number of elements"
         )

@@ -310,13 +310,17 @@ class Traffic:
 
     # --- Leaving ------------------------------------------------------------------------------
 
-    def say_goodbye(self) -> None:
-        """Tell all that this rank leaves, and give what was sent last some time."""
+    def say_goodbye(self, seconds: float = -1) -> None:
+        """Tell all that this rank leaves, and give what was sent last some time.
+
+        Args:
+            seconds: at most so long; -1: until a rank that does not take it seems to have ended.
+        """
         with self.lock:
             self._welcome()
             for channel in [*self._outward.values(), *self._inward.values()]:
                 self.send(channel, Header(Kind.LEAVING))
-        end = time.monotonic() + _FLUSH_SECONDS
+        end = time.monotonic() + (_FLUSH_SECONDS if seconds < 0 else seconds)
         while self._is_flushing() and time.monotonic() < end:
             self._move(_LOOK_SECONDS)
             self._do_jobs()

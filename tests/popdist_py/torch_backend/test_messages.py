@@ -280,7 +280,7 @@ def _mismatch(rank, size):
 def test_a_tensor_that_does_not_fit_is_named_on_both_ranks():
     zero, one = values(run_ranks(2, _mismatch, LARGE))
     assert zero == one
-    assert one[0] == "CollectiveMismatchError"
+    assert one[0] == "MismatchError"
     assert "rank 0 sent 100000 x float32 with tag 3, rank 1 receives 100002 x float64" in one[1]
     assert "rank 0 sent 10 x float32" in values(run_ranks(2, _mismatch, 10))[1][1]
 
@@ -305,7 +305,7 @@ def _wait_in_vain(rank):
 
 def test_a_wait_that_takes_too_long_names_whom_it_waited_for():
     found = values(run_ranks(2, _wait_in_vain))[0]
-    assert [error[0] for error in found] == ["InstanceLostError"] * 3 + ["ValueError"]
+    assert [error[0] for error in found] == ["RankLostError"] * 3 + ["ValueError"]
     texts = [error[1] for error in found]
     assert "rank 0 has waited 0.3 s to receive 12 x float32 with tag 3 from rank 1" in texts[0]
     assert "from any rank" in texts[1]
@@ -351,8 +351,54 @@ def test_the_end_of_a_rank_is_named(in_order, other_hosts):
     assert not outcomes[0].error, outcomes[0].error
     reason = "rank 1 has left the group" if in_order else "rank 1 has ended"
     for kind, text in outcomes[0].value:
-        assert kind == "InstanceLostError"
+        assert kind == "RankLostError"
         assert reason in text
+
+
+def _time_out_and_abort(rank):
+    group = dist.new_group()
+    group.set_timeout(timedelta(seconds=0.2))
+    found = [_error_of(dist.irecv(torch.ones(1), 1 - rank, group=group).wait)]
+    dist.barrier()
+    group.set_timeout(timedelta(seconds=60))
+    work = dist.irecv(torch.ones(1), 1 - rank, group=group)
+    threading.Timer(0.2, group.abort).start()
+    found.append(_error_of(work.wait))
+    found.append(_error_of(lambda: dist.send(torch.ones(1), 1 - rank, group=group)))
+    dist.barrier()
+    return found
+
+
+def test_a_changed_time_out_and_an_abort_reach_messages():
+    for late, aborted, closed in values(run_ranks(2, _time_out_and_abort)):
+        assert late[0] == "RankLostError"
+        assert "waited 0.2 s" in late[1]
+        # Whoever is second to abort may see the end of the other one.
+        assert aborted[0] in ("GroupClosedError", "RankLostError")
+        assert "aborted before rank" in aborted[1] or "left the group" in aborted[1]
+        assert closed[0] == "GroupClosedError"
+
+
+def _forked(rank):
+    received = torch.zeros(1)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        listening = len(_unix_listeners())
+        error = _error_of(lambda: dist.send(torch.ones(1), 1 - rank))
+        os.write(write_end, f"{listening} {error}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    work = dist.isend(torch.ones(1), 1 - rank)
+    dist.recv(received, 1 - rank)
+    work.wait()
+    return os.read(read_end, 1000).decode()
+
+
+def test_a_forked_process_listens_and_sends_no_longer():
+    for text in values(run_ranks(2, _forked)):
+        assert text.startswith("0 ")
+        assert "needs a group of its own" in text
 
 
 def _strangers(rank):
