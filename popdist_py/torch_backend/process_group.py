@@ -147,10 +147,26 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def call(comm: SharedCommunicator) -> None:
             own = tensor.detach().coalesce()
-            parts = comm.all_gather_object((own.indices(), own.values()), "sparse tensor")
-            indices = torch.cat([part[0] for part in parts], dim=1)
-            values = torch.cat([part[1] for part in parts])
-            total = torch.sparse_coo_tensor(indices, values, own.shape)
+            indices, values = own.indices(), own.values()
+            name = f"sparse {tuple(own.shape)}"
+            counts = comm.all_gather(np.array([len(values)]), name)[:, 0].tolist()
+            parts = [
+                (indices, values)
+                if root == self.rank()
+                else (
+                    indices.new_empty((len(indices), count)),
+                    values.new_empty((count, *values.shape[1:])),
+                )
+                for root, count in enumerate(counts)
+            ]
+            for root, part in enumerate(parts):
+                for each in part:
+                    comm.broadcast(array_of(each), root, name)
+            total = torch.sparse_coo_tensor(
+                torch.cat([part[0] for part in parts], dim=1),
+                torch.cat([part[1] for part in parts]),
+                own.shape,
+            )
             with torch.no_grad():
                 tensor.copy_(total.coalesce())
 
@@ -398,14 +414,17 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: _Tensors, to: int, tag: int = 0) -> dist.Work:
         """Send a tensor to one rank."""
+        self._membership.check_process()
         return self._messages.send(tensors[0], to, tag)
 
     def recv(self, tensors: _Tensors, source: int, tag: int = 0) -> dist.Work:
         """Receive a tensor from one rank."""
+        self._membership.check_process()
         return self._messages.receive(tensors[0], source, tag)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> dist.Work:
         """Receive a tensor from any rank."""
+        self._membership.check_process()
         return self._messages.receive(tensors[0], None, tag)
 
     # --- How calls run ------------------------------------------------------------------------
@@ -456,10 +475,14 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time-out of the calls to come."""
         self._membership.timeout = timeout
+        self._messages.timeout = timeout.total_seconds()
 
     def abort(self) -> None:
-        """Leave the group at once: calls that run fail."""
-        self._membership.abort("this process group was aborted")
+        """Leave the group at once: calls that run, and messages that are under way, fail."""
+        reason = "this process group was aborted"
+        self._membership.abort(reason)
+        if self._membership.is_of_this_process:
+            self._messages.close(reason, 0.0)
         self.shutdown()
 
     def shutdown(self) -> None:
@@ -473,10 +496,13 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _leave(self, seconds: float = -1) -> None:
         """Leave the group, once no call runs, or after ``seconds``; a forked process is in none."""
+        if self._queue.is_inside:
+            # In a signal handler: the call that it has interrupted fails when it returns.
+            self._membership.abort("this process group was destroyed")
+            return
         if self._membership.is_of_this_process:
-            self._messages.close()
-            self._queue.close(seconds)
-            self._membership.close(seconds)
+            self._messages.close(seconds=seconds)
+            self._queue.close(self._membership.close, seconds)
         _open.discard(self)
 
 

@@ -23,11 +23,15 @@ import torch.distributed as dist
 from popdist_py import activities
 from popdist_py.errors import InstanceLostError, PopdistError
 
-__all__ = ["CallQueue", "PopdistWork", "WaitTimeoutError"]
+__all__ = ["CallQueue", "NestedCallError", "PopdistWork", "WaitTimeoutError"]
 
 
 class WaitTimeoutError(PopdistError, RuntimeError):
     """A call did not complete within the time that its ``wait`` was given."""
+
+
+class NestedCallError(PopdistError, RuntimeError):
+    """A signal handler has called a group from within a call of that group."""
 
 
 class PopdistWork(dist.Work):
@@ -150,7 +154,8 @@ class PopdistWork(dist.Work):
 
         An error is one of C++ there, so that DistributedDataParallel's reducer raises it.
         """
-        self.may_call_back |= sys._getframe(1).f_code.co_name != _BACKWARD
+        caller = sys._getframe().f_back  # None in a thread of C++
+        self.may_call_back |= caller is None or caller.f_code.co_name != _BACKWARD
         with _futures_lock:
             if self._futures is None:
                 first: torch.futures.Future[Any] = torch.futures.Future()
@@ -185,6 +190,8 @@ class CallQueue:
         self._calls: deque[PopdistWork] = deque()
         # Held by the thread that runs calls.
         self._turn = threading.Lock()
+        # The thread that is in a call, 0 for none.
+        self._inside = 0
         # A True for each call of the thread's, False as the last.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -205,7 +212,9 @@ class CallQueue:
 
         Raises:
             PopdistError: the error of the call.
+            NestedCallError: this thread is in another call.
         """
+        self._check_outside(work)
         if self._calls or not self._turn.acquire(blocking=False):
             self.submit(work)
         else:
@@ -217,17 +226,35 @@ class CallQueue:
         work.wait()
 
     def help(self, work: PopdistWork) -> None:
-        """Run the calls up to this one, for as long as nobody else runs any."""
+        """Run the calls up to this one, for as long as nobody else runs any.
+
+        Raises:
+            NestedCallError: this thread is in another call.
+        """
+        self._check_outside(work)
         while not work.is_completed() and self._turn.acquire(blocking=False):
             if work.is_completed():
                 self._turn.release()
             else:
                 self._run_next()
 
-    def close(self, seconds: float = -1) -> None:
-        """Return once all calls have run and the thread has ended; again does nothing.
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in a call: a signal handler may ask."""
+        return self._inside == threading.get_ident()
+
+    def _check_outside(self, work: PopdistWork) -> None:
+        if self._inside and self.is_inside:
+            raise NestedCallError(
+                f"{work.name}: this thread is in another call of the group, which a signal handler "
+                "has interrupted: let the handler set a flag, and make the call afterwards"
+            )
+
+    def close(self, last: Callable[[], None] = lambda: None, seconds: float = -1) -> None:
+        """Return once all calls have run and the thread has ended.
 
         Args:
+            last: runs while no call does, if that comes to be in time.
             seconds: to wait at most; -1: as long as it takes.
         """
         thread, self._thread = self._thread, None
@@ -236,6 +263,11 @@ class CallQueue:
             for each in (thread, self._runner):
                 if each is not None and each is not threading.current_thread():
                     each.join(None if seconds < 0 else seconds)
+        if self._turn.acquire(timeout=seconds):
+            try:
+                last()
+            finally:
+                self._turn.release()
 
     def _start_thread(self) -> threading.Thread:
         self._runner = threading.Thread(
@@ -262,12 +294,17 @@ class CallQueue:
             if work.may_call_back and self._runner is threading.current_thread():
                 self._start_thread()  # a callback may wait for another call, in C++ too
             work.tell()
+            error = work.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error  # an interrupt is that of this thread, whoever made the call
 
     def _run(self, work: PopdistWork) -> None:
         if self._lost is not None:
             work.fail(self._lost)
             return
+        self._inside = threading.get_ident()
         work.run()
+        self._inside = 0
         error = work.exception()
         if isinstance(error, InstanceLostError):
             self._lost = error

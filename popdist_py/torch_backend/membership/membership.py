@@ -1,13 +1,12 @@
 """The part of this process in one group: it joins at the first call, and leaves once.
 
-Here calls get their time-out, errors their class, and one call of a group runs at a time whatever
-thread makes it. Nothing here knows what a call does.
+Here calls get their time-out, and errors their class. Whoever makes calls makes one at a time, and
+closes the membership after them. Nothing here knows what a call does.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,8 +47,6 @@ class Membership:
         self._group = weakref.ref(group)
         self._settings = settings
         self._pid = os.getpid()
-        # The program may use a group in several threads; the communicator knows one call at a time.
-        self._turn = threading.Lock()
         self._communicator: SharedCommunicator | None = None
         self._closed = ""
         self._failure: PopdistError | None = None
@@ -77,7 +74,7 @@ class Membership:
     def call(
         self, function: Callable[[SharedCommunicator], None], timeout: timedelta | None = None
     ) -> None:
-        """Make a call of the group.
+        """Make a call of the group; one that ends in between, as by Ctrl-C, is the last one.
 
         Args:
             function: what the call does.
@@ -90,7 +87,7 @@ class Membership:
         """
         try:
             # Sums that overflow are infinite without a warning, as torch's own are.
-            with self._turn, np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 communicator = self._communicator or self._join()
                 if self._closes():
                     raise self._closed_error()
@@ -106,6 +103,12 @@ class Membership:
             if self._closed:
                 raise self._closed_error() from None
             raise as_torch_error(error) from None
+        except BaseException as error:
+            # The others may wait for what this rank has left undone, and must not take what it does
+            # next for it.
+            self._closed = self._closed or f"a call ended in a {type(error).__name__}"
+            self._leave_communicator()
+            raise
 
     def monitored_barrier(self, timeout: timedelta | float | None, *, wait_all_ranks: bool) -> None:
         """Wait for all ranks; the error names those that do not come.
@@ -185,21 +188,15 @@ class Membership:
         if self._communicator is not None:
             self._communicator.abort(reason)
 
-    def close(self, seconds: float = -1) -> None:
-        """Leave the group, once no call runs; again, or in a forked process, does nothing.
-
-        Args:
-            seconds: to wait for a call that runs; -1: as long as it takes.
-        """
+    def close(self) -> None:
+        """Leave the group, while no call runs; again, or in a forked process, does nothing."""
         if not self.is_of_this_process:
             return
         self._closed = self._closed or "this process group was destroyed"
-        if not self._turn.acquire(timeout=seconds):
-            return
-        try:
-            communicator, self._communicator = self._communicator, None
-            if communicator is not None:
-                communicator.close()
-            self.store.close()
-        finally:
-            self._turn.release()
+        self._leave_communicator()
+        self.store.close()
+
+    def _leave_communicator(self) -> None:
+        communicator, self._communicator = self._communicator, None
+        if communicator is not None:
+            communicator.close()

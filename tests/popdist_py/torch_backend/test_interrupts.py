@@ -1,0 +1,98 @@
+"""A program that is interrupted within a call: it ends, and what it does next harms nobody."""
+
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.ranks import run_ranks, values
+
+from popdist_py.torch_backend.membership.errors import GroupClosedError, RankLostError
+from popdist_py.torch_backend.work import CallQueue, NestedCallError, PopdistWork
+
+
+def _interrupt_soon(handler):
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+
+
+def _ctrl_c(*_):
+    raise KeyboardInterrupt
+
+
+def _reduce_thrice(group, size):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(size), group=group)
+
+
+def _interrupted(rank, size):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(size), group=group)
+    if rank == 0:
+        _interrupt_soon(_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(torch.ones(size), group=group)
+        with pytest.raises(GroupClosedError, match="a call ended in a KeyboardInterrupt") as error:
+            dist.all_reduce(torch.ones(size), group=group)
+    dist.barrier()
+    if rank == 1:
+        began = time.monotonic()
+        with pytest.raises(RankLostError, match=r"rank 0 \(process \d+\) has left") as error:
+            _reduce_thrice(group, size)  # it has arrived at the first meeting of the call
+        assert time.monotonic() - began < 15
+    dist.barrier()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_the_group_of_an_interrupted_call_is_left(size):
+    assert len(values(run_ranks(2, _interrupted, size))) == 2
+
+
+def _left_by_a_signal_handler(rank):
+    group = dist.new_group()
+    dist.barrier(group)
+    if rank == 0:
+        _interrupt_soon(lambda *_: group.shutdown())
+        with pytest.raises(GroupClosedError, match="was destroyed"):
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+    return True
+
+
+def test_a_signal_handler_may_leave_the_group_of_the_call_it_interrupts():
+    assert values(run_ranks(2, _left_by_a_signal_handler)) == [True, True]
+
+
+def test_a_call_within_a_call_is_refused():
+    queue = CallQueue()
+    inner = PopdistWork("broadcast", lambda: None)
+    with pytest.raises(NestedCallError, match="broadcast: this thread is in another call"):
+        queue.run(PopdistWork("all_reduce", lambda: queue.run(inner)))
+    queue.run(inner)
+    queue.close()
+
+
+def test_an_interrupt_is_that_of_the_thread_which_makes_the_call():
+    queue = CallQueue()
+    begun, release = threading.Event(), threading.Event()
+
+    def block():
+        begun.set()
+        assert release.wait(20)
+
+    queue.submit(PopdistWork("blocking", block))
+    assert begun.wait(20)
+    queue._turn.release()  # as if the thread had not come to it yet
+    first, second = PopdistWork("first", _ctrl_c), PopdistWork("second", lambda: None)
+    queue.submit(first)
+    queue.submit(second)
+    with pytest.raises(KeyboardInterrupt):
+        second.wait()
+    assert first.is_completed()
+    second.wait()
+    queue._turn.acquire()
+    release.set()
+    queue.close()
