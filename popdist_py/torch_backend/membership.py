@@ -32,7 +32,7 @@ from popdist_py.torch_backend.store_meeting import StoreMeeting
 
 __all__ = ["Membership"]
 
-_TIME_LIMIT = "the time-out of the group"
+_TIME_LIMIT = "the timeout of the group"
 # A thread that waits notices within a tenth of a second that it should not.
 _SECONDS_AT_EXIT = 2.0
 
