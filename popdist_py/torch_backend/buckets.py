@@ -23,19 +23,19 @@ __all__ = ["mover_of"]
 # What Python runs while C++ runs backward. A program's own call, in a hook of its own too, comes
 # through a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
+_OWN = __name__.rpartition(".")[0]
 
 
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     """Return what moves a bucket of DistributedDataParallel; None if the tensors are no bucket.
 
-    To be called by the method that torch.distributed calls.
+    To be called while torch.distributed calls a method of ours.
 
     Returns:
         A function that takes as many bytes of other memory, copies the bucket there, and makes it
         the bucket's own. Arrays made of the bucket before are invalid then.
     """
-    caller = sys._getframe(1).f_back  # None in a thread of C++
-    if caller is None or caller.f_code.co_name != _BACKWARD or len(tensors) != 1:
+    if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
     (bucket,) = tensors
     storage = bucket.untyped_storage()
@@ -49,3 +49,11 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
         storage._swap_data_ptr_(moved)
 
     return move
+
+
+def _caller() -> str:
+    """Return the name of the function that called this back end; "" in a thread of C++."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_code.co_name if frame is not None else ""
