@@ -4,6 +4,9 @@ Its reducer allocates them in C++ and hands them to ``allreduce`` within backwar
 call of a bucket the storage gets other memory in place: all views of it stay, and from then on the
 bucket is reduced where it lies.
 
+Such a program allocates as much for gradients in every step: from the first bucket on, the memory
+that it frees is kept for the next one.
+
 Nothing here communicates, or decides whether the ranks move a bucket: that is the communicator's
 matter, where all of them agree. It never moves a tensor that a program itself has passed: a NumPy
 array might share its memory.
@@ -11,15 +14,19 @@ array might share its memory.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
 import torch
 
 from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
+# Set once: a program may set its own afterwards.
+_keep_freed_memory = functools.cache(keep_freed_memory)
 # What Python runs while C++ runs backward. A program's own call, in a hook of its own too, comes
 # through a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
@@ -37,6 +44,7 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     """
     if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
+    _keep_freed_memory()
     (bucket,) = tensors
     storage = bucket.untyped_storage()
     is_whole = bucket.is_contiguous() and bucket.nbytes == storage.nbytes()
