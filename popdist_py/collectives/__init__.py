@@ -9,6 +9,7 @@ rounds            what hosts exchange that compress their sums
 signature         what the instances compare before they exchange data
 background        calls that run beside the program
 size_thresholds   measured limits between two ways of reducing
+freed_memory      whether glibc keeps what a step frees for the next one
 
 Data are NumPy arrays. torch stays outside: a tensor reaches this package as the array that shares
 its memory.

@@ -4,6 +4,9 @@ Its reducer allocates them in C++ and hands them to ``allreduce`` within backwar
 call of a bucket the storage gets other memory in place: all views of it stay, and from then on the
 bucket is reduced where it lies.
 
+Such a program allocates as much for gradients in every step: from the first bucket on, the memory
+that it frees is kept for the next one.
+
 Nothing here communicates, or decides whether the ranks move a bucket: that is the communicator's
 matter, where all of them agree. It never moves a tensor that a program itself has passed, nor one
 of which there is a NumPy array: that would keep the memory of before.
@@ -11,35 +14,37 @@ of which there is a NumPy array: that would keep the memory of before.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
 import torch
 
 from popdist_py.collectives.arithmetic import Array
+from popdist_py.collectives.freed_memory import keep_freed_memory
 
 __all__ = ["mover_of"]
 
+# Set once: a program may set its own afterwards.
+_keep_freed_memory = functools.cache(keep_freed_memory)
 # What Python runs while C++ runs backward. A program's own call, in a hook of its own too, comes
 # through a function of torch.distributed.
 _BACKWARD = "_engine_run_backward"
-_OURS = ("popdist_py.torch_backend.process_group", "popdist_py.torch_backend.overloads")
+_OWN = __name__.rpartition(".")[0]
 
 
 def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
     """Return what moves a bucket of DistributedDataParallel; None if the tensors are no bucket.
 
-    To be called by the method that torch.distributed calls, which may lie behind others of ours.
+    To be called while torch.distributed calls a method of ours.
 
     Returns:
         A function that takes as many bytes of other memory, copies the bucket there, and makes it
         the bucket's own. Arrays made of the bucket before are invalid then.
     """
-    caller = sys._getframe(1).f_back
-    while caller is not None and caller.f_globals.get("__name__") in _OURS:
-        caller = caller.f_back  # None in a thread of C++
-    if caller is None or caller.f_code.co_name != _BACKWARD or len(tensors) != 1:
+    if len(tensors) != 1 or _caller() != _BACKWARD:
         return None
+    _keep_freed_memory()
     (bucket,) = tensors
     storage = bucket.untyped_storage()
     is_whole = bucket.is_contiguous() and bucket.nbytes == storage.nbytes()
@@ -55,3 +60,11 @@ def mover_of(tensors: Sequence[torch.Tensor]) -> Callable[[Array], None] | None:
         storage._swap_data_ptr_(moved)
 
     return move
+
+
+def _caller() -> str:
+    """Return the name of the function that called this back end; "" in a thread of C++."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_code.co_name if frame is not None else ""

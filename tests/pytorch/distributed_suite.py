@@ -86,7 +86,7 @@ class TestOfPyTorch(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
 
 class Result(unittest.TextTestResult):
     def _say(self, word, test, reason=""):
-        text = " ".join(str(reason).split())[-600:]
+        text = " ".join(str(reason).split())[-6000:]
         print(f"{word}\t{test._testMethodName}\t{text}", flush=True)
 
     def addSuccess(self, test):

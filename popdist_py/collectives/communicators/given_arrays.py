@@ -16,7 +16,7 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array, dtype_name
 from popdist_py.collectives.signature import Names, Signature, misfit
-from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup
+from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, HostGroup, exposed
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
@@ -113,8 +113,9 @@ class GivenArrayCalls(ABC):
             self._host.reduce_one_shot(plan, flat, flat if is_root else None)
             return
         self._sliced.lend_to_reduce(plan, flat)
-        self._agree(plan)
-        self._sliced.reduce_private(plan, flat, is_root=is_root)
+        with exposed(flat):
+            agreement = self._agree(plan, address=flat.ctypes.data)
+            self._sliced.reduce_private(plan, flat, agreement, root, is_root=is_root)
 
     def reduce_scatter_into(self, array: Array, output: Array, op: AnyReduceOp) -> None:
         """Fill ``output`` of instance i with block i of the reduced ``array``.

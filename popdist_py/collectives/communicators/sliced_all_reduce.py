@@ -67,7 +67,7 @@ class SlicedAllReduce:
         self._slot_bytes = slot_bytes
         self._can_read = can_read
         # Allocated once: new memory costs a page fault for every 4 KiB, at its first use.
-        self._scratch = np.empty((3, CHUNK_BYTES), np.uint8)
+        self._scratch = np.empty((4, CHUNK_BYTES), np.uint8)
         # A slice has one owner on every host, so the smallest host limits the number of slices.
         self._num_owners = min(map(len, hosts))
         # By the code of the call. What is here decides how the next call is made, so it changes
@@ -144,12 +144,32 @@ class SlicedAllReduce:
         self._all_reduce_through_slots(plan, flat)
 
     def lend_to_reduce(self, plan: CallPlan, flat: Array) -> None:
-        """Show the others the first slot of an array, before the meeting of ``reduce_private``."""
-        self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+        """Show the others the first slot of an array, if it is to pass through the slots.
 
-    def reduce_private(self, plan: CallPlan, flat: Array, *, is_root: bool) -> None:
-        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting."""
-        self._all_reduce_through_slots(plan, flat, takes_result=is_root)
+        The next meeting then is that of ``reduce_private``.
+        """
+        if not self._is_read_to_reduce(flat):
+            self._lend(plan, flat[: self._slot_size(plan)], self._host.coming_turn)
+
+    def reduce_private(
+        self, plan: CallPlan, flat: Array, agreement: Agreement, root: int, *, is_root: bool
+    ) -> None:
+        """Reduce arrays in place at the root alone, after ``lend_to_reduce`` and a meeting.
+
+        Args:
+            plan: of the call.
+            flat: the array of this instance.
+            agreement: of the meeting.
+            root: position of the root; of no meaning over several hosts.
+            is_root: whether this instance is the root.
+        """
+        if self._is_read_to_reduce(flat):
+            self._reduce_directly(plan, flat, agreement.addresses, root)
+        else:
+            self._all_reduce_through_slots(plan, flat, takes_result=is_root)
+
+    def _is_read_to_reduce(self, flat: Array) -> bool:
+        return len(self._hosts) == 1 and self._may_be_read(flat)
 
     def _may_be_read(self, flat: Array) -> bool:
         between_hosts = len(self._hosts) > 1
@@ -208,10 +228,46 @@ class SlicedAllReduce:
         Each slice of every array is read and written by its owner alone, so nobody waits for the
         others before the last slice is written.
         """
+        host, itemsize = self._host, flat.itemsize
+
+        def write(part: slice) -> None:
+            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
+            for position in host.others():
+                host.write_bytes(
+                    position, addresses[position] + offset, addresses[host.position] + offset, size
+                )
+
+        sources = self._reading(plan, flat, addresses)
+        self._reduce_own_slice(plan, sources, flat, write, self._read_bytes())
+        host.barrier.wait_for_all(plan.signature)
+
+    def _reduce_directly(
+        self, plan: CallPlan, flat: Array, addresses: Sequence[int], root: int
+    ) -> None:
+        """Read the own slice of all others, and write its reduction to the root; one host only."""
+        host, sources = self._host, self._reading(plan, flat, addresses)
+        reduction, result = _reduction_of(plan), self._scratch[3].view(flat.dtype)
+        part_size = min(self._read_bytes() // flat.itemsize, reduction.chunk_size)
+        for part in self._own_parts(flat.size, part_size):
+            if root == host.position:
+                reduction.reduce_chunk(sources(part), flat[part])
+                continue
+            out = result[: part.stop - part.start]
+            reduction.reduce_chunk(sources(part), out)
+            target = addresses[root] + part.start * flat.itemsize
+            host.write_bytes(root, target, out.ctypes.data, out.nbytes)
+        host.barrier.wait_for_all(plan.signature)
+
+    def _read_bytes(self) -> int:
+        """Return how much is read of each other instance at a time."""
+        return max(_READ_BYTES_OF_ALL // self._host.size, _MIN_READ_BYTES)
+
+    def _reading(self, plan: CallPlan, flat: Array, addresses: Sequence[int]) -> _Sources:
+        """Return what reads a part of the arrays of the others, and takes the own where it is."""
         host = self._host
         own, itemsize = host.position, flat.itemsize
-        first, later, kept = (row.view(flat.dtype) for row in self._scratch)
-        first_address, later_address, _ = (row.ctypes.data for row in self._scratch)
+        first, later, kept = (row.view(flat.dtype) for row in self._scratch[:3])
+        first_address, later_address = (row.ctypes.data for row in self._scratch[:2])
 
         def sources(part: slice) -> Iterator[Array]:
             count, offset = part.stop - part.start, part.start * itemsize
@@ -227,16 +283,7 @@ class SlicedAllReduce:
                 host.read_bytes(position, address + offset, target, count * itemsize, plan)
                 yield buffer[:count]
 
-        def write(part: slice) -> None:
-            offset, size = part.start * itemsize, (part.stop - part.start) * itemsize
-            for position in host.others():
-                host.write_bytes(
-                    position, addresses[position] + offset, addresses[own] + offset, size
-                )
-
-        part_bytes = max(_READ_BYTES_OF_ALL // host.size, _MIN_READ_BYTES)
-        self._reduce_own_slice(plan, sources, flat, write, part_bytes)
-        host.barrier.wait_for_all(plan.signature)
+        return sources
 
     def _all_reduce_through_slots(
         self, plan: CallPlan, flat: Array, *, takes_result: bool = True

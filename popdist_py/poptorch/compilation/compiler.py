@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from popdist_py.collectives import Communicator
+from popdist_py.collectives.freed_memory import freed_memory_given_back
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.calls.transfer import Transfer
-from popdist_py.poptorch.compilation.allocator import freed_memory_given_back
 from popdist_py.poptorch.compilation.backend_choice import Agreed
 from popdist_py.poptorch.compilation.replica_setup import ReplicaSetup
 from popdist_py.poptorch.compilation.training_setup import TrainingSetup

@@ -17,8 +17,8 @@ from torch import nn
 
 from popdist_py import measured_values
 from popdist_py.collectives import Communicator
+from popdist_py.collectives.freed_memory import give_back_kept_memory
 from popdist_py.poptorch.calls.nested_values import Call
-from popdist_py.poptorch.compilation.allocator import give_back_kept_memory
 from popdist_py.poptorch.compilation.backend_choice import Agreed, BackendChoice, Wanted
 from popdist_py.poptorch.compilation.model_key import model_key
 from popdist_py.poptorch.execution.fastest_replicas import FastestReplicas

@@ -30,7 +30,7 @@ from popdist_py.torch_backend.membership.store_meeting import StoreMeeting
 
 __all__ = ["Membership"]
 
-_TIME_LIMIT = "the time-out of the group"
+_TIME_LIMIT = "the timeout of the group"
 
 
 class Membership:

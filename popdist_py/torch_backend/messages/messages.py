@@ -227,7 +227,7 @@ class Messages:
             work,
             RankLostError(
                 f"rank {self._rank} has waited {seconds:g} s to {_text(work)}: let the other rank "
-                "call its counterpart, or raise the time-out of the group"
+                "call its counterpart, or raise the timeout of the group"
             ),
         )
 

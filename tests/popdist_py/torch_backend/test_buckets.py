@@ -1,6 +1,7 @@
 """The buckets of DistributedDataParallel move to memory that the ranks share, and nothing else."""
 
 import gc
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -150,3 +151,24 @@ def test_without_memory_to_share_buckets_stay_where_they_are():
         assert not any(shared)
         assert tries == 1
     torch.testing.assert_close(torch.tensor(ours[2]), torch.tensor(others[2]), rtol=0, atol=0)
+
+
+def _page_faults_of_a_step(rank, is_distributed):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3000, 3000, bias=False)  # 36 MB: glibc maps such blocks one by one
+    if is_distributed:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    x = torch.ones(1, 3000)
+    counts = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        model.zero_grad()
+        model(x).sum().backward()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return counts[-1]
+
+
+def test_memory_that_a_step_frees_is_kept_for_the_next_one():
+    pages = 36_000_000 // 4096
+    assert min(values(run_ranks(2, _page_faults_of_a_step, False))) > pages / 2
+    assert max(values(run_ranks(2, _page_faults_of_a_step, True))) < pages / 10

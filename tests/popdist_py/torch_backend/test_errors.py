@@ -205,7 +205,7 @@ def test_a_rank_that_does_not_come_is_named_after_the_time_out(first_call):
     outcomes = run_ranks(2, _waits_for_one_that_sleeps, first_call, timeout=1.5)
     text, seconds = values(outcomes)[0]
     assert "rank 1" in text
-    assert "did not arrive within 1.5 s (the time-out of the group)" in text
+    assert "did not arrive within 1.5 s (the timeout of the group)" in text
     assert 1.4 < seconds < 6
 
 

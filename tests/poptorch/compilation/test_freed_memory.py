@@ -14,8 +14,8 @@ import pytest
 from support.models import Mlp, classified, quiet_options
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch.compilation import allocator
-from popdist_py.poptorch.compilation.allocator import (
+from popdist_py.collectives import freed_memory
+from popdist_py.collectives.freed_memory import (
     give_back_freed_memory,
     give_back_kept_memory,
     keep_freed_memory,
@@ -97,7 +97,7 @@ CASES = (given_back_until_it_is_kept, given_back_once, kept_after_compiling, kep
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_freed_memory(case):
     """In a fresh interpreter: these take it that no hole of a block's size is left."""
-    if allocator._mallopt() is None:
+    if freed_memory._mallopt() is None:
         pytest.skip("another C library, or settings of the user's own")
     done = subprocess.run(
         [sys.executable, __file__, case.__name__],
@@ -135,13 +135,13 @@ def test_python_looks_for_cycles_except_while_capturing(was_enabled, fails, monk
 @pytest.mark.parametrize("variable", ["MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
 def test_settings_of_the_users_own_stay(variable, monkeypatch):
     monkeypatch.setenv(variable, "glibc.malloc.arena_max=2")
-    allocator._mallopt.cache_clear()
+    freed_memory._mallopt.cache_clear()
     try:
         assert not give_back_freed_memory()
         assert not keep_freed_memory()
     finally:
         monkeypatch.undo()
-        allocator._mallopt.cache_clear()
+        freed_memory._mallopt.cache_clear()
 
 
 if __name__ == "__main__":
