@@ -93,11 +93,7 @@ def test_a_programs_own_tensor_stays_where_it_is():
 
 def _engine_run_backward(bucket):
     """Hand over a bucket as the reducer does."""
-
-    def allreduce():
-        return mover_of([bucket])
-
-    return allreduce()
+    return mover_of([bucket])
 
 
 def test_a_bucket_stays_of_which_the_program_has_a_numpy_array():
