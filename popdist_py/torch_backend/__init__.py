@@ -8,7 +8,7 @@ arguments        what a call is given, checked before anything is sent
 overloads        the second signatures of torch's methods
 operations       the reductions, by torch's names
 tensors          a tensor as the array that travels, and back
-calls            one call of torch.distributed as a function over the communicator
+sparse_tensors   those of the ranks, added up
 buckets          DistributedDataParallel's, moved to shared memory
 work             what an asynchronous call returns, and the thread that does it
 torch_functions  functions of torch.distributed that would refuse our groups

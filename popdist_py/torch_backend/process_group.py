@@ -3,7 +3,7 @@
 A call is checked when it is made; its arrays are taken when it runs, for a call before may still
 write to them. Arrays travel flat: ranks may give one number of elements different shapes.
 
-Nothing here moves data: that is ``calls`` and ``messages``.
+Nothing here moves data: that do the communicator and ``messages``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.collectives.signature import Signature
-from popdist_py.torch_backend import calls
 from popdist_py.torch_backend.arguments import (
     ArgumentError,
     blocks,
@@ -40,6 +39,7 @@ from popdist_py.torch_backend.membership.membership import Membership
 from popdist_py.torch_backend.messages.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.overloads import also_with_arguments
+from popdist_py.torch_backend.sparse_tensors import add_up
 from popdist_py.torch_backend.tensors import array_of, write_back
 from popdist_py.torch_backend.work import CallQueue, PopdistWork
 
@@ -145,32 +145,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 "all_reduce: a sparse tensor: expected one of the CPU, and ReduceOp.SUM"
             )
 
-        def call(comm: SharedCommunicator) -> None:
-            own = tensor.detach().coalesce()
-            indices, values = own.indices(), own.values()
-            name = f"sparse {tuple(own.shape)}"
-            counts = comm.all_gather(np.array([len(values)]), name)[:, 0].tolist()
-            parts = [
-                (indices, values)
-                if root == self.rank()
-                else (
-                    indices.new_empty((len(indices), count)),
-                    values.new_empty((count, *values.shape[1:])),
-                )
-                for root, count in enumerate(counts)
-            ]
-            for root, part in enumerate(parts):
-                for each in part:
-                    comm.broadcast(array_of(each), root, name)
-            total = torch.sparse_coo_tensor(
-                torch.cat([part[0] for part in parts], dim=1),
-                torch.cat([part[1] for part in parts]),
-                own.shape,
-            )
-            with torch.no_grad():
-                tensor.copy_(total.coalesce())
-
-        return self._run("all_reduce", call, [tensor], opts)
+        return self._run("all_reduce", lambda comm: add_up(comm, tensor), [tensor], opts)
 
     @also_with_arguments(dist.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: _Tensors, opts: Any = None) -> Any:
@@ -182,7 +157,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def call(comm: SharedCommunicator) -> None:
             array = array_of(operation.scale(tensors[0]))
-            calls.reduce(comm, array, operation.name, root)
+            comm.reduce_to(array, operation.name, root)
             if root == self.rank():
                 write_back(array, tensors[0])
                 operation.finish(tensors[0], self.size())
@@ -207,11 +182,11 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             arrays = [array_of(operation.scale(tensor)) for tensor in row]
             output = array_of(outputs[0])
             if is_even:
-                calls.reduce_scatter(comm, np.stack(arrays), output, operation.name)
+                comm.reduce_scatter_into(np.stack(arrays), output, operation.name)
             else:
                 for root, array in enumerate(arrays):
                     own = array.copy()
-                    calls.reduce(comm, own, operation.name, root)
+                    comm.reduce_to(own, operation.name, root)
                     if root == self.rank():
                         output[...] = own
             write_back(output, outputs[0])
@@ -242,7 +217,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for output, tensor in zip(outputs, tensors, strict=True):
                 rows = array_of(operation.scale(tensor)).reshape(self.size(), output.numel())
                 array = array_of(output)
-                calls.reduce_scatter(comm, rows, array, operation.name)
+                comm.reduce_scatter_into(rows, array, operation.name)
                 write_back(array, output)
                 operation.finish(output, self.size())
 
@@ -300,7 +275,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for row, tensor in zip(outputs, tensors, strict=True):
                 arrays = [array_of(output) for output in row]
                 if all(array.size == arrays[0].size for array in arrays):
-                    calls.all_gather(comm, array_of(tensor), arrays)
+                    comm.all_gather_into(array_of(tensor), arrays)
                 else:
                     arrays[self.rank()][...] = array_of(tensor)
                     for root, array in enumerate(arrays):
@@ -330,7 +305,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for output, tensor in zip(outputs, tensors, strict=True):
                 array = array_of(output)
                 rows = array.reshape(self.size(), tensor.numel())
-                calls.all_gather(comm, array_of(tensor), list(rows))
+                comm.all_gather_into(array_of(tensor), list(rows))
                 write_back(array, output)
 
         return self._run("all_gather", call, outputs, opts)
@@ -349,7 +324,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def call(comm: SharedCommunicator) -> None:
             arrays = [array_of(output) for output in row]
-            calls.gather(comm, array_of(tensors[0]), arrays, root)
+            comm.gather_into(array_of(tensors[0]), arrays, root)
             for array, output in zip(arrays, row, strict=True):
                 write_back(array, output)
 
@@ -367,7 +342,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def call(comm: SharedCommunicator) -> None:
             array = array_of(outputs[0])
-            calls.scatter(comm, [array_of(tensor) for tensor in row], array, root)
+            comm.scatter_into([array_of(tensor) for tensor in row], array, root)
             write_back(array, outputs[0])
 
         return self._run("scatter", call, outputs, opts)
@@ -382,7 +357,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         def call(comm: SharedCommunicator) -> None:
             arrays = [array_of(output) for output in outputs]
-            calls.all_to_all(comm, [array_of(tensor) for tensor in tensors], arrays)
+            comm.all_to_all_into([array_of(tensor) for tensor in tensors], arrays)
             for array, output in zip(arrays, outputs, strict=True):
                 write_back(array, output)
 

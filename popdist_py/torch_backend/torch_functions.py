@@ -10,6 +10,7 @@ Nothing here imports more than torch.distributed: every program that imports tor
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ def _also(
     backend: str, original: Callable[..., None], own: Callable[..., None]
 ) -> Callable[..., None]:
     """Return ``own`` for groups of ``backend`` and ``original`` for others."""
-    position = original.__code__.co_varnames.index("group")
+    position = list(inspect.signature(original).parameters).index("group")
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> None:

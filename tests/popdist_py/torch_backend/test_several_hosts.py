@@ -84,6 +84,14 @@ def _check_scatters(me, count):
         assert torch.equal(tensor, _numbers(rank * count + me, 1 + me))
 
 
+def _check_sparse(me, count):
+    rows = torch.arange(me + 1)
+    tensor = torch.sparse_coo_tensor(rows[None], torch.ones(me + 1, 3), (count, 3))
+    dist.all_reduce(tensor)
+    expected = torch.arange(count, 0, -1).float()[:, None].expand(count, 3)
+    assert torch.equal(tensor.to_dense(), expected)
+
+
 def _check_objects(me, count):
     everyone = [None] * count
     dist.all_gather_object(everyone, {"rank": me, "text": "x" * 100_000 * me})
@@ -115,6 +123,7 @@ def _check_all(rank, hosts):
         _check_reductions,
         _check_moves,
         _check_scatters,
+        _check_sparse,
         _check_objects,
         _check_equal_bits,
     ):
@@ -171,6 +180,23 @@ def _be_lost(rank, hosts, lost):
     if rank == lost:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(torch.zeros(4))
+
+
+def _send_blocks_that_do_not_fit(rank, hosts):
+    be_on(hosts, rank)
+    received = [torch.full((4,), 255, dtype=torch.uint8) for _ in hosts]
+    sizes = [1 if (rank, receiver) == (0, 2) else 4 for receiver in range(len(hosts))]
+    try:
+        dist.all_to_all(received, [torch.full((size,), rank, dtype=torch.uint8) for size in sizes])
+    except RuntimeError as error:
+        return str(error), [block.tolist() for block in received]
+    return "", []
+
+
+def test_a_block_that_does_not_fit_is_named_and_not_spread():
+    *_, (text, received) = values(run_ranks(3, _send_blocks_that_do_not_fit, (0, 0, 1)))
+    assert "rank 0 sends 1 bytes to rank 2, which expects 4" in text
+    assert received == [[255] * 4, [1] * 4, [2] * 4]
 
 
 @pytest.mark.parametrize("lost", [2, 3])
