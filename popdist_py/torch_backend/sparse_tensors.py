@@ -19,7 +19,8 @@ def add_up(comm: SharedCommunicator, tensor: torch.Tensor) -> None:
     own = tensor.detach().coalesce()
     name = f"sparse {tuple(own.shape)}"
     counts = comm.all_gather(np.array([len(own.values())]), name)[:, 0].tolist()
-    indices, values = [], []
+    indices: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
     for root, count in enumerate(counts):
         index, value = own.indices(), own.values()
         if root != comm.instance_index:
