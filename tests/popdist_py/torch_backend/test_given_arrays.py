@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 
-# Elements of a part: one meeting, and several slots.
-SIZES = [0, 1, 300, 400_003]
+# Elements of a part: one meeting, several slots, and so many that they are read where they lie.
+SIZES = [0, 1, 300, 400_003, 600_001]
 
 
 def _forbid_reading():
@@ -96,4 +96,4 @@ def _expect_more(rank):
 def test_a_block_that_does_not_fit_is_named():
     for outcome in run_ranks(2, _expect_more):
         assert "CollectiveMismatchError" in outcome.kinds
-        assert "instance 1 sends 12 bytes to instance 0, which expects 16" in outcome.error
+        assert "rank 1 sends 12 bytes to rank 0, which expects 16" in outcome.error
