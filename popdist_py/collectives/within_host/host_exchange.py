@@ -1,8 +1,8 @@
 """Blocks of any sizes from each instance of a host to each other one, through their slots.
 
 Every instance publishes a table in its slot, which says how large its blocks are and where they
-lie; the first part of each follows it. Larger blocks take further rounds, one meeting each. Two
-copies, of which one stays in the cache, take less time here than one from process to process.
+lie; the first part of each follows it. Larger blocks take further rounds, one meeting each. Those
+that are much larger stay where they are, and are read there: one copy in place of two.
 
 Nothing here reduces, or knows other hosts.
 """
@@ -24,6 +24,11 @@ __all__ = ["HostExchange"]
 _REGION, _ROUNDS, _ROWS = 0, 1, 2
 _SIZE, _PLACE, _EXPECTED, _WORDS_PER_ROW = 0, 1, 2, 3
 _LINE = 64
+# In place of the bytes of a round: the blocks are read from the memory of their instance, and the
+# table says where they lie there.
+_IN_PLACE = 0
+# The size of a block above which that is faster.
+_MIN_READ_BYTES = 2 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,8 @@ class HostExchange:
         rounds = max(table[_ROUNDS] for table in self._tables[turn])
         problem = self._first_problem(turn, plan)
         arriving = self._arriving(turn, receives)
-        if sends and receives and sends[own].size == receives[own].size:
-            # A part in each round, while others may still fill their slots.
-            region = -(-sends[own].size // rounds)
-            kept = _Passage(own, receives[own], 0, region), _Passage(own, sends[own], 0, region)
-        else:
-            kept = None
+        in_place = self._in_place(turn, receives)
+        kept = self._kept(sends, receives, rounds)
         for number in range(rounds):
             if number:
                 turn = host.next_turn()
@@ -109,10 +110,27 @@ class HostExchange:
                 host.barrier.wait_for_all(plan.signature)
             for passage in arriving:
                 passage.take(number, host.slots[turn][passage.position])
-            if kept is not None:
-                kept[0].part(number)[...] = kept[1].part(number)
+            for target, source in kept:
+                target.part(number)[...] = source.part(number)
+        if in_place is not None:
+            for position, address in in_place:
+                host.read(position, address, receives[position], plan)
+            host.barrier.wait_for_all(plan.signature)  # nobody changes before what others read
         if problem is not None:
             raise problem
+
+    def _kept(
+        self, sends: Sequence[Array], receives: Sequence[Array], rounds: int
+    ) -> list[tuple[_Passage, _Passage]]:
+        """Return how the own block stays: a part in each round, while others may fill their slots.
+
+        No pair if this instance sends or receives nothing, or if the block does not fit.
+        """
+        own = self._host.position
+        if not (sends and receives and sends[own].size == receives[own].size):
+            return []
+        region = -(-sends[own].size // rounds)
+        return [(_Passage(own, receives[own], 0, region), _Passage(own, sends[own], 0, region))]
 
     def _publish(
         self, table: memoryview, sends: Sequence[Array], receives: Sequence[Array]
@@ -124,6 +142,8 @@ class HostExchange:
         expected = [block.size for block in receives] or [0] * count
         others = [size for position, size in enumerate(sizes) if size and position != own]
         longest = max(others, default=0)
+        if self._host.can_read and longest > _MIN_READ_BYTES:
+            return self._publish_in_place(table, sends, expected)
         # Where all fit, they lie close together.
         fits = sum(others) <= capacity
         region = max(longest, 1) if fits else capacity // len(others) // _LINE * _LINE
@@ -138,12 +158,40 @@ class HostExchange:
             row += _WORDS_PER_ROW
         return leaving
 
+    @staticmethod
+    def _publish_in_place(
+        table: memoryview, sends: Sequence[Array], expected: Sequence[int]
+    ) -> list[_Passage]:
+        """Write a table of blocks that others read where they lie; none leaves."""
+        table[_REGION], table[_ROUNDS] = _IN_PLACE, 1
+        row = _ROWS
+        for block, size in zip(sends, expected, strict=True):
+            table[row + _SIZE], table[row + _EXPECTED] = block.size, size
+            table[row + _PLACE] = block.ctypes.data
+            row += _WORDS_PER_ROW
+        return []
+
+    def _in_place(self, turn: int, receives: Sequence[Array]) -> list[tuple[int, int]] | None:
+        """Return the positions whose blocks for this instance are to be read, and where they lie.
+
+        None if nobody's blocks are read.
+        """
+        if all(table[_REGION] != _IN_PLACE for table in self._tables[turn]):
+            return None
+        row, found = self._row(self._host.position), []
+        for position in self._host.others() if receives else ():
+            table = self._tables[turn][position]
+            if table[_REGION] == _IN_PLACE and receives[position].size == table[row + _SIZE]:
+                found.append((position, table[row + _PLACE]))
+        return found
+
     def _arriving(self, turn: int, receives: Sequence[Array]) -> list[_Passage]:
         """Return how blocks that fit come from others, beginning with the next position."""
         arriving, row = [], self._row(self._host.position)
         for position in self._host.others() if receives else ():
             table, block = self._tables[turn][position], receives[position]
-            if block.size and table[row + _SIZE] == block.size:
+            is_here = table[_REGION] != _IN_PLACE
+            if is_here and block.size and table[row + _SIZE] == block.size:
                 arriving.append(_Passage(position, block, table[row + _PLACE], table[_REGION]))
         return arriving
 

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
 
-# Elements of a part: one meeting, and several slots.
-SIZES = [0, 1, 300, 400_003]
+# Elements of a part: one meeting, several slots, and so many that they are read where they lie.
+SIZES = [0, 1, 300, 400_003, 600_001]
 
 
 def _forbid_reading():
@@ -87,13 +87,15 @@ def test_given_tensors_are_filled(count, can_read):
     values(run_ranks(count, _fill_all, SIZES, can_read))
 
 
-def _expect_more(rank):
-    inputs = [torch.zeros(3), torch.zeros(3)]
-    outputs = [torch.zeros(3), torch.zeros(3 + (rank == 0))]
+def _expect_more(rank, size):
+    inputs = [torch.zeros(size), torch.zeros(size)]
+    outputs = [torch.zeros(size), torch.zeros(size + (rank == 0))]
     dist.all_to_all(outputs, inputs)
 
 
-def test_a_block_that_does_not_fit_is_named():
-    for outcome in run_ranks(2, _expect_more):
+@pytest.mark.parametrize("size", [3, 600_001])
+def test_a_block_that_does_not_fit_is_named(size):
+    for outcome in run_ranks(2, _expect_more, size):
         assert "CollectiveMismatchError" in outcome.kinds
-        assert "instance 1 sends 12 bytes to instance 0, which expects 16" in outcome.error
+        message = f"rank 1 sends {4 * size} bytes to rank 0, which expects {4 * size + 4}"
+        assert message in outcome.error

@@ -48,7 +48,7 @@ class _Begins:
 
 
 def _reductions_within_backward(rank):
-    """Return how many reductions began before the last gradient was computed, and after it."""
+    """Return of each step how many reductions began before the last gradient, and after it."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     torch.manual_seed(7)
     layers = [torch.nn.Linear(900, 900) for _ in range(6)]
@@ -56,16 +56,18 @@ def _reductions_within_backward(rank):
     last = []
     layers[0].weight.register_hook(lambda _: last.append(time.monotonic_ns()))
     inputs = torch.randn(256, 900)
-    for _ in range(3):
+    counts = []
+    for _ in range(8):
         begins = _Begins()
         activities.listen(begins)
         model(inputs).square().mean().backward()
         activities.listen(None)
-    early = sum(moment < last[-1] for moment in begins.moments)
-    return early, len(begins.moments) - early
+        early = sum(moment < last[-1] for moment in begins.moments)
+        counts.append((early, len(begins.moments) - early))
+    return counts
 
 
 def test_the_first_buckets_are_reduced_before_backward_ends():
-    for early, late in values(run_ranks(2, _reductions_within_backward)):
-        assert early >= 2
-        assert late >= 1
+    # On a busy machine the thread that reduces may get no core in one step.
+    for counts in values(run_ranks(2, _reductions_within_backward)):
+        assert any(early >= 2 and late >= 1 for early, late in counts[2:]), counts
