@@ -76,7 +76,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._group_name = ""
         self._group_desc = "undefined"
-        self._messages = Messages(store, rank, size, settings)
+        self._messages = Messages(store, rank, size, settings, self._membership.names)
         _open.add(self)
 
     def getBackendName(self) -> str:

@@ -124,7 +124,7 @@ class Membership:
             raise self._closed_error()
         limit = self._timeout if timeout is None else timeout
         seconds = limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
-        self.store.names = self._names()
+        self.store.names = self.names()
         self._monitored.wait(seconds, wait_all_ranks=wait_all_ranks)
 
     def _join(self) -> SharedCommunicator:
@@ -134,7 +134,7 @@ class Membership:
         if self._failure is not None:
             raise self._failure
         settings = replace(self._settings, hang_timeout=self._timeout.total_seconds())
-        self.store.names = self._names()
+        self.store.names = self.names()
         try:
             meeting = StoreMeeting(self.store)
             links = SocketLinks(meeting, settings, os.environ.get("MASTER_ADDR"), self.store.names)
@@ -151,7 +151,7 @@ class Membership:
         """Tell whether this process cannot use the group any more, or never could."""
         return bool(self._closed) or not self.is_of_this_process
 
-    def _names(self) -> Names:
+    def names(self) -> Names:
         """Return the ranks as the program knows them."""
         ranks: tuple[int, ...] | None = None
         with suppress(KeyError, ValueError, RuntimeError):  # not made by torch.distributed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -20,16 +20,14 @@ import torch
 
 from popdist_py import activities
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
+from popdist_py.collectives.signature import Names
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings
-from popdist_py.torch_backend.membership.errors import (
-    GroupClosedError,
-    MismatchError,
-    RankLostError,
-)
+from popdist_py.torch_backend.membership.errors import RankLostError
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from popdist_py.torch_backend.messages.endpoint import Endpoint
 from popdist_py.torch_backend.messages.mailbox import Mailbox
+from popdist_py.torch_backend.messages.message_errors import MessageErrors
 from popdist_py.torch_backend.messages.message_work import MessageWork
 from popdist_py.torch_backend.messages.traffic import Traffic
 
@@ -61,12 +59,21 @@ class Messages:
         rank: of this process.
         size: number of ranks.
         settings: of the group.
+        names: returns the ranks as the program knows them, for messages.
 
     Attributes:
         timeout: seconds of every wait that is given no limit of its own.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, settings: CollectiveSettings) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        settings: CollectiveSettings,
+        names: Callable[[], Names],
+    ) -> None:
+        self._errors = MessageErrors(rank, names)
         self._rank, self._size, self._settings = rank, size, settings
         self.timeout = settings.hang_timeout
         self._endpoint = Endpoint(store, rank, size, settings.network)
@@ -164,7 +171,7 @@ class Messages:
             traffic.say_goodbye(seconds)
             with traffic.lock:
                 for work in list(self._works):
-                    self._finish(work, self._left(work, reason))
+                    self._finish(work, self._errors.left(work, reason))
             self.tell()
             traffic.close()
 
@@ -172,9 +179,7 @@ class Messages:
     def _using_traffic(self) -> Iterator[Traffic]:
         with self._starting:
             if self._is_closed:
-                raise GroupClosedError(
-                    f"rank {self._rank} has left the group: make a new one to send"
-                )
+                raise self._errors.closed()
             if self._traffic is None:
                 self._memory = PeerMemory() if self._settings.shared_memory else None
                 self._traffic = Traffic(self._endpoint, self, self._memory)
@@ -225,10 +230,7 @@ class Messages:
         self._mailbox.withdraw(work, work.peer, work.tag)
         self._finish(
             work,
-            RankLostError(
-                f"rank {self._rank} has waited {seconds:g} s to {_text(work)}: let the other rank "
-                "call its counterpart, or raise the timeout of the group"
-            ),
+            self._errors.late(work, seconds),
         )
 
     # --- What arrives -------------------------------------------------------------------------
@@ -251,7 +253,7 @@ class Messages:
             self._sent(header.number)
         elif header.kind == Kind.MISMATCH:
             theirs = f"{header.elements} x {_name(header)}"
-            self._sent(header.number, self._mismatch(work, self._rank, channel.rank, theirs))
+            self._sent(header.number, self._errors.mismatch(work, self._rank, channel.rank, theirs))
 
     def room_for(self, channel: Channel, header: Header) -> memoryview:
         """Return where the bytes go that were asked for; nowhere if nobody waits any more.
@@ -298,7 +300,7 @@ class Messages:
         found = header.elements, header.size, _name(header)
         if found != (work.count, work.data.nbytes, work.dtype):
             theirs = f"{header.elements} x {_name(header)}"
-            self._finish(work, self._mismatch(work, message.source, self._rank, theirs))
+            self._finish(work, self._errors.mismatch(work, message.source, self._rank, theirs))
             if channel is not None and not is_inline:
                 self._answer(channel, Kind.MISMATCH, header, work)
         elif is_inline or channel is None:
@@ -366,25 +368,7 @@ class Messages:
 
     def _lost(self, work: MessageWork, rank: int) -> RankLostError:
         assert self._traffic is not None
-        has_left = rank in self._traffic.leaving
-        what = "has left the group" if has_left else "has ended, or cannot be reached,"
-        return RankLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
-
-    def _left(self, work: MessageWork, reason: str) -> GroupClosedError:
-        if reason:
-            return GroupClosedError(f"{reason} before rank {self._rank} could {_text(work)}")
-        return GroupClosedError(
-            f"rank {self._rank} has left the group before it could {_text(work)}: wait for what "
-            "isend and irecv return before destroy_process_group"
-        )
-
-    def _mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
-        own = f"{work.count} x {work.dtype}"
-        sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
-        return MismatchError(
-            f"rank {source} sent {sent} with tag {work.tag}, rank {to} receives {received}: pass "
-            "tensors of one dtype and number of elements"
-        )
+        return self._errors.lost(work, rank, has_left=rank in self._traffic.leaving)
 
 
 def _unfinished(works: dict[Key, MessageWork]) -> dict[Key, MessageWork]:
@@ -394,10 +378,3 @@ def _unfinished(works: dict[Key, MessageWork]) -> dict[Key, MessageWork]:
 def _name(header: Header) -> str:
     """Return the name of the dtype in a header."""
     return header.dtype.rstrip(b"\0").decode(errors="replace")
-
-
-def _text(work: MessageWork) -> str:
-    """Return what a work does, after "to"."""
-    peer = "any rank" if work.peer is None else f"rank {work.peer}"
-    way = "to" if work.verb == "send" else "from"
-    return f"{work.verb} {work.count} x {work.dtype} with tag {work.tag} {way} {peer}"

@@ -380,6 +380,22 @@ def test_a_changed_time_out_and_an_abort_reach_messages():
         assert closed[0] == "GroupClosedError"
 
 
+def _wait_in_a_subgroup(rank):
+    group = dist.new_group([1, 2])
+    found = None
+    if rank == 2:
+        group.set_timeout(timedelta(seconds=0.1))
+        found = _error_of(dist.irecv(torch.ones(1), 1, group=group).wait)
+    dist.barrier()
+    return found
+
+
+def test_errors_name_ranks_as_the_program_knows_them():
+    _, text = values(run_ranks(3, _wait_in_a_subgroup))[2]
+    assert "rank 2 (1 of the group) has waited 0.1 s" in text
+    assert "from rank 1 (0 of the group)" in text
+
+
 def _forked(rank):
     received = torch.zeros(1)
     read_end, write_end = os.pipe()
