@@ -106,7 +106,7 @@ class Membership:
         except BaseException as error:
             # The others may wait for what this rank has left undone, and must not take what it does
             # next for it.
-            self._closed = self._closed or f"a call ended in a {type(error).__name__}"
+            self._closed = self._closed or f"a call of this group ended in a {type(error).__name__}"
             self._leave_communicator()
             raise
 

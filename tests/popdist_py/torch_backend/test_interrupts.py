@@ -34,7 +34,9 @@ def _interrupted(rank, size):
         _interrupt_soon(_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             dist.all_reduce(torch.ones(size), group=group)
-        with pytest.raises(GroupClosedError, match="a call ended in a KeyboardInterrupt") as error:
+        with pytest.raises(
+            GroupClosedError, match="a call of this group ended in a KeyboardInterrupt"
+        ) as error:
             dist.all_reduce(torch.ones(size), group=group)
     dist.barrier()
     if rank == 1:
