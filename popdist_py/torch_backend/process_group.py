@@ -9,6 +9,7 @@ Nothing here moves data: that is ``calls`` and ``messages``.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,9 @@ from popdist_py.torch_backend.work import CallQueue, PopdistWork
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
+# DistributedDataParallel's join hands the work of such an all-reduce of one element to its reducer in
+# C++, which asks it in backward: it finds our methods only while Python keeps the object.
+_KEPT_WORKS = 8
 # What an option holds whose time-out is not set is below it.
 _NO_TIME = timedelta(0)
 # Without its stubs, where each method has several signatures that differ between versions.
@@ -70,6 +74,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._group_name = ""
         self._group_desc = "undefined"
         self._messages = Messages(store, rank, size, settings)
+        self._kept_works: deque[Any] = deque(maxlen=_KEPT_WORKS)
 
     def getBackendName(self) -> str:
         """Return the name of the back end."""
@@ -125,7 +130,10 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 comm.all_reduce(array, operation.name, move=move)
                 write_back(array, tensor)
 
-        return self._run("all_reduce", call, tensors, opts)
+        work = self._run("all_reduce", call, tensors, opts)
+        if len(tensors) == 1 and tensors[0].numel() == 1:
+            self._kept_works.append(work)
+        return work
 
     allreduce = also_with_arguments(dist.AllreduceOptions, "op", "timeout")(allreduce_coalesced)
 
