@@ -20,6 +20,7 @@ store_meeting    how the processes of a group meet, over that store
 group_settings   how they communicate, by our variables and those of gloo
 monitored_barrier  a barrier that names the ranks that do not come
 torch_functions  functions of torch.distributed that would refuse our groups
+compilation      what keeps torch.compile out of our methods
 substitution     the back end that a program gets for the one that it names
 errors           the classes of errors
 

@@ -34,6 +34,7 @@ from popdist_py.torch_backend.arguments import (
     row_of_root,
 )
 from popdist_py.torch_backend.buckets import mover_of
+from popdist_py.torch_backend.compilation import never_compiled
 from popdist_py.torch_backend.group_settings import settings_of_group
 from popdist_py.torch_backend.membership import Membership
 from popdist_py.torch_backend.messages import Messages
@@ -54,6 +55,7 @@ _NO_TIME = timedelta(0)
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@never_compiled
 class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The processes of one group of torch.distributed.
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from popdist_py import activities
 from popdist_py.errors import InstanceLostError, PopdistError
+from popdist_py.torch_backend.compilation import never_compiled
 
 __all__ = ["CallQueue", "PopdistWork", "WaitTimeoutError"]
 
@@ -30,6 +31,7 @@ class WaitTimeoutError(PopdistError, RuntimeError):
     """A call did not complete within the time that its ``wait`` was given."""
 
 
+@never_compiled
 class PopdistWork(dist.Work):
     """A call that runs, or has run.
 

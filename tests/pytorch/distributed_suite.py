@@ -37,6 +37,7 @@ _ON_CPU = (
     (rf"torch\.cuda\.(?:set_device|synchronize){_BRACKETS}", "None"),
     (r"torch\.cuda\.current_device\(\)", '"cpu"'),
     (rf"torch\.cuda\.manual_seed({_BRACKETS})", r"torch.manual_seed\1"),
+    (r"device=rank_to_GPU\[rank\]\[0\]", 'device="cpu"'),
     (r"torch\.cuda\.device_count\(\)", "99"),
     (r"device_ids=(?:\[[^\]]*\]|gpus|gpu_subset|device_ids)", "device_ids=None"),
     (r"device=(?:self\.rank|rank|device_id|my_rank|0)\b", 'device="cpu"'),
@@ -65,6 +66,7 @@ def module_on_cpu():
 common_distributed.skip_if_lt_x_gpu = lambda *_, **__: lambda test: test
 common_distributed.skip_if_no_gpu = lambda test: test
 common_distributed.skip_if_small_worldsize = lambda test: test
+common_distributed.init_multigpu_helper = lambda size, _: {rank: [rank] for rank in range(size)}
 tests = module_on_cpu()
 if BACKEND == "popdist":
     # As the launcher's option does it: who says gloo gets ours.
