@@ -46,7 +46,7 @@ from popdist_py.torch_backend.work import CallQueue, PopdistWork
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
-# DistributedDataParallel's join hands the work of such an all-reduce of one element to its reducer in
+# DistributedDataParallel's join hands the work of an all-reduce of one element to its reducer, in
 # C++, which asks it in backward: it finds our methods only while Python keeps the object.
 _KEPT_WORKS = 8
 # What an option holds whose time-out is not set is below it.

@@ -1,9 +1,11 @@
 """PyTorch's own tests of process groups (torch.testing, in every wheel), over gloo or popdist.
 
 ``python distributed_suite.py BACKEND WORLD_SIZE [TEST... | --but PATTERN]`` prints a line for each
-test: passed, skipped or failed, its name, and why. PATTERN matches names to leave out. Two things differ from PyTorch's own run of them. Ranks are
-forked, so that torch is imported once. And what it tests on GPUs alone is tested on CPUs: nearly
-all of DistributedDataParallel, and every call of which its gloo knew nothing when it was written.
+test: passed, skipped or failed, its name, and why. PATTERN matches names to leave out.
+
+Two things differ from PyTorch's own run of them. Ranks are forked, so that torch is imported once.
+And what it tests on GPUs alone is tested on CPUs: nearly all of DistributedDataParallel, and every
+call of which gloo knew nothing when its test was written.
 
 Run by test_own_tests.py. Nothing here knows which tests are expected to pass.
 """
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import types
 import unittest
+from pathlib import Path
 
 BACKEND, WORLD_SIZE, *NAMES = sys.argv[1:]
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -57,8 +60,7 @@ _ON_CPU = (
 def module_on_cpu():
     """Return PyTorch's module of tests, changed to use no GPU."""
     spec = importlib.util.find_spec(MODULE)
-    with open(spec.origin) as file:
-        source = file.read()
+    source = Path(spec.origin).read_text()
     for pattern, replacement in _ON_CPU:
         source = re.sub(pattern, replacement, source)
     module = types.ModuleType(MODULE)
@@ -89,7 +91,7 @@ class TestOfPyTorch(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
     def _check_return_codes(self, fn, elapsed_time):
         super()._check_return_codes(fn, elapsed_time)
         codes = {process.exitcode for process in self.processes}
-        self.assertEqual(len(codes), 1, f"ranks ended with {codes}")
+        assert len(codes) == 1, f"ranks ended with {codes}"
 
 
 class Result(unittest.TextTestResult):
