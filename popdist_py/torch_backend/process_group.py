@@ -76,6 +76,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._group_name = ""
         self._group_desc = "undefined"
         self._messages = Messages(store, rank, size, settings)
+        self._sequence_number = 0
         self._kept_works: deque[Any] = deque(maxlen=_KEPT_WORKS)
 
     def getBackendName(self) -> str:
@@ -96,6 +97,19 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 f"the back end popdist is for CPU tensors, not for those on {device}"
             )
         return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence_number = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many calls this rank has made, which torch's own checks compare."""
+        return self._sequence_number
+
+    # What torch asks a back end before it uses what only some have.
+    supports_splitting = supports_coalescing = False
+
+    def _has_hooks(self) -> bool:
+        return False
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -433,6 +447,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if timeout is not None and timeout <= _NO_TIME:
             timeout = None
         membership = self._membership
+        self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)
