@@ -23,9 +23,15 @@ from pathlib import Path
 
 BACKEND, WORLD_SIZE, *NAMES = sys.argv[1:]
 MODULE = "torch.testing._internal.distributed.distributed_test"
-folder = tempfile.mkdtemp(prefix="own-tests-")
+# PyTorch's tests leave files behind.
+folder = tempfile.tempdir = tempfile.mkdtemp(prefix="own-tests-")
 os.environ.update(
-    BACKEND="gloo", WORLD_SIZE=WORLD_SIZE, TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/shared"
+    BACKEND="gloo",
+    WORLD_SIZE=WORLD_SIZE,
+    TEMP_DIR=folder,
+    TORCHINDUCTOR_CACHE_DIR=f"{folder}/compiled",
+    INIT_METHOD=f"file://{folder}/shared",
+    DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="100",
 )
 
 import torch  # noqa: E402

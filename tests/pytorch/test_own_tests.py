@@ -1,7 +1,10 @@
 """PyTorch's own tests of process groups pass over popdist, where programs name gloo."""
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,21 +44,26 @@ _LEFT_OUT = {
 
 def _run(size, *arguments, timeout):
     """Return the outcomes by test: the word, and why."""
-    done = subprocess.run(
+    suite = subprocess.Popen(
         [sys.executable, str(SUITE), "popdist", str(size), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
-    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    try:
+        output, errors = suite.communicate(timeout=timeout)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(suite.pid, signal.SIGKILL)
+    lines = [line.split("\t") for line in output.splitlines()]
     outcomes = {
         line[1]: (line[0], line[2])
         for line in lines
         if len(line) == 3 and line[0] in ("passed", "skipped", "failed")
     }
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert suite.returncode == 0, errors[-3000:]
     return outcomes
 
 
