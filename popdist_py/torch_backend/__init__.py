@@ -12,6 +12,7 @@ sparse_tensors   those of the ranks, added up
 buckets          DistributedDataParallel's, moved to shared memory
 work             what an asynchronous call returns, and the thread that does it
 torch_functions  functions of torch.distributed that would refuse our groups
+compilation      what keeps torch.compile out of our methods
 substitution     the back end that a program gets for the one that it names
 membership/      the part of this process in a group: joining, time-outs, errors, leaving
 messages/        send and recv

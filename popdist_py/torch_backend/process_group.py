@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +35,7 @@ from popdist_py.torch_backend.arguments import (
     row_of_root,
 )
 from popdist_py.torch_backend.buckets import mover_of
+from popdist_py.torch_backend.compilation import never_compiled
 from popdist_py.torch_backend.membership.group_settings import settings_of_group
 from popdist_py.torch_backend.membership.membership import Membership
 from popdist_py.torch_backend.messages.messages import Messages
@@ -46,6 +48,9 @@ from popdist_py.torch_backend.work import CallQueue, PopdistWork
 __all__ = ["PopdistProcessGroup"]
 
 _Tensors = list[torch.Tensor]
+# DistributedDataParallel's join hands the work of an all-reduce of one element to its reducer, in
+# C++, which asks it in backward: it finds our methods only while Python keeps the object.
+_KEPT_WORKS = 8
 # What an option holds whose time-out is not set is below it.
 _NO_TIME = timedelta(0)
 # A thread that waits notices within a tenth of a second that it should not.
@@ -54,6 +59,7 @@ _SECONDS_AT_EXIT = 2.0
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@never_compiled
 class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The processes of one group of torch.distributed.
 
@@ -77,6 +83,8 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._group_name = ""
         self._group_desc = "undefined"
         self._messages = Messages(store, rank, size, settings, self._membership.names)
+        self._sequence_number = 0
+        self._kept_works: deque[Any] = deque(maxlen=_KEPT_WORKS)
         _open.add(self)
 
     def getBackendName(self) -> str:
@@ -97,6 +105,19 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 f"the back end popdist is for CPU tensors, not for those on {device}"
             )
         return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence_number = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        """Return how many calls this rank has made, which torch's own checks compare."""
+        return self._sequence_number
+
+    # What torch asks a back end before it uses what only some have.
+    supports_splitting = supports_coalescing = False
+
+    def _has_hooks(self) -> bool:
+        return False
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -134,7 +155,10 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 write_back(array, tensor)
                 operation.finish(tensor, self.size())
 
-        return self._run("all_reduce", call, tensors, opts)
+        work = self._run("all_reduce", call, tensors, opts)
+        if len(tensors) == 1 and tensors[0].numel() == 1:
+            self._kept_works.append(work)
+        return work
 
     allreduce = also_with_arguments(dist.AllreduceOptions, "op", "timeout")(allreduce_coalesced)
 
@@ -430,6 +454,7 @@ class PopdistProcessGroup(_ProcessGroup):  # type: ignore[misc]
             timeout = None
         membership = self._membership
         membership.check_process()  # a lock that another thread held stays locked in a fork
+        self._sequence_number += 1
         work = PopdistWork(name, lambda: membership.call(call, timeout), results)
         if getattr(opts, "asyncOp", True):
             self._queue.submit(work)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from popdist_py import activities
 from popdist_py.errors import InstanceLostError, PopdistError
+from popdist_py.torch_backend.compilation import never_compiled
 
 __all__ = ["CallQueue", "NestedCallError", "PopdistWork", "WaitTimeoutError"]
 
@@ -34,6 +35,7 @@ class NestedCallError(PopdistError, RuntimeError):
     """A signal handler has called a group from within a call of that group."""
 
 
+@never_compiled
 class PopdistWork(dist.Work):
     """A call that runs, or has run.
 

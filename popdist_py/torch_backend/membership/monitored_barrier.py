@@ -68,9 +68,17 @@ class MonitoredBarrier:
             raise RankLostError(_failed(store.names.of(0), seconds))
         verdict = store.take({0: key}, "monitored_barrier")[0]
         if verdict:
-            raise RankLostError(verdict)
+            # The words that programs know from gloo, and what rank 0 found.
+            own, root = _at_start(store.names.of(store.rank)), store.names.of(0)
+            raise RankLostError(
+                f"{own} successfully reached monitoredBarrier, but received errors while waiting "
+                f"for send/recv from {root}: {verdict}"
+            )
 
 
 def _failed(ranks: str, seconds: float) -> str:
-    text = f"{ranks[0].upper()}{ranks[1:]}"
-    return f"{text} failed to pass monitoredBarrier in {seconds * 1e3:.0f} ms"
+    return f"{_at_start(ranks)} failed to pass monitoredBarrier in {seconds * 1e3:.0f} ms"
+
+
+def _at_start(ranks: str) -> str:
+    return f"{ranks[0].upper()}{ranks[1:]}"

@@ -478,6 +478,15 @@ def _methods_of_a_group(rank, size):
     return [largest, told, at_one[0], rows, at_one[1], opposite]
 
 
+@_case(lambda _rank, _size: 2)
+def _sequence_number(_rank, _size):
+    group = dist.group.WORLD
+    before = group._get_sequence_number_for_group()
+    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), async_op=True).wait()
+    return group._get_sequence_number_for_group() - before
+
+
 # --- Wrong calls: an error on every rank, and nothing is sent -------------------------------------
 
 
