@@ -19,6 +19,7 @@ from typing import Any
 from performance_collectives import collectives_within_host, size_of, table_line
 from performance_jobs import long_runs, many_instances
 from performance_models import known_models
+from performance_torch import steps, torch_distributed
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -31,6 +32,8 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "replicas": (),
     "models": ("--half", "--memory"),
     "dataloader": (),
+    "torch_backend": ("--modes", "sync"),
+    "torch_ddp": (),
     "many": (),
     "long_run": (),
 }
@@ -157,6 +160,8 @@ def page(results: dict[str, Any]) -> str:
     parts += _replicas(results["replicas"])
     parts += known_models(results["models"]) if "models" in results else []
     parts += _loading(results["dataloader"])
+    parts += torch_distributed(results.get("torch_backend", []))
+    parts += steps(results.get("torch_ddp", []))
     parts += many_instances(results["many"]) if "many" in results else []
     parts += long_runs(results["long_run"]) if "long_run" in results else []
     return "".join([*parts, NOTES])

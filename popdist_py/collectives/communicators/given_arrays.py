@@ -76,6 +76,9 @@ class GivenArrayCalls(ABC):
     def gather_into(self, array: Array, outputs: Sequence[Array], root: int) -> None:
         """Fill output i of the root with the array of instance i; others pass no outputs."""
         plan = self._plan("gather", root, array)
+        if self._world is None and self._host.is_gathered_one_shot(array.nbytes):
+            self._fill_rows(array, [output.reshape(-1) for output in outputs], plan)
+            return
         if self._world is None:
             sends = [array[:0]] * self.num_instances
             sends[root] = array
@@ -89,6 +92,12 @@ class GivenArrayCalls(ABC):
     def scatter_into(self, inputs: Sequence[Array], output: Array, root: int) -> None:
         """Fill ``output`` of instance i with input i of the root; others pass no inputs."""
         plan = self._plan("scatter", root, output)
+        if self._world is None and output.nbytes <= self._host.slot_bytes // self.num_instances:
+            if not plan.slots[0]:
+                plan.slots = self._slots_as(output.dtype, output.size * self.num_instances)
+            rows = [values.reshape(-1) for values in inputs]
+            self._host.scatter_one_shot(plan, rows, output.reshape(-1), root)
+            return
         receives = [output[:0]] * self.num_instances
         receives[root] = output
         self._exchange_blocks(_bytes(inputs), _bytes(receives), plan)

@@ -235,6 +235,17 @@ class HostGroup:
         for row, slot in zip(rows, slots, strict=False):
             row[...] = slot
 
+    def scatter_one_shot(
+        self, plan: CallPlan, rows: Sequence[Array], out: Array, root: int
+    ) -> None:
+        """Copy the rows of the root into its slot, meet, and take the own one from there."""
+        turn, size = self.next_turn(), out.size
+        slot = plan.slots[turn][root]
+        for position, row in enumerate(rows):
+            slot[position * size : (position + 1) * size] = row
+        self.wait_for_same_call(plan, turn)
+        out[...] = slot[self.position * size : (self.position + 1) * size]
+
     def descriptions(self, signature: Signature) -> list[str]:
         """Return the description of every call, after all have seen that calls differ."""
         slots = self.slots[self.next_turn()]
