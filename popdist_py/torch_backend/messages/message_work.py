@@ -96,8 +96,8 @@ class MessageWork(dist.Work):
             timeout: of this wait; None or none at all: that of the group.
 
         Raises:
-            CollectiveMismatchError: the tensors of sender and receiver differ.
-            InstanceLostError: the other rank has ended, or nothing came in time.
+            MismatchError: the tensors of sender and receiver differ.
+            RankLostError: the other rank has ended, or nothing came in time.
         """
         if not self.is_done:
             self._progress.wait(self, timeout.total_seconds() if timeout else None)

@@ -21,7 +21,11 @@ import torch
 from popdist_py import activities
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.environment import CollectiveSettings
-from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
+from popdist_py.torch_backend.membership.errors import (
+    GroupClosedError,
+    MismatchError,
+    RankLostError,
+)
 from popdist_py.torch_backend.messages.channels import INLINE_BYTES, Channel, Header, Kind
 from popdist_py.torch_backend.messages.endpoint import Endpoint
 from popdist_py.torch_backend.messages.mailbox import Mailbox
@@ -85,7 +89,7 @@ class Messages:
 
         Raises:
             ValueError: there is no such rank or tag.
-            PopdistError: this rank has left the group.
+            GroupClosedError: this rank has left the group.
         """
         self._check(to, tag)
         work = MessageWork(self, "send", tensor, to, tag)
@@ -120,7 +124,7 @@ class Messages:
 
         Raises:
             ValueError: there is no such rank or tag.
-            PopdistError: this rank has left the group.
+            GroupClosedError: this rank has left the group.
         """
         self._check(source, tag)
         work = MessageWork(self, "receive", tensor, source, tag)
@@ -158,7 +162,9 @@ class Messages:
     def _using_traffic(self) -> Iterator[Traffic]:
         with self._starting:
             if self._is_closed:
-                raise PopdistError(f"rank {self._rank} has left the group: make a new one to send")
+                raise GroupClosedError(
+                    f"rank {self._rank} has left the group: make a new one to send"
+                )
             if self._traffic is None:
                 self._memory = PeerMemory() if self._settings.shared_memory else None
                 self._traffic = Traffic(self._endpoint, self, self._memory)
@@ -209,7 +215,7 @@ class Messages:
         self._mailbox.withdraw(work, work.peer, work.tag)
         self._finish(
             work,
-            InstanceLostError(
+            RankLostError(
                 f"rank {self._rank} has waited {seconds:g} s to {_text(work)}: let the other rank "
                 "call its counterpart, or raise the time-out of the group"
             ),
@@ -340,24 +346,22 @@ class Messages:
             self._mailbox.withdraw(work, None, work.tag)
             self._finish(work, self._lost(work, lost[0] if lost else max(gone)))
 
-    def _lost(self, work: MessageWork, rank: int) -> InstanceLostError:
+    def _lost(self, work: MessageWork, rank: int) -> RankLostError:
         assert self._traffic is not None
         has_left = rank in self._traffic.leaving
         what = "has left the group" if has_left else "has ended, or cannot be reached,"
-        return InstanceLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
+        return RankLostError(f"rank {rank} {what} before rank {self._rank} could {_text(work)}")
 
-    def _left(self, work: MessageWork) -> PopdistError:
-        return PopdistError(
+    def _left(self, work: MessageWork) -> GroupClosedError:
+        return GroupClosedError(
             f"rank {self._rank} has left the group before it could {_text(work)}: wait for what "
             "isend and irecv return before destroy_process_group"
         )
 
-    def _mismatch(
-        self, work: MessageWork, source: int, to: int, theirs: str
-    ) -> CollectiveMismatchError:
+    def _mismatch(self, work: MessageWork, source: int, to: int, theirs: str) -> MismatchError:
         own = f"{work.count} x {work.dtype}"
         sent, received = (own, theirs) if work.verb == "send" else (theirs, own)
-        return CollectiveMismatchError(
+        return MismatchError(
             f"rank {source} sent {sent} with tag {work.tag}, rank {to} receives {received}: pass "
             "tensors of one dtype and number of elements"
         )

@@ -96,4 +96,4 @@ def _expect_more(rank):
 def test_a_block_that_does_not_fit_is_named():
     for outcome in run_ranks(2, _expect_more):
         assert "CollectiveMismatchError" in outcome.kinds
-        assert "instance 1 sends 12 bytes to instance 0, which expects 16" in outcome.error
+        assert "rank 1 sends 12 bytes to rank 0, which expects 16" in outcome.error
