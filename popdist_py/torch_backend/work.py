@@ -197,14 +197,14 @@ class CallQueue:
         # A True for each call of the thread's, False as the last.
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        # The last one that was started: it goes on where a callback keeps the first.
-        self._runner: threading.Thread | None = None
+        # Held while the thread is started or replaced: nobody joins one that has not begun.
+        self._changing = threading.Lock()
         self._lost: InstanceLostError | None = None
 
     def submit(self, work: PopdistWork) -> None:
         """Run a call after all that were submitted before."""
         if self._thread is None:
-            self._thread = self._start_thread()
+            self._replace_thread(None)
         work._queue = self
         self._calls.append(work)
         self._wake.put(True)
@@ -259,27 +259,38 @@ class CallQueue:
             last: runs while no call does, if that comes to be in time.
             seconds: to wait at most; -1: as long as it takes.
         """
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        if self._thread is not None:
             self._wake.put(False)
-            for each in (thread, self._runner):
-                if each is not None and each is not threading.current_thread():
-                    each.join(None if seconds < 0 else seconds)
+            self._join_threads(seconds)
         if self._turn.acquire(timeout=seconds):
             try:
                 last()
             finally:
                 self._turn.release()
 
-    def _start_thread(self) -> threading.Thread:
-        self._runner = threading.Thread(
-            target=self._run_calls, name="popdist-process-group", daemon=True
-        )
-        self._runner.start()
-        return self._runner
+    def _join_threads(self, seconds: float) -> None:
+        while (thread := self._started_thread()) is not None:
+            if thread is not threading.current_thread():
+                thread.join(None if seconds < 0 else seconds)
+            with self._changing:
+                if self._thread is thread:  # no callback has had it replaced
+                    self._thread = None
+
+    def _started_thread(self) -> threading.Thread | None:
+        with self._changing:
+            return self._thread
+
+    def _replace_thread(self, old: threading.Thread | None) -> None:
+        """Start the thread in place of ``old``, unless another is in its place already."""
+        with self._changing:
+            if self._thread is old:
+                self._thread = threading.Thread(
+                    target=self._run_calls, name="popdist-process-group", daemon=True
+                )
+                self._thread.start()
 
     def _run_calls(self) -> None:
-        while self._runner is threading.current_thread() and self._wake.get():
+        while self._thread is threading.current_thread() and self._wake.get():
             self._turn.acquire()
             self._run_next()
 
@@ -293,8 +304,9 @@ class CallQueue:
         finally:
             self._turn.release()
         if work is not None:
-            if work.may_call_back and self._runner is threading.current_thread():
-                self._start_thread()  # a callback may wait for another call, in C++ too
+            this = threading.current_thread()
+            if work.may_call_back and self._thread is this:
+                self._replace_thread(this)  # a callback may wait for another call, in C++ too
             work.tell()
             error = work.exception()
             if error is not None and not isinstance(error, Exception):

@@ -101,7 +101,7 @@ class Messages:
 
         Raises:
             ValueError: there is no such rank or tag.
-            PopdistError: this rank has left the group.
+            GroupClosedError: this rank has left the group.
         """
         self._check(to, tag)
         work = MessageWork(self, "send", tensor, to, tag)
@@ -136,7 +136,7 @@ class Messages:
 
         Raises:
             ValueError: there is no such rank or tag.
-            PopdistError: this rank has left the group.
+            GroupClosedError: this rank has left the group.
         """
         self._check(source, tag)
         work = MessageWork(self, "receive", tensor, source, tag)

@@ -152,14 +152,42 @@ def test_after_a_lost_rank_calls_fail_at_once_with_its_error(queue):
 
 def test_closing_runs_what_was_submitted_and_ends_the_thread():
     queue = CallQueue()
+    _, release = _blocked(queue)
     ran = []
     for i in range(20):
         queue.submit(PopdistWork("call", lambda i=i: ran.append(i)))
     thread = queue._thread
-    queue.close()
+    closer = threading.Thread(target=queue.close)
+    closer.start()
+    closer.join(0.1)  # it waits, or has given the calls up
+    release.set()
+    closer.join(LIMIT)
     queue.close()
     assert len(ran) == 20
     assert not thread.is_alive()
+
+
+def test_closing_while_the_thread_starts_waits_for_it(monkeypatch):
+    queue, ran, closed = CallQueue(), [], []
+    start = threading.Thread.start
+
+    def close():
+        queue.close()
+        closed.append(list(ran))
+
+    closer = threading.Thread(target=close)
+
+    def start_while_another_closes(thread):
+        if thread.name == "popdist-process-group":
+            start(closer)
+            closer.join(0.1)  # it cannot end before the thread has started
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_while_another_closes)
+    queue.submit(work := PopdistWork("call", lambda: ran.append(1)))
+    work.wait()
+    closer.join(LIMIT)
+    assert len(closed) == 1
 
 
 def _many_at_a_time(rank):
