@@ -21,6 +21,15 @@ _QUICK = (
     "test_scatter_checks",
     "test_send_recv_any_source",
 )
+_OF_FOUR_RANKS = (
+    "test_3_level_hierarchical_model_averager",
+    "test_gather_object",
+    "test_gather_object_subgroup",
+    "test_new_subgroups_by_enumeration_input_rank_exceeds_world_size",
+    "test_new_subgroups_overlap_not_allowed",
+    "test_new_subgroups_with_group_param",
+    "test_new_subgroups_world_size_not_divisible_by_group_size",
+)
 _NAMED_GLOO = "the program names gloo, and sees popdist"
 _DIFFERENT = {
     "test_Backend_enum_class": _NAMED_GLOO,
@@ -28,7 +37,7 @@ _DIFFERENT = {
     "test_ddp_profiling_torch_profiler": "our calls are in the timeline, not in torch's profiler",
     "test_monitored_barrier_gloo_rank_0_timeout": "names the rank that did not come, not rank 0",
 }
-# Those of 3 ranks; a PyTorch that has other tests may have a few less.
+# 231 of torch 2.13; other versions have others.
 _PASSED = 200
 # What is left out: patterns of names, and why no back end of CPUs passes these on a small machine.
 _LEFT_OUT = {
@@ -68,18 +77,25 @@ def _run(size, *arguments, timeout):
     return outcomes
 
 
+def _check_passed(names, outcomes):
+    assert {name: outcomes.get(name) for name in names} == dict.fromkeys(names, ("passed", ""))
+
+
 def test_the_most_telling_of_pytorch_s_own_tests_pass():
-    outcomes = _run(3, *_QUICK, timeout=60)
-    assert {name: outcomes.get(name) for name in _QUICK} == dict.fromkeys(_QUICK, ("passed", ""))
+    _check_passed(_QUICK, _run(3, *_QUICK, timeout=90))
+
+
+@pytest.mark.sweep
+def test_those_for_four_ranks_pass():
+    _check_passed(_OF_FOUR_RANKS, _run(4, *_OF_FOUR_RANKS, timeout=100))
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", [3, 4])
-def test_pytorch_s_own_tests_pass_but_for_those_that_are_different(size):
-    outcomes = _run(size, "--but", "|".join(_LEFT_OUT), timeout=880)
+def test_pytorch_s_own_tests_pass_but_for_those_that_are_different():
+    outcomes = _run(3, "--but", "|".join(_LEFT_OUT), timeout=880)
     failed = {name: why for name, (word, why) in outcomes.items() if word == "failed"}
     unexpected = {name: why for name, why in failed.items() if name not in _DIFFERENT}
     assert not unexpected, unexpected
     assert failed.keys() == _DIFFERENT.keys()
-    assert sum(word == "passed" for word, _ in outcomes.values()) > _PASSED
+    assert sum(word == "passed" for word, _ in outcomes.values()) >= _PASSED
