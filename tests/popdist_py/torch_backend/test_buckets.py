@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -156,12 +157,12 @@ def _page_faults_of_a_step(rank, is_distributed):
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
     x = torch.ones(1, 3000)
     counts = []
-    for _ in range(6):
+    for _ in range(16):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         model.zero_grad()
         model(x).sum().backward()
         counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return counts[-1]
+    return statistics.median(counts[8:])  # now and then the heap grows by one more block
 
 
 def test_memory_that_a_step_frees_is_kept_for_the_next_one():
