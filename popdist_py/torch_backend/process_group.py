@@ -38,6 +38,7 @@ from popdist_py.torch_backend.buckets import mover_of
 from popdist_py.torch_backend.compilation import never_compiled
 from popdist_py.torch_backend.membership.group_settings import settings_of_group
 from popdist_py.torch_backend.membership.membership import Membership
+from popdist_py.torch_backend.messages.message_work import MessageWork
 from popdist_py.torch_backend.messages.messages import Messages
 from popdist_py.torch_backend.operations import SUM, Operation, operation_of
 from popdist_py.torch_backend.overloads import also_with_arguments
@@ -57,6 +58,8 @@ _NO_TIME = timedelta(0)
 _SECONDS_AT_EXIT = 2.0
 # Without its stubs, where each method has several signatures that differ between versions.
 _ProcessGroup: Any = dist.ProcessGroup
+
+never_compiled(MessageWork)
 
 
 @never_compiled

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from popdist_py.torch_backend.compilation import never_compiled
 
 __all__ = ["MessageWork", "Progress"]
 
@@ -26,7 +25,6 @@ class Progress(Protocol):
         """Complete what can be completed at once."""
 
 
-@never_compiled
 class MessageWork(dist.Work):
     """A send or a receive of a rank; changed only by what completes it.
 
