@@ -347,6 +347,7 @@ def found():
     return found_over_both(2, _all_programs)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", _NAMES)
 def test_training_ends_with_what_it_ends_with_over_gloo(found, name):
     assert_same(found, name)

@@ -81,6 +81,7 @@ def _check_passed(names, outcomes):
     assert {name: outcomes.get(name) for name in names} == dict.fromkeys(names, ("passed", ""))
 
 
+@pytest.mark.sweep
 def test_the_most_telling_of_pytorch_s_own_tests_pass():
     _check_passed(_QUICK, _run(3, *_QUICK, timeout=90))
 

@@ -66,7 +66,9 @@ def _train(rank, options):
     return shared, during, len(_windows()) - before
 
 
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"find_unused_parameters": True}, marks=pytest.mark.sweep)]
+)
 def test_buckets_move_and_their_memory_goes_with_them(options):
     for shared, during, after in values(run_ranks(2, _train, options)):
         assert shared == [True, True]
@@ -119,6 +121,7 @@ def _uneven(rank):
         torch.testing.assert_close(*map(_gradients, models))
 
 
+@pytest.mark.sweep
 def test_a_rank_whose_bucket_is_no_bucket_goes_the_private_way_with_the_others():
     values(run_ranks(2, _uneven))
 
@@ -142,6 +145,7 @@ def _train_where_nothing_can_be_shared(rank):
     return shared, len(calls), _gradients(model)[0].numpy()
 
 
+@pytest.mark.sweep
 def test_without_memory_to_share_buckets_stay_where_they_are():
     ours, others = values(run_ranks(2, _train_where_nothing_can_be_shared))
     for shared, tries, _ in (ours, others):
@@ -165,6 +169,7 @@ def _page_faults_of_a_step(rank, is_distributed):
     return statistics.median(counts[8:])  # now and then the heap grows by one more block
 
 
+@pytest.mark.sweep
 def test_memory_that_a_step_frees_is_kept_for_the_next_one():
     pages = 36_000_000 // 4096
     assert min(values(run_ranks(2, _page_faults_of_a_step, False))) > pages / 2

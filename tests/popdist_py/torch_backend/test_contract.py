@@ -571,9 +571,9 @@ def _results(backend, size):
 def _parameters():
     for name, (_, _, gloo, sizes) in _CASES.items():
         for size in sizes:
-            yield pytest.param("popdist", size, name)
+            yield pytest.param("popdist", size, name, marks=[pytest.mark.sweep] * (size > 2))
             if gloo:
-                yield pytest.param("gloo", size, name, marks=[pytest.mark.sweep] * (size > 2))
+                yield pytest.param("gloo", size, name, marks=pytest.mark.sweep)
 
 
 @pytest.mark.parametrize(("backend", "size", "name"), list(_parameters()))

@@ -171,7 +171,7 @@ def _assert_lost(outcomes, *words):
         assert seconds < 8.0  # on a busy machine
 
 
-@pytest.mark.parametrize("first_call", [True, False])
+@pytest.mark.parametrize("first_call", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_a_killed_rank_is_named(first_call):
     outcomes = run_ranks(2, _killed, "all_reduce", first_call, "kill")
     _assert_lost(outcomes, "rank 1 (process", "ended")
@@ -200,7 +200,7 @@ def _waits_for_one_that_sleeps(rank, first_call):
     return str(error.value), seconds
 
 
-@pytest.mark.parametrize("first_call", [True, False])
+@pytest.mark.parametrize("first_call", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_a_rank_that_does_not_come_is_named_after_the_time_out(first_call):
     outcomes = run_ranks(2, _waits_for_one_that_sleeps, first_call, timeout=1.5)
     text, seconds = values(outcomes)[0]
@@ -259,7 +259,7 @@ def _monitored(rank, wait_all_ranks):
     return str(error.value)
 
 
-@pytest.mark.parametrize("wait_all_ranks", [False, True])
+@pytest.mark.parametrize("wait_all_ranks", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_monitored_barrier_names_the_ranks_that_do_not_come(wait_all_ranks):
     first, _, third, _ = values(run_ranks(4, _monitored, wait_all_ranks))
     named = "Ranks 1, 3" if wait_all_ranks else "Rank 1"

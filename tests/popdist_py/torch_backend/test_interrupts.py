@@ -48,7 +48,7 @@ def _interrupted(rank, size):
     return str(error.value)
 
 
-@pytest.mark.parametrize("size", [10, 1_000_000])
+@pytest.mark.parametrize("size", [10, pytest.param(1_000_000, marks=pytest.mark.sweep)])
 def test_the_group_of_an_interrupted_call_is_left(size):
     assert len(values(run_ranks(2, _interrupted, size))) == 2
 

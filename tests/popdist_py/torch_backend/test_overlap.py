@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from support.ranks import run_ranks, values
@@ -67,6 +68,7 @@ def _reductions_within_backward(rank):
     return counts
 
 
+@pytest.mark.sweep
 def test_the_first_buckets_are_reduced_before_backward_ends():
     # On a busy machine the thread that reduces may get no core in one step.
     for counts in values(run_ranks(2, _reductions_within_backward)):

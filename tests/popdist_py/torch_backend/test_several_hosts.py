@@ -131,7 +131,10 @@ def _check_all(rank, hosts):
     return dist.group.WORLD._membership._communicator.hosts
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(each, marks=[pytest.mark.sweep] * (each != "two of two")) for each in LAYOUTS],
+)
 def test_every_collective(layout):
     hosts = LAYOUTS[layout]
     expected = sorted({tuple(r for r, h in enumerate(hosts) if h == host) for host in hosts})
@@ -199,7 +202,7 @@ def test_a_block_that_does_not_fit_is_named_and_not_spread():
     assert received == [[255] * 4, [1] * 4, [2] * 4]
 
 
-@pytest.mark.parametrize("lost", [2, 3])
+@pytest.mark.parametrize("lost", [2, pytest.param(3, marks=pytest.mark.sweep)])
 def test_a_lost_rank_is_named_on_all_hosts(lost):
     outcomes = run_ranks(4, _be_lost, (0, 0, 1, 1), lost, timeout=2)
     for rank, outcome in enumerate(outcomes):
@@ -224,6 +227,7 @@ def _be_late(rank, hosts, late):
         store.set(f"done {rank}", "")
 
 
+@pytest.mark.sweep
 def test_a_rank_that_does_not_come_is_named_in_time():
     began = time.monotonic()
     *others, late = run_ranks(3, _be_late, (0, 0, 1), 2, timeout=1)

@@ -45,6 +45,7 @@ def test_gloo_and_nothing_are_popdist(tmp_path):
     assert found == [dict.fromkeys(names, groups)] * 2
 
 
+@pytest.mark.sweep
 def test_each_device_has_its_back_end(tmp_path):
     names = ["cpu:gloo", "cpu:gloo,cuda:nccl"]
     found = values(run_ranks(2, _groups, "popdist", names, str(tmp_path), backend=None))
@@ -52,6 +53,7 @@ def test_each_device_has_its_back_end(tmp_path):
         assert found[0][name] == (_OURS, _OURS, name, "popdist")
 
 
+@pytest.mark.sweep
 def test_popdist_and_nothing_are_gloo(tmp_path):
     names = ["popdist", None, "gloo"]
     found = values(run_ranks(2, _groups, "gloo", names, str(tmp_path), backend=None))
@@ -71,6 +73,7 @@ def _mesh(rank, folder):
     return kind, total.tolist()
 
 
+@pytest.mark.sweep
 def test_a_mesh_of_cpus_is_popdist(tmp_path):
     assert values(run_ranks(2, _mesh, str(tmp_path), backend=None)) == [(_OURS, [2.0] * 3)] * 2
 
@@ -82,6 +85,7 @@ def _save(rank, folder):
     return dist.distributed_c10d._device_capability(), int(state["rank"])
 
 
+@pytest.mark.sweep
 def test_torch_knows_that_the_group_is_for_cpus(tmp_path):
     # An asynchronous checkpoint refuses groups that are not.
     assert values(run_ranks(2, _save, str(tmp_path))) == [(["cpu"], 0)] * 2

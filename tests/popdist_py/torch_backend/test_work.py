@@ -223,6 +223,7 @@ def _wait_in_the_thread(rank):
     return (time.process_time() - cpu) / (time.monotonic() - began)
 
 
+@pytest.mark.sweep
 def test_the_thread_takes_no_core_while_it_waits():
     share, _ = values(run_ranks(2, _wait_in_the_thread))
     assert share < 0.01
@@ -243,7 +244,11 @@ def _die_within_backward(rank, how):
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("killed", "rank 1"), ("differs", r"all_reduce\(op=sum, shape=\(5,\)")]
+    ("how", "words"),
+    [
+        pytest.param("killed", "rank 1", marks=pytest.mark.sweep),
+        ("differs", r"all_reduce\(op=sum, shape=\(5,\)"),
+    ],
 )
 def test_an_error_within_backward_is_an_exception_of_the_program(how, words):
     first, second = run_ranks(2, _die_within_backward, how, timeout=2.0)
