@@ -2,7 +2,8 @@
 
 Both train an equal model in the same processes, turn and turn about: ``gloo/popdist`` is how many
 times as many steps ours makes, ``cpu gloo/popdist`` how many times as much time of the cores gloo
-takes, which other work on the machine disturbs less.
+takes, which other work on the machine disturbs less. ``gloo/none`` is what a back end would reach
+that takes no time at all: a third model fills its buckets, which nobody reduces.
 Targets for steps: >= 1.4 for mlp and bert within a host, and never below 1.
 
 Usage: python benchmarks/torch_ddp.py [--json] [--instances 2 4] [--models mlp ...] [--turns 9]
@@ -31,7 +32,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 # Samples of one instance in a step.
-MODELS = {"mlp": 16, "resnet18": 4, "resnet50": 4, "bert": 1}
+MODELS = {"mlp": 16, "resnet18": 4, "resnet50": 4, "bert": 1, "bert-32": 1}
+# Tokens of the sequence, where they are fewer than 128.
+_TOKENS = {"bert-32": 32}
 _RATE = 1e-5
 _WARM_UP = 8  # DDP makes new buckets after the first step, and ours tries two ways six times
 
@@ -52,18 +55,28 @@ class Perceptron(nn.Module):
 
 def make(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return Perceptron() if name == "mlp" else models.make(name)
+    return Perceptron() if name == "mlp" else models.make(name.partition("-")[0])
 
 
 def batch(name: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     if name == "mlp":
         return torch.randn(samples, 1024), torch.randint(0, 1024, (samples,))
-    return models.batch(name, samples)
+    inputs, labels = models.batch(name.partition("-")[0], samples)
+    return (inputs[:, : _TOKENS[name]] if name in _TOKENS else inputs), labels
 
 
-def step_of(name: str, group: Any) -> Callable[[], tuple[float, float]]:
+def not_reduced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Be a communication hook that leaves the gradients as they are."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def step_of(name: str, group: Any, reduces: bool) -> Callable[[], tuple[float, float]]:
     """Return what makes one step over a process group, and returns its seconds and the cores'."""
     model = DistributedDataParallel(make(name), process_group=group, gradient_as_bucket_view=True)
+    if not reduces:
+        model.register_comm_hook(None, not_reduced)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
     inputs, labels = batch(name, MODELS[name])
 
@@ -80,7 +93,8 @@ def step_of(name: str, group: Any) -> Callable[[], tuple[float, float]]:
 def row(name: str, turns: int, seconds: float) -> dict[str, Any]:
     """Train a model over both back ends; collective."""
     groups = {backend: dist.new_group(backend=backend) for backend in ("popdist", "gloo")}
-    steps = {backend: step_of(name, group) for backend, group in groups.items()}
+    steps = {backend: step_of(name, group, True) for backend, group in groups.items()}
+    steps["none"] = step_of(name, groups["popdist"], False)
     counts = {}
     for backend, step in steps.items():
         taken, _ = [step() for _ in range(_WARM_UP)][-1]
@@ -91,7 +105,7 @@ def row(name: str, turns: int, seconds: float) -> dict[str, Any]:
     for _ in range(turns):
         for backend, step in steps.items():
             found[backend] += [step() for _ in range(counts[backend])]
-    ours, theirs = (
+    ours, theirs, none = (
         [1e3 * statistics.median(column) for column in zip(*found[backend], strict=True)]
         for backend in steps
     )
@@ -100,7 +114,9 @@ def row(name: str, turns: int, seconds: float) -> dict[str, Any]:
         "instances": dist.get_world_size(),
         "popdist_ms": round(ours[0], 2),
         "gloo_ms": round(theirs[0], 2),
+        "none_ms": round(none[0], 2),
         "gloo/popdist": round(theirs[0] / ours[0], 2),
+        "gloo/none": round(theirs[0] / none[0], 2),
         "cpu gloo/popdist": round(theirs[1] / ours[1], 2),
     }
 

@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-
 __all__ = ["MessageWork", "Progress"]
 
 
