@@ -33,7 +33,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "models": ("--half", "--memory"),
     "dataloader": (),
     "torch_backend": ("--modes", "sync"),
-    "torch_ddp": (),
+    "torch_ddp": ("--seconds", "3", "--turns", "7"),
     "many": (),
     "long_run": (),
 }
