@@ -19,7 +19,7 @@ from typing import Any
 from performance_collectives import collectives_within_host, size_of, table_line
 from performance_jobs import long_runs, many_instances
 from performance_models import known_models
-from performance_torch import steps, torch_distributed
+from performance_torch import on_hosts, steps, torch_distributed
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -34,6 +34,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "dataloader": (),
     "torch_backend": ("--modes", "sync"),
     "torch_ddp": ("--seconds", "3", "--turns", "7"),
+    "torch_hosts": (),
     "many": (),
     "long_run": (),
 }
@@ -162,6 +163,7 @@ def page(results: dict[str, Any]) -> str:
     parts += _loading(results["dataloader"])
     parts += torch_distributed(results.get("torch_backend", []))
     parts += steps(results.get("torch_ddp", []))
+    parts += on_hosts(results.get("torch_hosts", []))
     parts += many_instances(results["many"]) if "many" in results else []
     parts += long_runs(results["long_run"]) if "long_run" in results else []
     return "".join([*parts, NOTES])

@@ -1,6 +1,7 @@
 """The part of docs/performance.md on the back end of torch.distributed, beside gloo.
 
-From benchmarks/torch_backend.py and benchmarks/torch_ddp.py. Nothing here measures or writes files.
+From benchmarks/torch_backend.py, torch_ddp.py and torch_hosts.py.
+Nothing here measures or writes files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 from performance_collectives import size_of, table_line
 
-__all__ = ["steps", "torch_distributed"]
+__all__ = ["on_hosts", "steps", "torch_distributed"]
 
 Row = dict[str, Any]
 
@@ -34,6 +35,15 @@ frees is kept for the next one over both back ends; programs that use gloo alone
 
 | model | ranks | popdist | gloo | none | gloo / popdist | gloo / none | gloo / popdist, cpu |
 |---|--:|--:|--:|--:|--:|--:|--:|
+"""
+ON_HOSTS = """
+## torch.distributed: two hosts
+
+The same between two hosts with a link of {rate} (`benchmarks/torch_hosts.py`), all on the cores of
+one machine: microseconds for a call, milliseconds for a step.
+
+| what | instances per host | size | popdist | gloo | gloo / popdist |
+|---|--:|--:|--:|--:|--:|
 """
 
 
@@ -60,3 +70,18 @@ def _step(row: Row) -> str:
     names = ("gloo/popdist", "gloo/none", "cpu gloo/popdist")
     ratios = [f"{row[name]:.2f}" for name in names]
     return table_line([row["model"], row["instances"], *times, *ratios])
+
+
+def on_hosts(rows: list[Row]) -> list[str]:
+    """Return the table of two hosts; nothing where they were not measured."""
+    return [ON_HOSTS.format(rate=rows[0]["rate"]), *map(_on_hosts, rows)] if rows else []
+
+
+def _on_hosts(row: Row) -> str:
+    if "model" in row:
+        times = [f"{row[name]:.1f}" for name in ("popdist_ms", "gloo_ms")]
+        what, size, ratio = f"step of {row['model']}", "", row["gloo/popdist"]
+    else:
+        times = [f"{row[name]:.0f}" for name in ("popdist_us", "gloo_us")]
+        what, size, ratio = row["collective"], size_of(row["bytes"]), row["popdist/gloo"]
+    return table_line([what, row["per_host"], size, *times, f"{ratio:.1f}"])

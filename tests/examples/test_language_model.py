@@ -46,6 +46,7 @@ def undisturbed(shared_poprun):
 
 
 @pytest.mark.mpi
+@pytest.mark.sweep
 def test_model_learns(undisturbed):
     losses = [re.search(r"step +(\d+)  loss ([\d.]+)  validation ([\d.]+)", x) for x in undisturbed]
     steps = [(int(m[1]), float(m[2]), float(m[3])) for m in losses if m]

@@ -100,6 +100,7 @@ def test_restarts_by_the_launcher_go_on_to_the_bit(poprun, tmp_path, undisturbed
     assert digests(done.stdout) == undisturbed
 
 
+@pytest.mark.sweep
 def test_preempted_training_goes_on_to_the_bit(poprun, tmp_path, undisturbed):
     job = poprun(*TWO, TRAINING, tmp_path / "c", "0.05", start=True)
     wait_until(lambda: (tmp_path / "c").exists(), 40)
