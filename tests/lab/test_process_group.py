@@ -54,7 +54,8 @@ def test_a_model_is_the_same_on_two_hosts_as_on_one(lab):
 def test_a_lost_rank_is_named_on_the_other_host(lab):
     done = run(lab, lab.names(), 3)
     assert done.returncode
-    assert "rank 3 " in done.stderr, done.stderr[-3000:]
+    # The launcher may end the job before the other ranks have waited for the lost one in vain.
+    assert "instance 3 (replica 3) on node1 failed first: signal SIGKILL" in done.stderr
 
 
 def test_hosts_find_one_another_without_the_launcher(lab):
