@@ -256,6 +256,8 @@ class HostGroup:
 
     def broadcast(self, data: Array, root: int, plan: CallPlan) -> None:
         """Overwrite the bytes ``data`` with those of the instance at position ``root``."""
+        if self.size == 1:
+            return
         if self.can_read and data.size > self._max_broadcast_bytes:
             self._broadcast_directly(data, root, plan)
             return
@@ -314,6 +316,10 @@ class HostGroup:
             longest: size of the largest ``data`` of all instances.
             plan: of the call.
         """
+        if self.size == 1:
+            for row in rows:
+                np.copyto(row, data)
+            return
         if self.can_read and longest > self._max_slot_bytes:
             self._gather_directly(data, rows, plan)
             return
