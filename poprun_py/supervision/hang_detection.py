@@ -81,7 +81,7 @@ class HangWatch:
         return self._looked_at + self.sample_seconds
 
     def on_time(self, now: float, *, is_held_up: bool) -> tuple[int, ...]:
-        """Return the instances that hang now.
+        """Return the instances that hang now, the one that is silent for longest first.
 
         Args:
             now: the time.
@@ -93,12 +93,16 @@ class HangWatch:
         return self.hung(now)
 
     def hung(self, now: float) -> tuple[int, ...]:
-        """Return the instances that have made no step for too long."""
-        return tuple(
-            instance
-            for instance, (progress, when) in sorted(self._last.items())
+        """Return the instances that have made no step for too long, the longest first.
+
+        One that waits for another, or for a core, may be over the limit in the same look.
+        """
+        silent = [
+            (when, instance)
+            for instance, (progress, when) in self._last.items()
             if now - when > self._patience(progress)
-        )
+        ]
+        return tuple(instance for _, instance in sorted(silent))
 
     def _patience(self, progress: Progress) -> float:
         """Return how long an instance may be silent there; inf while nothing can be compared."""

@@ -145,3 +145,12 @@ def test_nonsense_of_a_program_does_not_end_the_launcher():
     now = trained(watch)
     watch.beat(0, Progress(-3, -1, -7, 99), now)
     assert watch.hung(now + 1) == ()
+
+
+def test_the_one_that_is_silent_for_longest_comes_first():
+    watch = HangWatch(1.0)
+    for instance, last in ((0, 3.0), (1, 2.0), (2, 2.5)):
+        watch.beat(instance, Progress(1), now=1.0)
+        watch.beat(instance, Progress(2), now=last)
+    assert watch.hung(3.1) == (1,)
+    assert watch.hung(5.0) == (1, 2, 0)
