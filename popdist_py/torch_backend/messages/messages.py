@@ -164,7 +164,9 @@ class Messages:
             seconds: for what was sent last; -1: some.
         """
         with self._starting:
-            traffic, self._is_closed = self._traffic, True
+            traffic, was_closed, self._is_closed = self._traffic, self._is_closed, True
+        if was_closed:  # perhaps by another thread, which is still about it
+            return
         if traffic is None:
             self._endpoint.close(farewell=Header(Kind.LEAVING).pack())
         elif not traffic.is_closed:
