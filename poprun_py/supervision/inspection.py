@@ -28,6 +28,8 @@ _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+# A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
+_ENDED = (ConnectionError, FileNotFoundError)
 # In place of a job: the one that was started last.
 NEWEST = "newest"
 
@@ -41,6 +43,8 @@ def ask(pid: int) -> str:
     path = _socket_of(pid, f"--stacks {pid}")
     try:
         answer = _answer(path, "stacks", _ANSWER_SECONDS)
+    except _ENDED:
+        answer = None
     except (OSError, ValueError) as error:
         raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
     if answer is None:
@@ -103,7 +107,7 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     try:
         answer = _answer(path, "status", _STATUS_SECONDS)
         return json.loads(answer) if answer else None
-    except (ConnectionRefusedError, FileNotFoundError):
+    except _ENDED:
         return None
     except (OSError, ValueError) as error:
         raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
@@ -152,8 +156,8 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
             answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
             if answer:
                 found[pid] = json.loads(answer)
-        except (ConnectionRefusedError, FileNotFoundError):
-            continue  # it was killed, or has just ended
+        except _ENDED:
+            continue
         except (OSError, ValueError):
             found[pid] = None
     return found
