@@ -1,0 +1,5 @@
+"""Which cores and memory of this machine its jobs hold: leases, kept by locks of the kernel.
+
+Nothing here plans, or knows options.
+May call: errors.
+"""
