@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from popdist_py import activities
 from popdist_py.collectives.arithmetic import Array
-from popdist_py.collectives.between_hosts.socket_group import (
-    SocketGroup,
-    late_error,
-    nodes_by_rank,
-    stacked_nodes,
-)
+from popdist_py.collectives.between_hosts.combined_calls import CombinedCalls, late_error
+from popdist_py.collectives.between_hosts.socket_group import SocketGroup
 from popdist_py.collectives.between_hosts.tcp import TcpMesh
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.rounds import Round
-from popdist_py.collectives.signature import Signature
-from popdist_py.collectives.tree import Node
 from popdist_py.errors import InstanceLostError
 
 __all__ = ["MpiGroup", "TcpGroup"]
@@ -38,7 +31,7 @@ _MAX_BYTES = 2**30
 _ANNOUNCEMENT_TAG = 7
 
 
-class MpiGroup:
+class MpiGroup(CombinedCalls):
     """The instances of one MPI communicator.
 
     Args:
@@ -105,14 +98,6 @@ class MpiGroup:
             self._start_call()
             self.wait(self._comm.Ibcast(array[start : start + step], root=root), call)
 
-    def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
-        """Return the bytes ``data`` of rank ``root``; what the others pass does not matter."""
-        size = np.array([data.size])
-        self.broadcast(size, root, call)
-        received = data.copy() if self.rank == root else np.empty(size[0], np.uint8)
-        self.broadcast(received, root, call)
-        return received
-
     def gather(self, array: Array, root: int, call: object) -> Array | None:
         """Return the equally large ``array`` of every rank, stacked; None but at ``root``."""
         rows = self.gather_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8), call, root)
@@ -153,31 +138,6 @@ class MpiGroup:
             for row, end, count in zip(rows or (), np.cumsum(counts), counts, strict=False):
                 row[start : start + count] = pieces[end - count : end]
         return rows
-
-    def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every rank's call, after all have seen that calls differ."""
-        rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
-        return [row.tobytes().decode() for row in rows or ()]
-
-    def all_gather_nodes(
-        self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
-    ) -> dict[Node, Array]:
-        """Return the nodes of all ranks, in order of rank.
-
-        Args:
-            values: the sums at this rank's nodes, equally large.
-            nodes: the nodes of every rank.
-            call: the collective call, as messages name it.
-        """
-        return nodes_by_rank(self.all_gather(stacked_nodes(values, nodes), call), nodes)
-
-    def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
-        """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
-        extremes = np.array([code, -code, number], np.int64)
-        # So few numbers travel in no time: what takes long here is that others are not there yet.
-        with activities.doing(activities.WAITING):
-            self.all_reduce(extremes, "max", call)
-        return bool(extremes[0] == -extremes[1]), int(extremes[2])
 
     def close(self) -> None:
         """Do nothing: mpi4py frees what belongs to MPI."""

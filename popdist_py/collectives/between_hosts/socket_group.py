@@ -11,17 +11,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from popdist_py import activities
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
+from popdist_py.collectives.between_hosts.combined_calls import CombinedCalls, late_error
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh, TcpRequest
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.rounds import Round
-from popdist_py.collectives.signature import INSTANCES, Names, Signature
-from popdist_py.collectives.tree import Node
+from popdist_py.collectives.signature import INSTANCES, Names
 from popdist_py.collectives.within_host.host_barrier import launcher_grace_seconds
 from popdist_py.errors import InstanceLostError
 
-__all__ = ["SocketGroup", "late_error", "nodes_by_rank", "stacked_nodes"]
+__all__ = ["SocketGroup"]
 
 # Seconds of one wait; the time-out is checked after each.
 _POLL_SECONDS = 0.1
@@ -30,7 +29,7 @@ _NOTHING = np.empty(0, np.uint8)
 _Started: TypeAlias = TcpRequest | ConnectionLostError
 
 
-class SocketGroup:
+class SocketGroup(CombinedCalls):
     """The ranks of a mesh; satisfies ``between_hosts.linked_group.LinkedGroup``.
 
     Args:
@@ -138,14 +137,6 @@ class SocketGroup:
             incoming = [array if rank == root else _NOTHING for rank in range(self.size)]
             self.exchange([_NOTHING] * self.size, incoming, call)
 
-    def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
-        """Return the bytes ``data`` of rank ``root``; what the others pass does not matter."""
-        size = np.array([data.size])
-        self.broadcast(size, root, call)
-        received = data.copy() if self.rank == root else np.empty(size[0], np.uint8)
-        self.broadcast(received, root, call)
-        return received
-
     def gather_into(self, rows: Sequence[Array], call: object, root: int | None = None) -> None:
         """Fill the row of every other rank with that rank's own, at ``root`` or everywhere.
 
@@ -188,31 +179,6 @@ class SocketGroup:
         self.gather_into(rows, call, root)
         return rows if root in (None, self.rank) else None
 
-    def descriptions(self, signature: Signature) -> list[str]:
-        """Return the description of every rank's call, after all have seen that calls differ."""
-        rows = self.gather_bytes(np.frombuffer(signature.description.encode(), np.uint8), signature)
-        return [row.tobytes().decode() for row in rows or ()]
-
-    def all_gather_nodes(
-        self, values: Sequence[Array], nodes: Sequence[Sequence[Node]], call: object
-    ) -> dict[Node, Array]:
-        """Return the nodes of all ranks, in order of rank.
-
-        Args:
-            values: the sums at this rank's nodes, equally large.
-            nodes: the nodes of every rank.
-            call: the collective call, as messages name it.
-        """
-        return nodes_by_rank(self.all_gather(stacked_nodes(values, nodes), call), nodes)
-
-    def compare(self, code: int, number: int, call: object) -> tuple[bool, int]:
-        """Return whether all ranks pass the same ``code`` (63 bits), and the largest ``number``."""
-        extremes = np.array([code, -code, number], np.int64)
-        # So few numbers travel in no time: what takes long here is that others are not there yet.
-        with activities.doing(activities.WAITING):
-            self.all_reduce(extremes, "max", call)
-        return bool(extremes[0] == -extremes[1]), int(extremes[2])
-
     def abort(self, reason: str) -> None:
         """Let the wait that another thread is in, and all later ones, raise an error soon."""
         self._abort_reason = reason
@@ -220,30 +186,3 @@ class SocketGroup:
     def close(self) -> None:
         """Close the connections."""
         self._mesh.close()
-
-
-def late_error(
-    missing: Sequence[int], call: object, hang_timeout: float, names: Names = INSTANCES
-) -> InstanceLostError:
-    """Return the error of a wait that took too long for these instances."""
-    limit = f"within {hang_timeout:g} s ({names.time_limit})"
-    if not missing:
-        return InstanceLostError(f"{call}: all {names.noun}s arrived, but did not end {limit}")
-    return InstanceLostError(f"{call}: {names.of(*sorted(missing))} did not arrive {limit}")
-
-
-def stacked_nodes(values: Sequence[Array], nodes: Sequence[Sequence[Node]]) -> Array:
-    """Return the values of a rank as rows, as many as the rank with most nodes has."""
-    rows = np.zeros((max(map(len, nodes)), values[0].size), values[0].dtype)
-    for row, value in zip(rows, values, strict=False):
-        row[:] = value
-    return rows
-
-
-def nodes_by_rank(gathered: Array, nodes: Sequence[Sequence[Node]]) -> dict[Node, Array]:
-    """Return the nodes of all ranks from their rows, in order of rank."""
-    return {
-        node: gathered[rank, row]
-        for rank, rank_nodes in enumerate(nodes)
-        for row, node in enumerate(rank_nodes)
-    }
