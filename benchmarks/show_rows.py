@@ -1,12 +1,17 @@
-"""How the benchmarks show their rows. No measurement lives here."""
+"""How the benchmarks show their rows, and read those of jobs. No measurement lives here."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+_CHECKOUT = str(Path(__file__).resolve().parents[1])
 
 
 def show_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
@@ -27,3 +32,24 @@ def show_rows(rows: Iterable[dict[str, Any]], *, as_json: bool) -> None:
             separator = ",\n"
     finally:
         print("\n]", flush=True)
+
+
+def rows_of_job(words: Sequence[object]) -> Iterator[dict[str, Any]]:
+    """Run ``python -m WORDS`` on this checkout, and yield each row that it prints.
+
+    Raises:
+        SystemExit: the job failed, with its code.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", *map(str, words)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _CHECKOUT},
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        text = line.rpartition("<stdout>:")[2]
+        if text.startswith("{"):
+            yield json.loads(text)
+    if process.wait():
+        raise SystemExit(process.returncode)

@@ -14,14 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch_collectives
-from show_rows import show_rows
+from show_rows import rows_of_job, show_rows
 
 MODES = ("sync", "async")
 
@@ -41,20 +38,7 @@ def launch(instances: int, host: str, options: Sequence[object]) -> Iterator[dic
     """Run one job and yield its rows."""
     placed = ["--num-instances", instances, "--num-replicas", instances, "--oversubscribe"]
     placed += ["--host", host] if host else []
-    program = [__file__, "--worker", *options]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "poprun_py", *map(str, placed), *map(str, program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.partition("<stdout>:")[2]
-        if text.startswith("{"):
-            yield json.loads(text)
-    if process.wait():
-        raise SystemExit(process.returncode)
+    return rows_of_job(["poprun_py", *placed, __file__, "--worker", *options])
 
 
 def main() -> None:

@@ -16,18 +16,15 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import models
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from show_rows import show_rows
+from show_rows import rows_of_job, show_rows
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -144,19 +141,7 @@ def launch(instances: int, arguments: argparse.Namespace) -> Iterator[dict[str, 
         launcher += ["--oversubscribe", *(["--host", arguments.host] if arguments.host else [])]
     program = [__file__, "--worker", "--turns", arguments.turns, "--seconds", arguments.seconds]
     program += ["--models", *arguments.models]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *map(str, launcher), *map(str, program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        text = line.rpartition("<stdout>:")[2]
-        if text.startswith("{"):
-            yield json.loads(text)
-    if process.wait():
-        raise SystemExit(process.returncode)
+    return rows_of_job([*launcher, *program])
 
 
 def main() -> None:
