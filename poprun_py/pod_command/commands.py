@@ -59,6 +59,7 @@ def _verb(name: str, text: str, *objects: click.Command) -> Objects:
         help=text,
         commands=commands,
         context_settings=CONTEXT,
+        options_metavar="",
         subcommand_metavar="OBJECT [NAME] [OPTIONS]",
     )
 
