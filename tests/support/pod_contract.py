@@ -161,7 +161,9 @@ class PodContract:
         second = other.attach("p", 2, holder("second.py", "bob"))
         assert (first.ipus, second.ipus) == ((0,), (2, 3))
         assert first.id != second.id
-        with pytest.raises(InUseError, match=r"first\.py .*alice.* has 1, second\.py .*bob.* has 2"):
+        with pytest.raises(
+            InUseError, match=r"first\.py .*alice.* has 1, second\.py .*bob.* has 2"
+        ):
             other.attach("p", 2, holder())
         held = other.attachments()
         assert held == (replace(first, id=""), replace(second, id=""))

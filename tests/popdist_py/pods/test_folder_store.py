@@ -263,7 +263,7 @@ def test_a_full_disk_loses_nothing(folder, store):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 def test_another_users_folder_is_refused(folder):
     code = (
-        "import os, pathlib, sys\n"
+        "import os, pathlib, sys, tomllib\n"
         "from popdist_py.pods.errors import PodError\n"
         "from popdist_py.pods.database import FolderStore\n"
         "os.seteuid(65534)\n"
@@ -288,7 +288,7 @@ def test_a_folder_that_may_not_be_written_is_said(folder):
     for parent in folder.parents[:3]:
         parent.chmod(parent.stat().st_mode | 0o111)
     code = (
-        "import os, pathlib, sys\n"
+        "import os, pathlib, sys, tomllib\n"
         "from popdist_py.pods.errors import PodError\n"
         "from popdist_py.pods.database import FolderStore\n"
         "os.seteuid(65534)\n"
