@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from popdist_py.pods.errors import DamagedError, PodError, UnreachableError
+from popdist_py.pods.finding import DEFAULT_PORT, find_pod
 from popdist_py.pods.values import Partition, PartitionState
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.pod_command.grammar import KEPT
@@ -38,7 +39,6 @@ __all__ = [
     "wants_json",
 ]
 
-_PORT = "8090"
 _REQUEST_SECONDS = 30.0
 # A shell that completes a word does not wait longer.
 _COMPLETION_SECONDS = 2.0
@@ -65,11 +65,11 @@ def asked_pod(kept: Mapping[str, Any], environ: Mapping[str, str]) -> str | None
     elif pod is not None:
         raise UsageError("--pod and --api-host or --api-port exclude one another: give one")
     host = host or environ.get("VIPU_CLI_API_HOST") or "localhost"
-    port = str(port or environ.get("VIPU_CLI_API_PORT") or _PORT)
+    port = str(port or environ.get("VIPU_CLI_API_PORT") or DEFAULT_PORT)
     if not _HOST.fullmatch(host):
         raise UsageError(f"--api-host {host!r}: expected a name or an address, without a port")
     if not port.isdigit():
-        raise UsageError(f"VIPU_CLI_API_PORT={port}: expected a port, such as {_PORT}")
+        raise UsageError(f"VIPU_CLI_API_PORT={port}: expected a port, such as {DEFAULT_PORT}")
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"http://{host}:{port}"
@@ -100,8 +100,6 @@ def opened_pod(named: str | None = None) -> Iterator[PodStore]:
 
 
 def _open(kept: Mapping[str, Any], seconds: float) -> PodStore | None:
-    from popdist_py.pods.finding import find_pod
-
     where = asked_pod(kept, os.environ)
     try:
         return find_pod(where, os.environ, timeout=seconds)

@@ -41,7 +41,7 @@ them, which jobs run on. Every VERB OBJECT has a --help of its own.
 \b
 Examples:
   poprun-py-pod create pod lab --type POD64
-  poprun-py-pod create partition p16 --size 16 --wait 60
+  poprun-py-pod create partition p16 --size 16 --reconfigurable --wait 60
   poprun-py-pod list partitions
   poprun-py-pod list devices
   poprun-py-pod get partition p16 --showjson

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from popdist_py.pods.errors import PodError
+from popdist_py.pods.finding import DEFAULT_PORT
+from popdist_py.pods.pod_file import SYSTEMS, machine_pod, read_pod, system_pod
 from poprun_py.errors import UsageError
 from poprun_py.pod_command.asking import (
     doing,
@@ -33,7 +36,7 @@ __all__ = ["CREATE", "GET", "LIST", "REMOVE", "SERVE"]
 _KIND = "pod"
 # Beside the systems of popdist_py/pods/pod_file.py: the IPUs of this host.
 _MACHINE = "machine"
-_TYPES = ("POD4", "POD16", "POD64", "POD128", "POD256", _MACHINE)
+_TYPES = (*SYSTEMS, _MACHINE)
 
 
 def _root() -> Path:
@@ -66,7 +69,7 @@ _KNOWN = Names(_pod_names)
 @click.option(
     "--type",
     "system",
-    type=click.Choice(_TYPES, case_sensitive=False),
+    type=click.Choice(_TYPES),
     help="The system that it is like; machine: the IPUs of this host.",
 )
 @click.option("--hosts", metavar="H1,H2,...", help="The hosts that share its IPU-Machines.")
@@ -94,10 +97,6 @@ def CREATE(*, name: str, system: str | None, hosts: str | None, file: Path | Non
 
 def _described(name: str, system: str | None, hosts: tuple[str, ...], file: Path | None) -> Pod:
     """Return the pod that the options describe."""
-    from dataclasses import replace
-
-    from popdist_py.pods.pod_file import machine_pod, read_pod, system_pod
-
     if file is not None:
         return replace(read_pod(file), name=name)
     if system == _MACHINE:
@@ -176,7 +175,7 @@ def REMOVE(*, name: str, force: bool) -> None:
     "--port",
     metavar="PORT",
     type=click.IntRange(0, 65535),
-    default=8090,
+    default=DEFAULT_PORT,
     show_default=True,
     help="The port to listen on.",
 )

@@ -12,7 +12,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table without outer bars: its columns are as wide as their widest cell."""
     cells = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
-    rule = "-" * (sum(widths) + 3 * len(widths) - 1)
+    rule = "-" * (sum(widths) + 3 * len(widths) - 2)
     lines = [_line(columns, widths), rule, *(_line(row, widths) for row in cells)]
     return "\n".join([*lines, rule] if cells else lines)
 
