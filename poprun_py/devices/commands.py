@@ -191,7 +191,7 @@ def GC_MONITOR(
     partitions = partitions if all_partitions else named or partitions
     if as_json:
         print_out(json.dumps(monitor_json(partitions), indent=2))
-    else:
+    elif partitions:
         print_out(monitor_text(partitions, card_info=not no_card_info))
 
 

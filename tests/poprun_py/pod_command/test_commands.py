@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -322,6 +323,30 @@ def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
 )
 def test_which_pod_is_asked(kept, environ, where):
     assert asked_pod(kept, environ) == where
+
+
+def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
+    server = subprocess.Popen(
+        [sys.executable, "-m", "poprun_py.pod_command", "serve", "--port", "0"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        port = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())[1]
+        there = ("-H", "127.0.0.1", "--api-port", port)
+        assert ask("list", "devices", *there).out == ask("list", "devices").out
+        done = ask("create", "partition", "p2", "--size", 2, *there)
+        assert (done.code, done.out) == (0, "create partition (p2): success.\n")
+        assert held.partition("p2").size == 2
+        done = ask("remove", "partition", "theirs", *there)
+        assert done.code == 1
+        assert done.err.startswith("remove partition (theirs): failed: ")
+        assert f"where: http://127.0.0.1:{port}\n" in ask("get", "pod", *there).out
+        assert ask("serve", "--pod", f"http://127.0.0.1:{port}").code == 2
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+    assert server.returncode == 0
 
 
 # --- waiting ------------------------------------------------------------------------------------
