@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -22,6 +23,7 @@ from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import PodError
 from poprun_py.pod_server.application import make_application
+from poprun_py.pod_server.lease_clock import LeaseClock
 from poprun_py.pod_server.token import TOKEN_FILE, own_token
 from poprun_py.terminal import UnwritableError, print_error, print_problem
 
@@ -86,24 +88,26 @@ def _serve(
     with listener:
         token = own_token(folder)
         _quieten_waitress()
+        clock = LeaseClock(store.renew_all, seconds)
         application = make_application(
             store,
             token,
             seconds=seconds,
             log=_say,
             access_log=_log_access if verbose else None,
+            clock=clock,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)
         try:
             # Nobody could renew while there was no server.
             store.renew_all(seconds)
-            server = PodServer(application, listener)
+            server = PodServer(application, listener, tick=clock.tick)
             _announce(store.pod().name, folder, listener)
             server.run()
         except SystemExit:
             return 0
-        server.close()
+        server.end()
     return 0
 
 
@@ -148,14 +152,21 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         application: what answers (WSGI).
         listener: a bound socket.
         patience: seconds for a request to come in whole, and for an idle connection.
+        tick: is called every second or so.
     """
 
     channel_class = _Channel
 
     def __init__(
-        self, application: Any, listener: socket.socket, *, patience: float = _PATIENCE
+        self,
+        application: Any,
+        listener: socket.socket,
+        *,
+        patience: float = _PATIENCE,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._patience = patience
+        self._tick = tick
         limits = Adjustments(
             threads=_THREADS,
             connection_limit=_MOST_CONNECTIONS,
@@ -184,9 +195,11 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             is_slow = channel.request is not None and channel.begun < oldest
             if not channel.requests and (is_slow or channel.last_activity < oldest):
                 channel.will_close = True
+        with contextlib.suppress(PodError):  # whoever asks next is told
+            self._tick()
 
-    def close(self) -> None:
-        """End all connections and threads."""
+    def end(self) -> None:
+        """End all threads and connections."""
         self.task_dispatcher.shutdown()
         self.asyncore.close_all(self._map)
 
