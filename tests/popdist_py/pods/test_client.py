@@ -255,7 +255,9 @@ def test_what_somebody_else_has_by_then_is_said(pod, port, caplog):
         del pod.held[held.id]
         wait_until(lambda: caplog.records)
         (record,) = caplog.records
-        assert "IPUs 0, 1 of the partition p away; the job goes on (no p)" in record.getMessage()
+        message = record.getMessage()
+        assert "no longer has IPUs 0, 1 of the partition p for this job" in message
+        assert message.endswith("the job goes on (no p)")
 
 
 def test_a_forked_child_neither_renews_nor_gives_back(pod, port):
