@@ -223,6 +223,10 @@ class ServerStore:
         target, body = call.path, None
         if call.changes:
             body = wire.encode(values)
+            if len(body) > wire.MOST_REQUEST_BYTES:
+                raise InvalidRequestError(
+                    f"{call.name} has {len(body)} bytes; at most {wire.MOST_REQUEST_BYTES} are sent"
+                )
         elif values:
             target += f"?{urlencode(values, errors='replace')}"
         pause = _FIRST_PAUSE
@@ -286,13 +290,14 @@ class ServerStore:
         raise ERRORS.get(error.error, PodError)(message)
 
     def _unreachable(self, error: HTTPError, call: Call[Any], seconds: float) -> UnreachableError:
-        if isinstance(error, TimeoutError):
-            reason = f"did not answer within {seconds:g} s"
-        elif isinstance(error, NewConnectionError):
+        doubt = "; it may have been done" if call.changes else ""
+        if isinstance(error, NewConnectionError):  # one of the TimeoutErrors too
             reason = "cannot be reached: " + str(error).rpartition("] ")[2].rstrip(")")
+            doubt = ""
+        elif isinstance(error, TimeoutError):
+            reason = f"did not answer within {seconds:g} s"
         else:
             reason = "broke off"
-        doubt = "; it may have been done" if call.changes and "reached" not in reason else ""
         return UnreachableError(
             f"the pod's server {self._address} {reason}{doubt}: start it there with "
             "poprun-py-pod serve, or check host and port (--api-host, --api-port, --pod)"

@@ -32,6 +32,7 @@ from popdist_py.pods.errors import (
 from popdist_py.pods.store import PodStore
 from popdist_py.pods.values import Attachment, Holder
 from popdist_py.pods.wire import Call, Lease
+from poprun_py.pod_server.lease_clock import LeaseClock
 from poprun_py.pod_server.repeats import Repeats
 from poprun_py.versions import versions
 
@@ -78,7 +79,13 @@ class ServedStore(PodStore, Protocol):
 
 
 def make_application(
-    store: ServedStore, token: str, *, seconds: float, log: Log, access_log: Log | None = None
+    store: ServedStore,
+    token: str,
+    *,
+    seconds: float,
+    log: Log,
+    access_log: Log | None = None,
+    clock: LeaseClock | None = None,
 ) -> falcon.App[Any, Any]:
     """Return the WSGI application.
 
@@ -88,10 +95,11 @@ def make_application(
         seconds: how long an attachment lives without being renewed.
         log: takes what went wrong here, line by line.
         access_log: takes a line for every request.
+        clock: is told of every request.
     """
-    application = falcon.App(
-        media_type=falcon.MEDIA_JSON, middleware=[_Record(access_log), _Gate(token)]
-    )
+    clock = clock or LeaseClock(store.renew_all, seconds)
+    middleware: list[Any] = [_Record(access_log), _Gate(token, clock)]
+    application = falcon.App(media_type=falcon.MEDIA_JSON, middleware=middleware)
     errors = _Errors(log)
     application.add_error_handler(Exception, errors.ours)
     application.add_error_handler(falcon.HTTPError, errors.of_http)
@@ -107,8 +115,9 @@ def make_application(
 class _Gate:
     """Lets in who knows the token; a stranger is told the same whatever it asks."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, clock: LeaseClock) -> None:
         self._digest = _digest(token)
+        self._clock = clock
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         if request.path == wire.VERSION_PATH:
@@ -121,6 +130,7 @@ class _Gate:
                 description="the token of this server is needed", challenges=["Bearer"]
             )
         request.context.user = _user(request)
+        self._clock.tick()
 
 
 class _Record:

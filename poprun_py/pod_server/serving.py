@@ -22,6 +22,7 @@ from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import PodError
 from poprun_py.pod_server.application import make_application
+from poprun_py.pod_server.lease_clock import LeaseClock
 from poprun_py.pod_server.token import TOKEN_FILE, own_token
 from poprun_py.terminal import UnwritableError, print_error, print_problem
 
@@ -86,12 +87,14 @@ def _serve(
     with listener:
         token = own_token(folder)
         _quieten_waitress()
+        clock = LeaseClock(store.renew_all, seconds)
         application = make_application(
             store,
             token,
             seconds=seconds,
             log=_say,
             access_log=_log_access if verbose else None,
+            clock=clock,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _end)
@@ -100,10 +103,11 @@ def _serve(
             store.renew_all(seconds)
             server = PodServer(application, listener)
             _announce(store.pod().name, folder, listener)
-            server.run()
+            with clock.running():
+                server.run()
         except SystemExit:
             return 0
-        server.close()
+        server.end()
     return 0
 
 
@@ -153,7 +157,11 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
     channel_class = _Channel
 
     def __init__(
-        self, application: Any, listener: socket.socket, *, patience: float = _PATIENCE
+        self,
+        application: Any,
+        listener: socket.socket,
+        *,
+        patience: float = _PATIENCE,
     ) -> None:
         self._patience = patience
         limits = Adjustments(
@@ -185,8 +193,8 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             if not channel.requests and (is_slow or channel.last_activity < oldest):
                 channel.will_close = True
 
-    def close(self) -> None:
-        """End all connections and threads."""
+    def end(self) -> None:
+        """End all threads and connections."""
         self.task_dispatcher.shutdown()
         self.asyncore.close_all(self._map)
 

@@ -93,6 +93,9 @@ class MemoryPod:
         )
         return self.held[identity]
 
+    def renew_all(self, seconds):
+        self.calls.append(("renew_all", self.user, seconds))
+
     def renew(self, attachment_id, seconds):
         if attachment_id not in self.held:
             raise UnknownNameError("gone")
