@@ -12,6 +12,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pexpect
 import pytest
 from conftest import ROOT
 
@@ -345,8 +346,8 @@ def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
         assert ask("serve", "--pod", f"http://127.0.0.1:{port}").code == 2
     finally:
         server.terminate()
-        server.communicate(timeout=30)
-    assert server.returncode == 0
+        _, said = server.communicate(timeout=30)
+    assert (server.returncode, said) == (0, "")
 
 
 # --- waiting ------------------------------------------------------------------------------------
@@ -385,6 +386,19 @@ def test_waiting_for_a_partition_that_fails(slow, ask):
     other.join()
     assert found.code == 1
     assert found.err == ("reset partition (p): failed: it is in the state ERROR: a link is down\n")
+
+
+def test_a_terminal_is_told_what_is_waited_for(slow):
+    words = ["-m", "poprun_py.pod_command", "create", "partition", "p", "--size", "1"]
+    seen = pexpect.spawn(
+        sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+    )  # fmt: skip
+    seen.expect(r"create partition \(p\): waiting until it is ACTIVE")
+    seen.expect(r"create partition \(p\): success\.")
+    seen.expect(pexpect.EOF)
+    seen.close()
+    assert seen.exitstatus == 0
 
 
 # --- help and completion ------------------------------------------------------------------------
