@@ -2,5 +2,5 @@
 
 Where a pod is configured they are those of its partitions.
 Nothing here starts a job, or changes one: running jobs are asked what they hold.
-May call: pods (of the library), supervision, errors, terminal, versions.
+May call: supervision, errors, terminal, versions, and the library's pods.
 """
