@@ -295,6 +295,9 @@ def test_a_damaged_pod_is_told_and_the_others_are_listed(root, ask):
     assert [row.split()[:7:2] for row in rows[2:4]] == [
         ["bad", "?", "?", "?"], ["good", "4", "4", "0"],
     ]  # fmt: skip
+    assert ask("remove", "pod", "bad").code == 3
+    assert ask("remove", "pod", "bad", "--force").code == 0
+    assert ask("list", "partitions").code == 0
 
 
 def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
@@ -491,4 +494,13 @@ def test_help_imports_neither_database_nor_server():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     loaded = set(done.stdout.split("\n")[-2].split())
-    assert not loaded & {"sqlite3", "falcon", "waitress", "urllib3", "torch", "numpy", "rich"}
+    assert not loaded & {
+        "sqlite3",
+        "falcon",
+        "waitress",
+        "urllib3",
+        "torch",
+        "numpy",
+        "rich",
+        "asyncio",
+    }
