@@ -22,6 +22,7 @@ from popdist_py.pods.finding import DEFAULT_PORT, find_pod
 from popdist_py.pods.values import Partition, PartitionState
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.pod_command.grammar import KEPT
+from poprun_py.pod_command.tables import printable
 from poprun_py.terminal import print_out
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def success(verb: str, kind: str, name: str) -> None:
 
 
 def _words(verb: str, kind: str, name: str) -> str:
-    return f"{verb} {kind} ({name})" if name else f"{verb} {kind}"
+    return f"{verb} {kind} ({printable(name)})" if name else f"{verb} {kind}"
 
 
 def wants_json() -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["facts", "local_time", "table"]
+__all__ = ["facts", "local_time", "printable", "table"]
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table without outer bars: its columns are as wide as their widest cell."""
-    cells = [[_printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     rule = "-" * (sum(widths) + 3 * len(widths) - 2)
     lines = [_line(columns, widths), rule, *(_line(row, widths) for row in cells)]
@@ -24,11 +24,11 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def facts(title: str, values: Mapping[str, object]) -> str:
     """Return a title, and one line for each value."""
-    lines = (f"  {name}: {_printable(value)}".rstrip() for name, value in values.items())
+    lines = (f"  {name}: {printable(value)}".rstrip() for name, value in values.items())
     return "\n".join([f"{title}:", *lines])
 
 
-def _printable(value: object) -> str:
+def printable(value: object) -> str:
     """Return a text that neither breaks a line nor changes the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 

@@ -215,6 +215,15 @@ def test_what_is_refused_is_one_line_of_v_ipu(words, names, shared):
     assert shared("get", "pod", "--showjson").out == before
 
 
+def test_names_and_reasons_do_not_change_the_terminal(held, ask):
+    found = ask("get", "partition", "\x1b[2J\nzz")
+    assert found.err.startswith("get partition (?[2J?zz): failed: ")
+    assert found.err.count("\n") == 1
+    assert found.err.rstrip("\n").isprintable()
+    assert ask("fail", "partition", "p8", "--reason", "a\x1b[2Jb").code == 0
+    assert "  error: a?[2Jb\n" in ask("get", "partition", "p8").out
+
+
 def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
     assert ask("remove", "partition", "p8", "--force").code == 0
     assert ask("remove", "partition", "theirs", "--force").code == 0
