@@ -7,10 +7,13 @@ import sys
 __all__ = ["command_name"]
 
 _USUAL = "poprun-py"
-_OTHERS = ("poprun", "gc-info", "gc-monitor")
+_OF_PODS = "poprun-py-pod"
+_OTHERS = ("poprun", "gc-info", "gc-monitor", _OF_PODS)
 
 
 def command_name() -> str:
     """Return the name of the running command; ``poprun-py`` also for ``python -m poprun_py``."""
-    called = sys.argv[0].rpartition("/")[2] if sys.argv else ""
+    folder, _, called = sys.argv[0].rpartition("/") if sys.argv else ("", "", "")
+    if folder.endswith("poprun_py/pod_command"):
+        return _OF_PODS
     return called if called in _OTHERS else _USUAL

@@ -13,15 +13,16 @@ from typing import NoReturn
 
 import click
 
+from popdist_py.pods.values import Device
 from poprun_py.devices.listing import device_info as info_of_device
 from poprun_py.devices.listing import device_listing
 from poprun_py.devices.partitions import (
     ARCHITECTURE,
     CLOCK_MHZ,
-    Device,
     Partition,
     find_partition,
 )
+from poprun_py.devices.pod_survey import PodSurvey, survey_pod
 from poprun_py.devices.survey import survey
 from poprun_py.devices.tables import monitor_json, monitor_text
 from poprun_py.errors import LaunchError, UsageError
@@ -35,14 +36,49 @@ _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-def _partitions() -> list[Partition]:
-    partitions, silent = survey()
+_ALL_PARTITIONS = click.option(
+    "--all-partitions", is_flag=True, help="Show the partitions of all users of the pod."
+)
+
+
+def _partitions(every: bool) -> tuple[list[Partition], bool]:
+    """Return the partitions that are meant, and whether they are those of a pod.
+
+    Args:
+        every: whether those of others, and those that the variable does not name, are too.
+
+    Raises:
+        UsageError: the pod has none of the variable's name.
+        StartError: the pod cannot be asked.
+    """
+    pod = survey_pod(os.environ)
+    if pod is None:
+        partitions, silent = survey()
+    else:
+        partitions, silent = _of_pod(pod, every), pod.silent
     for launcher in silent:
         print_warning(
             f"the launcher {launcher} does not answer: is it stopped (Ctrl-Z)? What its job holds "
             "is not shown"
         )
-    return partitions
+    return partitions, pod is not None
+
+
+def _of_pod(pod: PodSurvey, every: bool) -> list[Partition]:
+    wanted = os.environ.get(_PARTITION)
+    named = [each for each in pod.partitions if each.name == wanted]
+    if wanted and not named:
+        names = ", ".join(each.name for each in pod.partitions) or "no partition"
+        raise UsageError(f"{_PARTITION}={wanted}: the pod {pod.where} has {names}")
+    if every:
+        return [*named, *(each for each in pod.partitions if each not in named)]
+    shown = named or pod.own()
+    if not shown:
+        print_warning(
+            f"the pod {pod.where} has no partition of yours: poprun-py-pod create partition NAME "
+            "--size N makes one, --all-partitions shows those of others"
+        )
+    return shown
 
 
 @click.command("gc-info", context_settings=_HELP)
@@ -52,6 +88,7 @@ def _partitions() -> list[Partition]:
 @click.option("--ipu-arch", is_flag=True, help="Show the architecture of a device.")
 @click.option("--ipu-count", is_flag=True, help="Show the number of IPUs, of a device or of all.")
 @click.option("--tile-clock-speed", is_flag=True, help="Show the clock of the tiles.")
+@_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
 def GC_INFO(
     *,
@@ -61,6 +98,7 @@ def GC_INFO(
     ipu_arch: bool,
     ipu_count: bool,
     tile_clock_speed: bool,
+    all_partitions: bool,
     version: bool,
 ) -> None:
     """List the emulated IPUs of this machine, and which processes hold them.
@@ -68,14 +106,21 @@ def GC_INFO(
     IPUs of the partition "emulated" are free: any program gets them. Every running job of poprun-py
     has a partition of its own. -d looks at the partition that IPUOF_VIPU_API_PARTITION_ID names,
     or else at the free one.
+
+    Where a pod is configured (poprun-py-pod --help) the IPUs are those of your partitions in it, or
+    of the one that the variable names.
     """
     if version:
         print_out(version_text("text"))
         return
     if not (list_devices or device_info or ipu_arch or ipu_count or tile_clock_speed):
         raise UsageError("expected one of --list-devices, --device-info and others; see --help")
-    partitions = _partitions()
-    partition = find_partition(partitions, os.environ.get(_PARTITION))
+    partitions, is_pod = _partitions(all_partitions)
+    asks_one = device_info or ipu_arch or ipu_count or tile_clock_speed or device_id is not None
+    if not asks_one:
+        print_out(device_listing(partitions))
+        return
+    partition = _meant(partitions, is_pod)
     device = _device(partition, device_id)
     if device_info and device is None:
         raise UsageError("--device-info: expected a device, --device-id ID; see --list-devices")
@@ -91,6 +136,19 @@ def GC_INFO(
         print_out(f"{CLOCK_MHZ} MHz")
 
 
+def _meant(partitions: Sequence[Partition], is_pod: bool) -> Partition:
+    """Return the partition that one device is asked of.
+
+    Raises:
+        UsageError: the pod has none, or several and the variable names none of them.
+    """
+    wanted = os.environ.get(_PARTITION)
+    if is_pod and not wanted and len(partitions) != 1:
+        names = ", ".join(each.name for each in partitions) or "no partition"
+        raise UsageError(f"expected the name of a partition in {_PARTITION}; there is {names}")
+    return find_partition(partitions, wanted)
+
+
 def _device(partition: Partition, wanted: int | None) -> Device | None:
     """Return the device of this id; None where none is asked for.
 
@@ -99,10 +157,10 @@ def _device(partition: Partition, wanted: int | None) -> Device | None:
     """
     if wanted is None:
         return None
-    for device in partition.devices():
-        if device.id == wanted:
-            return device
-    last = 2 * partition.num_ipus - 2
+    devices = {device.id: device for device in partition.devices()}
+    if wanted in devices:
+        return devices[wanted]
+    last = max(devices)
     raise UsageError(
         f"--device-id {wanted}: the partition {partition.name} has the devices 0 to {last}; see "
         f"--list-devices, and name another partition in {_PARTITION}"
@@ -112,23 +170,28 @@ def _device(partition: Partition, wanted: int | None) -> Device | None:
 @click.command("gc-monitor", context_settings=_HELP)
 @click.option("--no-card-info", is_flag=True, help="Show the processes only.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
+@_ALL_PARTITIONS
 @click.option("-v", "--version", is_flag=True, help="Show the version.")
-def GC_MONITOR(*, no_card_info: bool, as_json: bool, version: bool) -> None:
+def GC_MONITOR(
+    *, no_card_info: bool, as_json: bool, all_partitions: bool, version: bool
+) -> None:  # fmt: skip
     """Show the emulated IPUs of this machine, and the processes that hold them now.
 
     The partition "emulated" are the IPUs that any program gets; every running job of poprun-py has
     a partition of its own. Where IPUOF_VIPU_API_PARTITION_ID names one, only that is shown. To look
     again and again: watch gc-monitor.
+
+    Where a pod is configured (poprun-py-pod --help) the partitions are yours in it.
     """
     if version:
         print_out(version_text("text"))
         return
-    partitions = _partitions()
+    partitions, _ = _partitions(all_partitions)
     named = [each for each in partitions if each.name == os.environ.get(_PARTITION)]
-    partitions = named or partitions
+    partitions = partitions if all_partitions else named or partitions
     if as_json:
         print_out(json.dumps(monitor_json(partitions), indent=2))
-    else:
+    elif partitions:
         print_out(monitor_text(partitions, card_info=not no_card_info))
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from popdist_py.pods.values import Device
 from poprun_py.devices.partitions import (
     ARCHITECTURE,
     CLOCK_MHZ,
     MACHINE_TYPE,
     TILE_BYTES,
     TILES_PER_IPU,
-    Device,
+    Holder,
     Partition,
-    number_in_machine,
 )
 
 __all__ = ["device_info", "device_listing"]
@@ -25,7 +25,7 @@ def device_listing(partitions: Sequence[Partition]) -> str:
     """Return the listing of ``gc-info -l``: IPUs that a process holds name it at their end."""
     lines = ["Graphcore device listing:"]
     for partition in partitions:
-        lines.append(f"Partition: {partition.name} [active]")
+        lines.append(f"Partition: {partition.name} [{partition.state}]")
         for device in partition.devices():
             lines += _lines_of(partition, device)
     return "\n".join(lines)
@@ -43,7 +43,7 @@ def _lines_of(partition: Partition, device: Device) -> Iterable[str]:
 
 
 def _place(partition: Partition, ipu: int) -> str:
-    return f"IPU-M host: [{partition.host_of(ipu)}], IPU#: [{number_in_machine(ipu)}]"
+    return f"IPU-M host: [{partition.host_of(ipu)}], IPU#: [{partition.number_of(ipu)}]"
 
 
 def _held(partition: Partition, ipus: range) -> str:
@@ -56,11 +56,7 @@ def _held(partition: Partition, ipus: range) -> str:
 def device_info(partition: Partition, device: Device) -> str:
     """Return what ``gc-info -i`` says of a device."""
     holders = partition.holders_by_ipu()
-    processes = dict.fromkeys(
-        f"{holders[ipu].pid} (instance {holders[ipu].instance})"
-        for ipu in device.ipus
-        if ipu in holders
-    )
+    processes = dict.fromkeys(_process(holders[ipu]) for ipu in device.ipus if ipu in holders)
     facts = {
         "partition": partition.name,
         "device id": device.id,
@@ -76,3 +72,9 @@ def device_info(partition: Partition, device: Device) -> str:
         "in use by": ", ".join(processes) or "no process",
     }
     return "\n".join(["Device Info:", *(f"  {name}: {value}" for name, value in facts.items())])
+
+
+def _process(holder: Holder) -> str:
+    """Return a process and what it is: an instance, or a program that no launcher started."""
+    what = holder.command if holder.instance is None else f"instance {holder.instance}"
+    return f"{holder.pid} ({what})" if what else str(holder.pid)

@@ -8,23 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from popdist_py.pods.values import device_id
+from popdist_py.pods.values import IPUS_PER_MACHINE, Device, Ipu, device_id
 
 __all__ = [
     "ARCHITECTURE",
     "CLOCK_MHZ",
     "FREE_PARTITION",
-    "IPUS_PER_MACHINE",
     "MACHINE_TYPE",
     "NUM_FREE_IPUS",
     "TILES_PER_IPU",
     "TILE_BYTES",
-    "Device",
     "Holder",
     "Partition",
     "find_partition",
     "free_partition",
-    "number_in_machine",
 ]
 
 # What programs have that no launcher started: emulated IPUs do not run out, and a Pod16 is a
@@ -36,33 +33,24 @@ ARCHITECTURE = "ipu2"
 CLOCK_MHZ = 1330
 TILES_PER_IPU = 1472
 TILE_BYTES = 638_976
-IPUS_PER_MACHINE = 4
 MACHINE_TYPE = "emulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that holds IPUs: the program of one instance.
+    """A process that holds IPUs: the program of one instance, or one that no launcher started.
 
-    ``command``, ``user`` and ``seconds``, since its start, are only known of processes of this
-    host.
+    ``instance`` is None for the latter. Of instances ``command``, ``user`` and ``seconds``, since
+    the start, are only known on this host.
     """
 
     pid: int
-    instance: int
+    instance: int | None
     host: str
     ipus: tuple[int, ...] = ()
     command: str = ""
     user: str = ""
     seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a program can attach to: one IPU, or a group of 2, 4, 8, ... neighbours."""
-
-    id: int
-    ipus: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,12 @@ class Partition:
         num_ipus: how many there are.
         host: where no instance says otherwise.
         holders: the processes that hold some of them.
-        launcher: process id of the job's launcher; None for the free IPUs.
+        launcher: process id of the job's launcher; None for the free IPUs, and those of a pod.
+        ipus: where they are, in a partition of a pod.
+        num_ilds: the IPU-Link domains that they lie in, which no device spans.
+        state: whether it can be used, as tables show it.
+        is_reconfigurable: whether programs choose the size of their devices.
+        owner: the user who made it; empty where none did.
     """
 
     name: str
@@ -82,11 +75,16 @@ class Partition:
     host: str
     holders: tuple[Holder, ...] = ()
     launcher: int | None = None
+    ipus: tuple[Ipu, ...] = ()
+    num_ilds: int = 1
+    state: str = "active"
+    is_reconfigurable: bool = True
+    owner: str = ""
 
     def devices(self) -> Iterator[Device]:
         """Return all devices in the order of their ids: single IPUs, pairs, fours, and so on."""
         size = 1
-        while size <= self.num_ipus:
+        while size <= self.num_ipus // self.num_ilds:
             for position in range(self.num_ipus // size):
                 ipus = range(position * size, (position + 1) * size)
                 yield Device(device_id(self.num_ipus, size, position), ipus)
@@ -97,14 +95,17 @@ class Partition:
         return {ipu: holder for holder in self.holders for ipu in holder.ipus}
 
     def host_of(self, ipu: int) -> str:
-        """Return the host whose instance holds an IPU."""
+        """Return the host of an IPU: in a job's own partition that of the instance with it."""
+        if self.ipus:
+            return self.ipus[ipu].host
         holder = self.holders_by_ipu().get(ipu)
         return holder.host if holder is not None else self.host
 
-
-def number_in_machine(ipu: int) -> int:
-    """Return the IPU# of an IPU: within a machine they count down."""
-    return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE
+    def number_of(self, ipu: int) -> int:
+        """Return the IPU# of an IPU: within a machine they count down."""
+        if self.ipus:
+            return self.ipus[ipu].number
+        return IPUS_PER_MACHINE - 1 - ipu % IPUS_PER_MACHINE
 
 
 def free_partition(host: str) -> Partition:

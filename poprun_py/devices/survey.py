@@ -14,7 +14,7 @@ from typing import Any
 from poprun_py.devices.partitions import Holder, Partition, free_partition
 from poprun_py.supervision.inspection import running_jobs
 
-__all__ = ["survey"]
+__all__ = ["holders_of", "printable", "survey"]
 
 
 def survey() -> tuple[list[Partition], list[int]]:
@@ -37,23 +37,32 @@ def _partition_of(launcher: int, holdings: Any, host: str) -> Partition:
     Raises:
         LookupError, TypeError, ValueError: it is no answer, or not one of this version.
     """
+    return Partition(
+        name=printable(str(holdings["partition"] or f"job-{launcher}")),
+        # IPUs are handed out in powers of two.
+        num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
+        host=host,
+        holders=holders_of(holdings, host),
+        launcher=launcher,
+    )
+
+
+def holders_of(holdings: Any, host: str) -> tuple[Holder, ...]:
+    """Return the instances of a job with their IPUs, numbered within it; ``host`` is this one.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is no answer, or not one of this version.
+    """
     holders = (
         Holder(
             pid=int(each["pid"]),
             instance=int(each["index"]),
-            host=_printable(str(each["host"])),
+            host=printable(str(each["host"])),
             ipus=tuple(each["ipus"]),
         )
         for each in holdings["instances"]
     )
-    return Partition(
-        name=_printable(str(holdings["partition"] or f"job-{launcher}")),
-        # IPUs are handed out in powers of two.
-        num_ipus=1 << (int(holdings["num_ipus"]) - 1).bit_length(),
-        host=host,
-        holders=tuple(_with_process(h) if h.host == host else h for h in holders),
-        launcher=launcher,
-    )
+    return tuple(_with_process(h) if h.host == host else h for h in holders)
 
 
 def _with_process(holder: Holder) -> Holder:
@@ -74,10 +83,10 @@ def _command(words: list[str]) -> str:
     """Return a command line in short: without folders, and without the empty last word."""
     words = [word for word in words if word]
     words = [Path(word).name if "/" in word else word for word in words[:2]]
-    return _printable(" ".join(words))
+    return printable(" ".join(words))
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Return a name that neither breaks a line nor changes the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 

@@ -13,7 +13,6 @@ from poprun_py.devices.partitions import (
     MACHINE_TYPE,
     Holder,
     Partition,
-    number_in_machine,
 )
 
 __all__ = ["monitor_json", "monitor_text"]
@@ -35,7 +34,7 @@ def monitor_text(partitions: Sequence[Partition], *, card_info: bool = True) -> 
     tables = []
     for partition in partitions:
         if card_info:
-            title = f"Partition: {partition.name} [active] has {_counted(partition.num_ipus)}"
+            title = f"Partition: {partition.name} [{partition.state}] has {_counted(partition)}"
             cards = [_card(partition, ipu) for ipu in range(partition.num_ipus)]
             tables.append(_table(f"gc-monitor   {title}", _CARD_COLUMNS, cards))
         rows = [_process(holder, ipu) for holder in partition.holders for ipu in holder.ipus]
@@ -48,21 +47,23 @@ def monitor_text(partitions: Sequence[Partition], *, card_info: bool = True) -> 
     return "\n".join(tables)
 
 
-def _counted(num_ipus: int) -> str:
-    return f"{num_ipus} reconfigurable IPU{'s' if num_ipus > 1 else ''}"
+def _counted(partition: Partition) -> str:
+    kind = "reconfigurable " if partition.is_reconfigurable else ""
+    return f"{partition.num_ipus} {kind}IPU{'s' if partition.num_ipus > 1 else ''}"
 
 
 def _card(partition: Partition, ipu: int) -> list[str]:
     return [
         partition.host_of(ipu), _UNKNOWN, _UNKNOWN, MACHINE_TYPE, str(ipu),
-        str(number_in_machine(ipu)), "DNC", f"{CLOCK_MHZ}MHz",
+        str(partition.number_of(ipu)), "DNC", f"{CLOCK_MHZ}MHz",
     ]  # fmt: skip
 
 
 def _process(holder: Holder, ipu: int) -> list[str]:
     return [
         str(holder.pid), holder.command or _UNKNOWN, _elapsed(holder.seconds),
-        holder.user or _UNKNOWN, str(holder.instance), str(ipu), f"{CLOCK_MHZ}MHz",
+        holder.user or _UNKNOWN,
+        _UNKNOWN if holder.instance is None else str(holder.instance), str(ipu), f"{CLOCK_MHZ}MHz",
     ]  # fmt: skip
 
 
@@ -111,12 +112,12 @@ def _partition_json(partition: Partition) -> dict[str, Any]:
     holders = partition.holders_by_ipu()
     return {
         "name": partition.name,
-        "state": "active",
+        "state": partition.state,
         "launcher": partition.launcher,
         "ipus": [
             {
                 "id": ipu,
-                "ipu_number": number_in_machine(ipu),
+                "ipu_number": partition.number_of(ipu),
                 "host": partition.host_of(ipu),
                 "type": MACHINE_TYPE,
                 "clock_mhz": CLOCK_MHZ,

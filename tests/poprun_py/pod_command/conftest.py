@@ -1,0 +1,54 @@
+"""A pod of two hosts in a folder of the test, and the command that asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from popdist_py.pods.database import FolderStore
+from popdist_py.pods.folder import make_pod
+from popdist_py.pods.pod_file import system_pod
+from poprun_py.pod_command.commands import run
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Give the folder of this test's pods."""
+    root = tmp_path / "pods"
+    monkeypatch.setenv("POPRUN_PODS", str(root))
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("VIPU_CLI_API_HOST", "VIPU_CLI_API_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/poprun-py-pod"])
+    return root
+
+
+@pytest.fixture
+def ask(root, capsys):
+    """Run the command; what differs from one machine to the next is replaced."""
+
+    def call(*words):
+        code = run([str(word) for word in words])
+        shown = capsys.readouterr()
+        return SimpleNamespace(code=code, out=_plain(shown.out, root), err=_plain(shown.err, root))
+
+    return call
+
+
+def _plain(text, root):
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "YYYY-MM-DD HH:MM:SS", text)
+    text = re.sub(r'("(?:created|since)": )[\d.]+', r"\g<1>0", text)
+    text = re.sub(r'("owner": )"[^"]*"', r'\g<1>"me"', text)
+    return re.sub(r"owner: .*", "owner: me", text).replace(str(root), "ROOT")
+
+
+@pytest.fixture
+def pod(root):
+    """Make a POD16 of two hosts."""
+    folder = make_pod(root, system_pod("POD16", "lab", ("h0", "h1")))
+    with contextlib.closing(FolderStore(folder)) as store:
+        yield store

@@ -1,0 +1,515 @@
+"""poprun-py-pod on a pod in a folder: every verb, its tables and JSON, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pexpect
+import pytest
+from conftest import ROOT
+
+from popdist_py.pods.database import FolderStore
+from popdist_py.pods.folder import make_pod
+from popdist_py.pods.pod_file import format_pod, system_pod
+from popdist_py.pods.values import Holder, PartitionRequest
+from poprun_py.pod_command.asking import asked_pod
+from poprun_py.pod_command.commands import COMMAND
+
+POD = system_pod("POD16", "lab", ("h0", "h1"))
+ANN = Holder(host="h0", pid=4711, user="ann", program="train.py", run_id="run-1")
+
+
+@pytest.fixture
+def held(pod):
+    """Make a reconfigurable partition of 8 IPUs, of which ann holds two, and one of bob's."""
+    fill(pod)
+    return pod
+
+
+@pytest.fixture(scope="module")
+def shared_root(tmp_path_factory):
+    """Make such a pod for all tests that change nothing."""
+    root = tmp_path_factory.mktemp("shared")
+    with contextlib.closing(FolderStore(make_pod(root, POD))) as store:
+        fill(store)
+        yield root
+
+
+@pytest.fixture
+def shared(shared_root, monkeypatch, ask):
+    """Ask the shared pod."""
+    monkeypatch.setenv("POPRUN_PODS", str(shared_root))
+
+    def call(*words):
+        found = ask(*words)
+        found.out = found.out.replace(str(shared_root), "ROOT")
+        return found
+
+    return call
+
+
+def fill(store):
+    store.create_partition(PartitionRequest(name="p8", size=8, reconfigurable=True))
+    store.attach("p8", 2, ANN)
+    store.with_user("bob").create_partition(PartitionRequest(name="theirs", size=4))
+
+
+TABLES = {
+    "partitions": ("list", "partitions"),
+    "partition": ("get", "partition", "p8"),
+    "devices": ("list", "devices"),
+    "allocations": ("list", "allocations"),
+    "allocation": ("get", "allocation", "a16"),
+    "clusters": ("list", "clusters"),
+    "cluster": ("get", "cluster", "c16"),
+    "agents": ("list", "agents"),
+    "agent": ("get", "agent", "ag01"),
+    "ipu-attrs": ("list", "ipu-attrs"),
+    "ipu-attrs-of-agent": ("get", "ipu-attrs", "ag01"),
+    "pods": ("list", "pods"),
+    "pod": ("get", "pod"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name, shared, golden):
+    found = shared(*TABLES[name])
+    assert (found.code, found.err) == (0, "")
+    # The rule of this table is as wide as the folder's name.
+    text = found.out if name != "pods" else "\n".join(found.out.split("\n")[::2])
+    golden(f"{name}.txt", text)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_json(name, shared, golden):
+    found = shared(*TABLES[name], "--showjson")
+    assert (found.code, found.err) == (0, "")
+    json.loads(found.out)
+    golden(f"{name}.json", found.out)
+
+
+def test_the_user_table_is_v_ipus(root, ask):
+    folder = make_pod(root, system_pod("POD64", "lab", ("h0",)))
+    with contextlib.closing(FolderStore(folder)) as store:
+        store.create_partition(PartitionRequest(name="p64", size=64))
+    assert ask("list", "partitions").out == (
+        " Partition | Cluster | ILDs | GW Routing | ILD Routing | Size | GCDs | State\n"
+        "-----------------------------------------------------------------------------\n"
+        " p64       | c64     | 1    | DEFAULT    | RINGSWNC    | 64   | 1    | ACTIVE\n"
+        "-----------------------------------------------------------------------------\n"
+    )
+
+
+def test_objects_are_singular_or_plural_and_global_options_stand_anywhere(shared):
+    ask = shared
+    usual = ask("list", "partitions", "--showjson").out
+    assert ask("--showjson", "list", "partition").out == usual
+    assert ask("--pod", "lab", "list", "partitions", "--showjson").out == usual
+    assert ask("--pod", "nowhere", "list", "partitions", "--showjson", "--pod", "lab").out == usual
+    assert ask("get", "partitions", "p8").out == ask("get", "partition", "p8").out
+
+
+def test_life_of_a_partition(pod, ask):
+    words = "--num-gcds 2 --total-num-replicas 4 --sync-type pod-native-default --allocation a16"
+    done = ask("create", "partition", "p4", "--size", 4, *words.split())
+    assert (done.code, done.out, done.err) == (0, "create partition (p4): success.\n", "")
+    made = pod.partition("p4")
+    assert (made.size, made.num_gcds, made.num_replicas) == (4, 2, 4)
+    assert made.sync_type.value == "ST_POD_NATIVE_DEFAULT"
+    assert ask("fail", "partition", "p4", "--reason", "a link is down").code == 0
+    shown = ask("get", "partition", "p4").out
+    assert "  state: ERROR\n" in shown
+    assert "  error: a link is down\n" in shown
+    assert ask("reset", "partition", "p4").out == "reset partition (p4): success.\n"
+    assert pod.partition("p4").generation == 1
+    assert ask("remove", "partition", "p4").out == "remove partition (p4): success.\n"
+    assert pod.partitions() == ()
+
+
+@pytest.mark.parametrize("given", ["c2-compatible", "ST_GS2_DEFAULT", "st_gs2_default"])
+def test_sync_types_have_two_names(given, pod, ask):
+    assert ask("create", "partition", "p", "--size", 1, "--sync-type", given).code == 0
+    assert pod.partition("p").sync_type.value == "ST_GS2_DEFAULT"
+
+
+def test_each_gcd_has_a_configuration(pod, ask, golden):
+    pod.create_partition(PartitionRequest(name="p4", size=4, num_gcds=2))
+    first = json.loads(ask("get", "partition", "p4", "--ipuof-configs").out)
+    found = ask("get", "partition", "p4", "--gcd", 1, "--ipuof-configs").out
+    golden("ipuof_config.json", found)
+    second = json.loads(found)
+    assert (first["attributes"], second["attributes"]) == ({}, {"GCD Id": "1"})
+    ipus = [each["ipu_id"] for each in first["devices"] + second["devices"]]
+    assert ipus == [ipu.index for ipu in pod.partition("p4").ipus]
+
+
+def test_life_of_a_cluster_and_an_allocation(pod, ask):
+    assert ask("remove", "cluster", "c16").code == 1
+    for kind, name in (("allocation", "a16"), ("cluster", "c16")):
+        assert ask("remove", kind, name).out == f"remove {kind} ({name}): success.\n"
+    done = ask("create", "cluster", "one", "--agents", "ag01,ag02", "--topology", "torus")
+    assert done.out == "create cluster (one): success.\n"
+    # Without --agents those that are left.
+    words = ("--num-ipulinkdomains", 2, "--cluster-topology", "looped")
+    assert ask("create", "cluster", "two", *words).code == 0
+    one, two = pod.pod().clusters
+    assert (one.agents, one.num_ilds, one.topology, one.is_looped) == (
+        ("ag01", "ag02"), 1, "torus", False,
+    )  # fmt: skip
+    assert (two.agents, two.num_ilds, two.is_looped) == (("ag03", "ag04"), 2, True)
+    assert ask("create", "allocation", "team").code == 2  # of which cluster?
+    done = ask("create", "allocation", "team", "--cluster", "two", "--agents", "ag03")
+    assert done.out == "create allocation (team): success.\n"
+    assert ask("create", "allocation", "all", "--cluster", "one").code == 0
+    agents = {each.name: each.agents for each in pod.pod().allocations}
+    assert agents == {"team": ("ag03",), "all": ("ag01", "ag02")}
+
+
+REFUSED = [
+    ("create partition p8 --size 4", "p8"),
+    ("create partition q --size 3", "3"),
+    ("create partition q --size 16", "16"),
+    ("create partition q --size 4 --num-gcds 8", "8"),
+    ("create partition q --size 4 --allocation zz", "zz"),
+    ("create partition q --size 4 --reconfigurable --sync-type pod-native-default", "c2"),
+    ("get partition zz", "zz"),
+    ("get agent ag09", "ag09"),
+    ("get cluster zz", "zz"),
+    ("get ipu-attrs zz", "zz"),
+    ("get allocation a1", "did you mean a16?"),
+    ("reset partition zz", "zz"),
+    ("reset partition p8", "train.py"),
+    ("remove partition p8", "train.py"),
+    ("remove partition theirs", "belongs to bob"),
+    ("remove cluster c16", "a16"),
+    ("remove allocation a16", "p8"),
+    ("remove allocation zz", "zz"),
+    ("create cluster c2 --agents ag01", "ag01"),
+    ("create allocation a16", "a16"),
+    ("create pod lab --type POD4", "lab"),
+    ("create pod none --type POD4", "none"),
+    ("create pod a/b --type POD4", "a/b"),
+    ("create pod b --type POD4 --hosts h0,h0", "2 hosts"),
+    ("remove pod zz", "zz"),
+    ("remove pod lab", "p8"),
+]
+
+
+@pytest.mark.parametrize(("words", "names"), REFUSED)
+def test_what_is_refused_is_one_line_of_v_ipu(words, names, shared):
+    before = shared("get", "pod", "--showjson").out
+    found = shared(*words.split())
+    assert (found.code, found.out) == (1, "")
+    assert found.err.count("\n") == 1
+    verb, kind, name, *_ = words.split()
+    assert found.err.startswith(f"{verb} {kind} ({name}): failed: ")
+    assert names in found.err.partition("failed: ")[2]
+    assert shared("get", "pod", "--showjson").out == before
+
+
+def test_names_and_reasons_do_not_change_the_terminal(held, ask):
+    found = ask("get", "partition", "\x1b[2J\nzz")
+    assert found.err.startswith("get partition (?[2J?zz): failed: ")
+    assert found.err.count("\n") == 1
+    assert found.err.rstrip("\n").isprintable()
+    assert ask("fail", "partition", "p8", "--reason", "a\x1b[2Jb").code == 0
+    assert "  error: a?[2Jb\n" in ask("get", "partition", "p8").out
+
+
+def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
+    assert ask("remove", "partition", "p8", "--force").code == 0
+    assert ask("remove", "partition", "theirs", "--force").code == 0
+    assert held.partitions() == held.attachments() == ()
+
+
+NOT_UNDERSTOOD = [
+    ("", "expected a verb"),
+    ("lits partitions", "unknown verb 'lits'; did you mean list?"),
+    ("list", "expected an object: one of partitions, devices"),
+    ("list partitons", "did you mean partitions?"),
+    ("update partition p", "unknown verb 'update'"),
+    ("create partition", "Missing argument 'NAME'"),
+    ("create partition p", "Missing option '--size'"),
+    ("create partition p --size x", "'x' is not a valid integer"),
+    ("create partition p --sise 4", "unknown option --sise; did you mean --size?"),
+    ("create partition p --size 4 --sync-type fast", "expected one of c2-compatible"),
+    ("create partition p --size 4 --wait -1", "--wait"),
+    ("get partition p8 --gcd 0", "--gcd needs --ipuof-configs"),
+    ("get partition p8 --gcd 1 --ipuof-configs", "has the GCDs 0 to 0"),
+    ("create pod p", "expected one of --type TYPE and --file"),
+    ("create pod p --type POD5", "'POD5' is not one of 'POD4'"),
+    ("create pod p --type machine --hosts h0", "--hosts"),
+    ("create pod p --file no-such.toml", "no-such.toml"),
+    ("list partitions more", "unexpected extra argument"),
+    ("list partitions --pod lab --api-host h", "exclude one another"),
+    ("list partitions --api-host a/b", "--api-host 'a/b': expected a name or an address"),
+    ("list partitions --api-port 0", "--api-port"),
+]
+
+
+@pytest.mark.parametrize(("words", "says"), NOT_UNDERSTOOD)
+def test_what_is_not_understood_is_one_line(words, says, shared):
+    found = shared(*words.split())
+    assert (found.code, found.out) == (2, "")
+    assert found.err.count("\n") == 1
+    assert found.err.startswith("poprun-py-pod: error: ")
+    assert says in found.err
+
+
+def test_no_pod_and_several(root, ask):
+    found = ask("list", "partitions")
+    assert found.code == 3
+    assert "no pod is configured: name one with --pod WHERE or POPRUN_POD" in found.err
+    assert ask("list", "pods").code == 0
+    assert ask("create", "pod", "one", "--type", "POD4").out == "create pod (one): success.\n"
+    assert ask("create", "pod", "two", "--type", "machine").code == 0
+    found = ask("list", "partitions")
+    assert (found.code, found.err.count("\n")) == (3, 1)
+    assert "one, two" in found.err
+    assert ask("list", "partitions", "--pod", "two").code == 0
+    assert ask("list", "partitions", "--pod", "none").code == 3
+    found = ask("get", "pod", "three")
+    assert (found.code, found.err.count("\n")) == (3, 1)
+    assert "'three'" in found.err
+    assert ask("remove", "pod", "one").out == "remove pod (one): success.\n"
+    assert ask("list", "partitions").code == 0
+
+
+def test_a_pod_of_a_file_has_the_name_that_is_given(root, ask, tmp_path):
+    file = tmp_path / "pod.toml"
+    file.write_text(format_pod(system_pod("POD4", "other", ("h7",))))
+    assert ask("create", "pod", "mine", "--file", file).code == 0
+    assert "Pod mine:" in ask("get", "pod").out
+    file.write_text("agents = 3\n")
+    found = ask("create", "pod", "broken", "--file", file)
+    assert (found.code, found.err.count("\n")) == (3, 1)
+    assert "pod.toml" in found.err
+
+
+def test_a_damaged_pod_is_told_and_the_others_are_listed(root, ask):
+    for name in ("bad", "good"):
+        make_pod(root, system_pod("POD4", name, ("h0",)))
+    (root / "bad" / "pod.sqlite").write_bytes(b"no database" * 1000)
+    found = ask("list", "partitions", "--pod", "bad")
+    assert (found.code, found.out, found.err.count("\n")) == (3, "", 1)
+    rows = ask("list", "pods").out.splitlines()
+    assert [row.split()[:7:2] for row in rows[2:4]] == [
+        ["bad", "?", "?", "?"], ["good", "4", "4", "0"],
+    ]  # fmt: skip
+    assert ask("remove", "pod", "bad").code == 3
+    assert ask("remove", "pod", "bad", "--force").code == 0
+    assert ask("list", "partitions").code == 0
+
+
+def test_a_server_that_is_not_there_is_named(root, ask, tmp_path, monkeypatch):
+    token = tmp_path / "token"
+    token.write_text("secret-of-the-test\n")
+    token.chmod(0o600)
+    monkeypatch.setenv("POPRUN_POD_TOKEN_FILE", str(token))
+    found = ask("list", "partitions", "-H", "127.0.0.1", "--api-port", 1)
+    assert (found.code, found.out, found.err.count("\n")) == (3, "", 1)
+    assert "127.0.0.1:1" in found.err
+    assert "secret" not in found.err
+
+
+@pytest.mark.parametrize(
+    ("kept", "environ", "where"),
+    [
+        ({}, {}, None),
+        ({"pod": "lab"}, {"VIPU_CLI_API_HOST": "h"}, "lab"),
+        ({}, {"VIPU_CLI_API_HOST": "h"}, "http://h:8090"),
+        ({}, {"VIPU_CLI_API_HOST": "h", "VIPU_CLI_API_PORT": "9"}, "http://h:9"),
+        ({}, {"VIPU_CLI_API_HOST": "h", "POPRUN_POD": "lab"}, None),
+        ({"api_host": "g"}, {"VIPU_CLI_API_HOST": "h", "POPRUN_POD": "lab"}, "http://g:8090"),
+        ({"api_port": 7}, {"VIPU_CLI_API_HOST": "h"}, "http://h:7"),
+        ({"api_port": 7}, {}, "http://localhost:7"),
+        ({"api_host": "::1"}, {}, "http://[::1]:8090"),
+    ],
+)
+def test_which_pod_is_asked(kept, environ, where):
+    assert asked_pod(kept, environ) == where
+
+
+def test_a_server_is_asked_as_its_folder_is(held, ask, tmp_path):
+    server = subprocess.Popen(
+        [sys.executable, "-m", "poprun_py.pod_command", "serve", "--port", "0"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        port = re.search(r"http://127\.0\.0\.1:(\d+)", server.stderr.readline())[1]
+        there = ("-H", "127.0.0.1", "--api-port", port)
+        assert ask("list", "devices", *there).out == ask("list", "devices").out
+        done = ask("create", "partition", "p2", "--size", 2, *there)
+        assert (done.code, done.out) == (0, "create partition (p2): success.\n")
+        assert held.partition("p2").size == 2
+        done = ask("remove", "partition", "theirs", *there)
+        assert done.code == 1
+        assert done.err.startswith("remove partition (theirs): failed: ")
+        assert f"where: http://127.0.0.1:{port}\n" in ask("get", "pod", *there).out
+        assert ask("serve", "--pod", f"http://127.0.0.1:{port}").code == 2
+    finally:
+        server.terminate()
+        _, said = server.communicate(timeout=30)
+    assert (server.returncode, said) == (0, "")
+
+
+# --- waiting ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(root):
+    """Make a pod whose partitions take a while to be made, and for ever to be reset."""
+    known = replace(system_pod("POD4", "slow", ("h0",)), create_seconds=0.2, reset_seconds=3600.0)
+    with contextlib.closing(FolderStore(make_pod(root, known))) as store:
+        yield store
+
+
+def test_waiting_until_a_partition_is_active(slow, ask):
+    assert ask("create", "partition", "now", "--size", 1).code == 0
+    assert " PENDING" in ask("list", "partitions").out
+    assert ask("create", "partition", "later", "--size", 1, "--wait", 60).code == 0
+    assert slow.partition("later").state.value == "ACTIVE"
+    found = ask("reset", "partition", "later", "--wait", 0.05)
+    assert (found.code, found.out, found.err.count("\n")) == (1, "", 1)
+    assert found.err.startswith("reset partition (later): failed: it is still PENDING after 0.05 s")
+
+
+def test_waiting_for_a_partition_that_fails(slow, ask):
+    ask("create", "partition", "p", "--size", 1)
+
+    def fail_while_waiting():
+        with contextlib.closing(FolderStore(Path(slow.where))) as store:
+            while store.partition("p").operation.value != "RESETTING":
+                pass
+            store.fail_partition("p", "a link is down")
+
+    other = threading.Thread(target=fail_while_waiting)
+    other.start()
+    found = ask("reset", "partition", "p", "--wait", 60)
+    other.join()
+    assert found.code == 1
+    assert found.err == ("reset partition (p): failed: it is in the state ERROR: a link is down\n")
+
+
+def test_a_terminal_is_told_what_is_waited_for(slow):
+    words = ["-m", "poprun_py.pod_command", "create", "partition", "p", "--size", "1"]
+    seen = pexpect.spawn(
+        sys.executable, [*words, "--wait", "60"], encoding="utf-8", timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
+    )  # fmt: skip
+    seen.expect(r"create partition \(p\): waiting until it is ACTIVE")
+    seen.expect(r"create partition \(p\): success\.")
+    seen.expect(pexpect.EOF)
+    seen.close()
+    assert seen.exitstatus == 0
+
+
+# --- help and completion ------------------------------------------------------------------------
+
+
+def verbs():
+    """Every command line that has a help of its own."""
+    yield ()
+    for verb, command in COMMAND.commands.items():
+        yield (verb,)
+        for kind in getattr(command, "commands", {}):
+            yield verb, kind
+
+
+@pytest.mark.parametrize("words", list(verbs()), ids=" ".join)
+def test_help(words, root, ask, golden):
+    found = ask(*words, "--help")
+    assert (found.code, found.err) == (0, "")
+    golden(f"help{''.join(f'_{word}' for word in words)}.txt", found.out)
+
+
+def in_a_process(*words, env=None, **settings):
+    return subprocess.run(
+        [sys.executable, "-m", "poprun_py.pod_command", *words],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}, **settings,
+    )  # fmt: skip
+
+
+def test_a_process_says_its_name_and_code(shared):
+    assert in_a_process("list", "partitions").returncode == 0
+    done = in_a_process("get", "partition", "zz")
+    assert (done.returncode, done.stdout) == (1, "")
+    done = in_a_process("list", "zz")
+    assert done.returncode == 2
+    assert done.stderr.startswith("poprun-py-pod: error: unknown object 'zz'")
+
+
+def test_output_that_nobody_reads_is_no_traceback(shared):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "poprun_py.pod_command", "list", "devices"],
+            stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("re", ["reset", "remove"]),
+        ("create p", ["partition", "pod"]),
+        ("remove partition ", ["p8", "theirs"]),
+        ("create partition q --sync-type pod", ["pod-native-default",
+                                                "pod-native-replicated-pipeline"]),
+        ("create partition q --all", ["--allocation"]),
+        ("create partition q --allocation ", ["a16"]),
+        ("get pod ", ["lab"]),
+        ("create pod x --type POD1", ["POD16", "POD128"]),
+        ("remove partition --pod nowhere ", []),
+    ],
+)  # fmt: skip
+def test_a_shell_completes_verbs_options_and_names(typed, offered, shared, capsys):
+    from click.shell_completion import BashComplete
+
+    *words, last = typed.split(" ")
+    complete = BashComplete(COMMAND, {}, "poprun-py-pod", "_POPRUN_PY_POD_COMPLETE")
+    assert [item.value for item in complete.get_completions(words, last)] == offered
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_shell_gets_its_completion_from_the_command(shared):
+    done = in_a_process(env={
+        "_POPRUN_PY_POD_COMPLETE": "bash_complete", "COMP_CWORD": "2",
+        "COMP_WORDS": "poprun-py-pod remove part",
+    })  # fmt: skip
+    assert done.stdout == "plain,partition\n"
+
+
+def test_help_imports_neither_database_nor_server():
+    code = (
+        "import sys; from poprun_py.pod_command.commands import run; run(['--help'])\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    loaded = set(done.stdout.split("\n")[-2].split())
+    assert not loaded & {
+        "sqlite3",
+        "falcon",
+        "waitress",
+        "urllib3",
+        "torch",
+        "numpy",
+        "rich",
+        "asyncio",
+    }
