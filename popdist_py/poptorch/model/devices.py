@@ -7,6 +7,7 @@ options name is held, against the other models of this process.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import weakref
@@ -105,9 +106,13 @@ def _acquire_of(
         logger.warning("Waiting for an IPU device, as %s says: %s", _WAIT, error)
 
     try:
-        held = pod.attach(
-            num_ipus, ipu_id, wait=math.inf if waits and patient else 0.0, waiting=say
-        )
+        try:
+            held = pod.attach(num_ipus, ipu_id)
+        except InUseError:
+            # Models that the program has dropped may still be there: they refer to themselves.
+            gc.collect()
+            wait = math.inf if waits and patient else 0.0
+            held = pod.attach(num_ipus, ipu_id, wait=wait, waiting=say)
     except InUseError as error:
         if waits:
             return False
