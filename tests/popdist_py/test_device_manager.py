@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
 import pytest
-from support.memory_pod import MemoryPod, partition
+from support.program_pods import configuring, held, partition
 
 from popdist_py import popart
 from popdist_py.pods import attaching
@@ -17,20 +16,14 @@ Kind = popart.DeviceConnectionType
 
 
 @pytest.fixture
-def pod(monkeypatch):
-    store = MemoryPod(partition(size=4))
-    monkeypatch.setattr(attaching, "_pod", attaching.ProgramPod(store, os.environ))
-    monkeypatch.setattr(attaching, "_was_sought", True)
-    return store
+def pod(tmp_path, monkeypatch):
+    with configuring(tmp_path / "pods", monkeypatch) as configure:
+        yield configure(partition("p4", size=4))
 
 
 @pytest.fixture
 def manager():
     return popart.DeviceManager()
-
-
-def held(pod):
-    return [each.ipus for each in pod.attachments()]
 
 
 def test_the_devices_of_the_partition(pod, manager):
@@ -120,17 +113,20 @@ def test_a_device_taken_at_random(pod, manager):
     assert taken == {0, 1, 2, 3}
 
 
-def test_a_pod_that_cannot_be_asked(pod, manager):
+def test_a_pod_that_cannot_be_asked(pod, manager, monkeypatch):
+    def gone(*_, **__):
+        raise UnreachableError("http://there:8090 does not answer")
+
     device = manager.acquireAvailableDevice()
-    pod.fault = UnreachableError("http://there:8090 does not answer")
+    for name in ("partitions", "attach", "detach"):
+        monkeypatch.setattr(attaching._pod.store, name, gone)
     for act in (device.detach, manager.acquireAvailableDevice, device.attach):
         with pytest.raises(popart.popart_exception, match="http://there:8090 does not answer"):
             act()
 
 
-def test_without_a_pod_devices_do_not_run_out(monkeypatch, manager):
-    monkeypatch.setattr(attaching, "_pod", None)
-    monkeypatch.setattr(attaching, "_was_sought", True)
+def test_without_a_pod_devices_do_not_run_out(pod, monkeypatch, manager):
+    monkeypatch.setenv("POPRUN_POD", "none")
     first, second = manager.acquireDeviceById(126), manager.acquireAvailableDevice(64)
     assert (first.numIpus, second.id) == (64, 126)
     assert first.isAttached

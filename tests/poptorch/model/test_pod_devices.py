@@ -8,28 +8,20 @@ import threading
 import pytest
 import torch
 from conftest import wait_until
-from support.memory_pod import MemoryPod, partition
 from support.models import Mlp, classified, quiet_options
+from support.program_pods import configuring, held, partition
 from torch import nn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.pods import attaching
 from popdist_py.pods.errors import UnreachableError
-from popdist_py.pods.values import PartitionState
 from popdist_py.poptorch.enums import ConnectionType
 
 
 @pytest.fixture
-def configured(monkeypatch):
-    """Give a function that makes a pod of these partitions the configured one."""
-
-    def configure(*partitions):
-        store = MemoryPod(*partitions)
-        monkeypatch.setattr(attaching, "_pod", attaching.ProgramPod(store, os.environ))
-        monkeypatch.setattr(attaching, "_was_sought", True)
-        return store
-
-    return configure
+def configured(tmp_path, monkeypatch):
+    with configuring(tmp_path / "pods", monkeypatch) as configure:
+        yield configure
 
 
 @pytest.fixture
@@ -45,10 +37,6 @@ def compiled(options=None):
     made = model(options)
     made.compile(classified(2)[0])
     return made
-
-
-def held(pod):
-    return [each.ipus for each in pod.attachments()]
 
 
 def on_ipus(count):
@@ -78,7 +66,7 @@ class TestWhatIsHeld:
         first, second = compiled(), compiled()
         assert held(pod) == [(0,), (1,)]
         (one, _) = pod.attachments()
-        assert (one.holder.pid, one.holder.user, one.partition) == (os.getpid(), "me", "p16")
+        assert (one.holder.pid, one.holder.user, one.partition) == (os.getpid(), pod.user, "p16")
         first.detachFromDevice()
         second.destroy()
         assert held(pod) == []
@@ -117,7 +105,7 @@ class TestWhatIsHeld:
         child = os.fork()
         if not child:
             kept.destroy()
-            found = [pod.attachments() != (), attaching._pod is None]
+            found = [held(pod) == [(0,)], attaching._pod is None]
             os._exit(0 if all(found) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert held(pod) == [(0,)]
@@ -127,7 +115,7 @@ class TestConnectionTypes:
     def test_always_needs_it_before_it_compiles(self, pod):
         kept = compiled(quiet_options().useIpuId(0))
         other = model(quiet_options().useIpuId(0))
-        with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 0: .* held by"):
+        with pytest.raises(poptorch.Error, match=r"Failed to acquire device with id 0: .* has 1"):
             other.compile(classified(2)[0])
         assert (other.isCompiled(), other.isAttachedToDevice()) == (False, False)
         kept.detachFromDevice()
@@ -230,7 +218,7 @@ class TestWaiting:
 
 class TestWhichPartition:
     def test_the_one_that_is_named(self, configured, monkeypatch):
-        pod = configured(partition("small", 4), partition("large", 16))
+        pod = configured(partition("small", 4), partition("large", 8))
         monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "large")
         kept = compiled()
         assert pod.attachments()[0].partition == "large"
@@ -245,7 +233,7 @@ class TestWhichPartition:
         ],
     )
     def test_no_such_partition(self, configured, monkeypatch, caplog, partitions, name, said):
-        configured(*map(partition, partitions))
+        configured(*(partition(each, 4) for each in partitions))
         monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", name)
         with pytest.raises(poptorch.Error, match=f"Failed to acquire a device: .*{said}"):
             compiled()
@@ -267,9 +255,13 @@ class TestWhichPartition:
             compiled()
         assert len(kept) == 4
 
-    def test_a_pod_that_cannot_be_asked(self, pod, caplog):
+    def test_a_pod_that_cannot_be_asked(self, pod, caplog, monkeypatch):
+        def gone(*_, **__):
+            raise UnreachableError("http://there:8090 does not answer")
+
         kept = compiled()
-        pod.fault = UnreachableError("http://there:8090 does not answer")
+        for name in ("partitions", "attach", "detach"):
+            monkeypatch.setattr(attaching._pod.store, name, gone)
         with pytest.raises(poptorch.Error, match="there:8090 does not answer"):
             compiled()
         kept(classified(2)[0])
@@ -277,8 +269,7 @@ class TestWhichPartition:
         assert "given back when this process has ended: http://there" in caplog.text
 
     @pytest.mark.parametrize("given", ["soon", "0", "-1", "inf", "nan"])
-    def test_a_wrong_time_limit(self, monkeypatch, given):
-        monkeypatch.setattr(attaching, "_was_sought", False)
+    def test_a_wrong_time_limit(self, pod, monkeypatch, given):
         monkeypatch.setenv("IPUOF_VIPU_API_TIMEOUT", given)
         with pytest.raises(poptorch.Error, match="expected a number of seconds above 0, as in 120"):
             compiled()
@@ -286,19 +277,23 @@ class TestWhichPartition:
 
 class TestHardware:
     def test_what_the_partition_has(self, configured):
-        configured(partition(size=8, num_ilds=2))
+        configured(partition("p8", size=8, num_ilds=2), system="POD128")
         kept = compiled()
         found = [n for n in range(-1, 20) if poptorch.ipuHardwareIsAvailable(n)]
         assert found == [1, 2, 4]
         assert poptorch.ipuHardwareVersion() == 2
         assert kept.isAttachedToDevice()
         options = quiet_options().replicationFactor(8)
-        with pytest.raises(poptorch.Error, match="p16 has devices of 1, 2, 4 IPUs"):
+        with pytest.raises(poptorch.Error, match="p8 has devices of 1, 2, 4 IPUs"):
             model(options).compile(classified(8)[0])
 
     def test_a_partition_that_cannot_be_used(self, configured):
-        configured(partition(state=PartitionState.ERROR, error="a link is broken"))
+        pod = configured(partition())
+        assert poptorch.ipuHardwareIsAvailable()
+        pod.fail_partition("p16", "a link is broken")
         assert not poptorch.ipuHardwareIsAvailable()
+        with pytest.raises(poptorch.Error, match="a link is broken"):
+            compiled()
 
     @pytest.mark.parametrize(
         ("where", "found"), [("/pods/a", [1, 2, 4, 8]), ("none", list(range(1, 65)))]
