@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from conftest import ROOT
 from support.program_pods import configuring, held, partition
 
 from popdist_py import popart
@@ -146,3 +149,31 @@ def test_the_launcher_holds_those_of_an_instance(pod, monkeypatch, manager):
     assert manager.acquireDeviceById(2).isAttached
     assert manager.tryAcquireAvailableDevice(4) is None
     assert held(pod) == []
+
+
+def test_a_program_that_is_killed_has_nothing_at_once(pod, manager, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    program = (
+        "import sys; from popdist_py import popart; "
+        "print(popart.DeviceManager().acquireAvailableDevice(4).id, flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as other:
+        assert other.stdout.readline() == "6\n"
+        assert manager.tryAcquireAvailableDevice() is None
+        other.kill()
+        other.wait()
+        assert manager.tryAcquireAvailableDevice(4) is not None
+    assert held(pod) == [(0, 1, 2, 3)]
+
+
+def test_a_program_without_torch(tmp_path):
+    program = (
+        "import sys; from popdist_py import popart; popart.DeviceManager().enumerateDevices(); "
+        "print({'torch', 'numpy', 'sqlite3', 'urllib3'} & set(sys.modules))"
+    )
+    environ = {"PYTHONPATH": str(ROOT), "POPRUN_PODS": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"

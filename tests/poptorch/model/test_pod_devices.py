@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import wait_until
+from conftest import ROOT, wait_until
 from support.models import Mlp, classified, quiet_options
 from support.program_pods import configuring, held, partition
 from torch import nn
@@ -308,3 +312,54 @@ class TestHardware:
         }.items():
             monkeypatch.setenv(name, value)
         assert [n for n in range(-1, 70) if poptorch.ipuHardwareIsAvailable(n)] == found
+
+
+class TestOtherPrograms:
+    @pytest.fixture
+    def start(self, monkeypatch):
+        """Give a function that starts a program which attaches to a device, and waits for it."""
+        monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+        programs = []
+
+        def started(ipu_id):
+            command = [sys.executable, Path(__file__).with_name("waiting_program.py"), str(ipu_id)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            programs.append(subprocess.Popen(command, **pipes))
+            return programs[-1]
+
+        yield started
+        for each in programs:
+            each.kill()
+            each.communicate()
+
+    def test_they_exclude_one_another_and_the_dead_hold_nothing(self, pod, start, monkeypatch):
+        kept = compiled(quiet_options().useIpuId(0))
+        waiting = start(0)
+        assert "Waiting for an IPU device" in waiting.stderr.readline()
+        kept.detachFromDevice()
+        child = int(waiting.stdout.readline())
+        try:
+            monkeypatch.delenv("POPTORCH_WAIT_FOR_IPU")
+            said = rf"waiting_program.py \(process {waiting.pid} of .*\) has 1"
+            with pytest.raises(poptorch.Error, match=said):
+                kept.attachToDevice()
+            assert not kept.isAttachedToDevice()
+            waiting.kill()
+            waiting.wait()
+            # Its child lives, and holds nothing.
+            kept.attachToDevice()
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+        assert held(pod) == [(0,)]
+
+    @pytest.mark.sweep
+    def test_an_interrupt_ends_one_that_waits(self, pod, start):
+        kept = compiled(quiet_options().useIpuId(0))
+        waiting = start(0)
+        assert "Waiting for an IPU device" in waiting.stderr.readline()
+        waiting.send_signal(signal.SIGINT)
+        assert "KeyboardInterrupt" in waiting.communicate(timeout=60)[1]
+        assert kept.isAttachedToDevice()
+        assert held(pod) == [(0,)]
