@@ -1,7 +1,7 @@
 """What PopTorch programs name of PopART: its enumerations, and its devices. PopART is not here.
 
 Nothing here builds graphs or runs sessions.
-May call: pods (which devices there are), context, environment, ipu.
+May call: devices and pods (which there are, and who holds them), context, ipu.
 """
 
 from typing import NoReturn

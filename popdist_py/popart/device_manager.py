@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from popdist_py import context
+from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
 from popdist_py.ipu.specification import MK2
-from popdist_py.pods.attaching import HeldDevice, ProgramPod, pod_of_process
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.pods.values import Device, device_id
 from popdist_py.popart.enumerations import (

@@ -12,7 +12,7 @@ from conftest import ROOT
 from support.program_pods import configuring, held, partition
 
 from popdist_py import popart
-from popdist_py.pods import attaching
+from popdist_py.devices import attaching
 from popdist_py.pods.errors import UnreachableError
 
 Kind = popart.DeviceConnectionType

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from popdist_py.pods import attaching
+from popdist_py.devices import attaching
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod, open_pod
 from popdist_py.pods.pod_file import system_pod

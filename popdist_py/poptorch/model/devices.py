@@ -14,7 +14,7 @@ import weakref
 from typing import Any, Final
 
 from popdist_py import context
-from popdist_py.pods.attaching import HeldDevice, ProgramPod, pod_of_process
+from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger

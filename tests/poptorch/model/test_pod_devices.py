@@ -17,7 +17,7 @@ from support.program_pods import configuring, held, partition
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.pods import attaching
+from popdist_py.devices import attaching
 from popdist_py.pods.errors import UnreachableError
 from popdist_py.poptorch.enums import ConnectionType
 
