@@ -24,8 +24,8 @@ class Renewal:
     """Renews what it is given to keep, until told to forget it, or the process ends.
 
     Where the server took the holder for dead (its network was cut, or the process stopped, for
-    longer than a lease) the same IPUs are attached again; if somebody else has them by then, the
-    job goes on and a warning is logged.
+    longer than a lease) the same IPUs are attached again; if somebody else has them by then, or
+    their partition was removed, the job goes on and a warning is logged.
 
     Args:
         renew: renews ids for a number of seconds, and returns those that are gone.
@@ -105,8 +105,9 @@ class Renewal:
             with self._lock:
                 self._held.pop(own_id, None)
             logging.getLogger("popdist").warning(
-                "the pod's server took this job for dead and gave its IPUs %s of the partition %s "
-                "away; the job goes on (%s)",
+                "the pod's server no longer has IPUs %s of the partition %s for this job: the "
+                "partition was removed, or nothing was heard of the job for too long; the job goes "
+                "on (%s)",
                 _listed(lost.ipus), lost.partition, error,
             )  # fmt: skip
             return

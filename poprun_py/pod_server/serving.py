@@ -10,7 +10,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -102,9 +101,10 @@ def _serve(
         try:
             # Nobody could renew while there was no server.
             store.renew_all(seconds)
-            server = PodServer(application, listener, tick=clock.tick)
+            server = PodServer(application, listener)
             _announce(store.pod().name, folder, listener)
-            server.run()
+            with clock.running():
+                server.run()
         except SystemExit:
             return 0
         server.end()
@@ -152,7 +152,6 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         application: what answers (WSGI).
         listener: a bound socket.
         patience: seconds for a request to come in whole, and for an idle connection.
-        tick: is called every second or so.
     """
 
     channel_class = _Channel
@@ -163,10 +162,8 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         listener: socket.socket,
         *,
         patience: float = _PATIENCE,
-        tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._patience = patience
-        self._tick = tick
         limits = Adjustments(
             threads=_THREADS,
             connection_limit=_MOST_CONNECTIONS,
@@ -195,8 +192,6 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             is_slow = channel.request is not None and channel.begun < oldest
             if not channel.requests and (is_slow or channel.last_activity < oldest):
                 channel.will_close = True
-        with contextlib.suppress(PodError):  # whoever asks next is told
-            self._tick()
 
     def end(self) -> None:
         """End all threads and connections."""

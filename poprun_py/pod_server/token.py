@@ -32,16 +32,18 @@ def own_token(folder: Path) -> str:
     with contextlib.suppress(FileExistsError):
         _make(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise DamagedError(f"{path} is no file: remove it, and a new token is made")
         if status.st_mode & 0o077:
             raise NotAllowedError(
-                f"others can read {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
+                f"others can read or write {path} (mode {stat.S_IMODE(status.st_mode):04o}): "
                 "remove it, and a new token is made, or chmod 600 it if nobody has read it"
             )
-        token = file.read(_MOST_CHARACTERS + 1).decode("ascii", "replace").strip()
+        token = os.read(descriptor, _MOST_CHARACTERS + 1).decode("ascii", "replace").strip()
+    finally:
+        os.close(descriptor)
     if not 16 <= len(token) <= _MOST_CHARACTERS or not all("!" <= one <= "~" for one in token):
         raise DamagedError(
             f"{path} holds no token (at least 16 printable characters, no blanks): remove it, and "

@@ -16,6 +16,7 @@ from conftest import wait_until
 from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 
+from popdist_py.pods import client
 from popdist_py.pods.client import ServerStore
 from popdist_py.pods.errors import (
     InvalidRequestError,
@@ -37,6 +38,11 @@ def opened(port, **more):
         yield store
     finally:
         store.close()
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture
@@ -106,12 +112,12 @@ def test_a_server_that_does_not_answer_is_given_up_in_time():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         since = time.monotonic()
-        with opened(port, timeout=0.4) as store:
-            with pytest.raises(UnreachableError, match=r"did not answer within 0\.4 s: start"):
+        with opened(port, timeout=0.15) as store:
+            with pytest.raises(UnreachableError, match=r"did not answer within 0\.15 s: start"):
                 store.pod()
             with pytest.raises(UnreachableError, match=r"it may have been done: start"):
                 store.reset_partition("p")
-        assert 0.8 <= time.monotonic() - since < 5
+        assert 0.3 <= time.monotonic() - since < 5
 
 
 @pytest.mark.parametrize(
@@ -249,7 +255,9 @@ def test_what_somebody_else_has_by_then_is_said(pod, port, caplog):
         del pod.held[held.id]
         wait_until(lambda: caplog.records)
         (record,) = caplog.records
-        assert "IPUs 0, 1 of the partition p away; the job goes on (no p)" in record.getMessage()
+        message = record.getMessage()
+        assert "no longer has IPUs 0, 1 of the partition p for this job" in message
+        assert message.endswith("the job goes on (no p)")
 
 
 def test_a_forked_child_neither_renews_nor_gives_back(pod, port):

@@ -220,10 +220,10 @@ def test_large_bodies_are_cut(site):
         b"POST /v1/attach HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
         + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 20
     )
-    assert site.raw(body)[:12] in (b"HTTP/1.1 413", b"")
+    assert site.raw(body)[9:12] in (b"413", b"")
     assert site.store.calls == []
     many = b"GET /v1/pod HTTP/1.1\r\n" + b"X-A: " + b"a" * (32 << 10) + b"\r\n\r\n"
-    assert site.raw(many).startswith(b"HTTP/1.1 431")
+    assert site.raw(many)[9:12] in (b"431", b"")
 
 
 def test_slow_senders_are_cut_while_others_are_served():
