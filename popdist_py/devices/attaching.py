@@ -48,7 +48,7 @@ class HeldDevice:
         """Give the device back; once more, or in a forked child, does nothing.
 
         Raises:
-            PodError: the pod cannot be asked; it frees the device when this process has ended.
+            PodError: the pod cannot be asked; it frees the device by itself.
         """
         if self._pid == os.getpid():
             self._store.detach(self._attachment)

@@ -106,7 +106,7 @@ class DeviceInfo:
         """Give the device back; once more does nothing.
 
         Raises:
-            popart_exception: the pod cannot be asked; it frees the device after the process.
+            popart_exception: the pod cannot be asked; it frees the device by itself.
         """
         held, self._held, self._attached = self._held, None, False
         try:

@@ -137,7 +137,7 @@ def _give_back(held: HeldDevice) -> None:
         held.detach()
     except PodError as error:
         logger.warning(
-            "Device %d of partition %s is given back when this process has ended: %s",
+            "Device %d of partition %s was not given back, the pod frees it by itself: %s",
             held.device.id,
             held.partition.name,
             error,
