@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 from popdist_py import context
@@ -209,8 +210,7 @@ class DeviceManager:
         device = next((each for each in offered if each.id == id), None)
         if device is None:
             raise popart_exception(
-                f"Failed to acquire device with id {id}: the ids are {offered[0].id} to "
-                f"{offered[-1].id}"
+                f"Failed to acquire device with id {id}: the ids are {_ids(offered)}"
             )
         found = self._info(pod, device, connectionType)
         if connectionType is DeviceConnectionType.Always and not found.attach():
@@ -263,7 +263,7 @@ class DeviceManager:
     def _offered() -> tuple[ProgramPod | None, Sequence[Device]]:
         """Return the devices of this program, and the pod that they are of."""
         if context.is_launched():
-            return None, tuple(_devices(context.ipus_of_pod() or _NUM_IPUS))
+            return None, tuple(_devices_of_instance())
         try:
             pod = pod_of_process()
             if pod is None:
@@ -292,6 +292,31 @@ def _devices(num_ipus: int) -> Iterator[Device]:
             ipus = range(position * size, (position + 1) * size)
             yield Device(device_id(num_ipus, size, position), ipus)
         size *= 2
+
+
+def _devices_of_instance() -> Iterator[Device]:
+    """Return those of the job's devices that this instance has, by ids as popdist.getDeviceId()."""
+    instance = context.environment()
+    width = instance.num_ipus_per_replica
+    system = _power_of_two(instance.num_total_replicas * width)
+    size = _power_of_two(instance.num_local_replicas * width)
+    own = range(size * instance.instance_index, size * (instance.instance_index + 1))
+    return (each for each in _devices(system) if each.ipus[0] in own and each.ipus[-1] in own)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _ids(devices: Sequence[Device]) -> str:
+    """Say which ids there are: 0 to 3 with 1 IPU, 4 to 5 with 2, 6 to 6 with 4."""
+    by_size = [
+        (size, [each.id for each in found])
+        for size, found in groupby(devices, key=lambda each: len(each.ipus))
+    ]
+    return ", ".join(
+        f"{ids[0]} to {ids[-1]} with {size}{' IPU' if size == 1 else ''}" for size, ids in by_size
+    )
 
 
 def _seconds(call: str, given: float) -> float:

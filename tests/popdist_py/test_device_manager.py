@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from support.program_pods import configuring, held, partition
 
-from popdist_py import popart
+from popdist_py import popart, popdist_functions
 from popdist_py.devices import attaching
 from popdist_py.pods.errors import UnreachableError
 
@@ -62,7 +62,10 @@ def test_by_id(pod, manager):
     assert manager.tryAcquireDeviceById(3) is None
     with pytest.raises(popart.popart_exception, match="device with id 6: it is held"):
         manager.acquireDeviceById(6)
-    with pytest.raises(popart.popart_exception, match="device with id 7: the ids are 0 to 6"):
+    with pytest.raises(
+        popart.popart_exception,
+        match="id 7: the ids are 0 to 3 with 1 IPU, 4 to 5 with 2, 6 to 6 with 4",
+    ):
         manager.acquireDeviceById(7)
 
 
@@ -139,14 +142,16 @@ def test_without_a_pod_devices_do_not_run_out(pod, monkeypatch, manager):
 
 def test_the_launcher_holds_those_of_an_instance(pod, monkeypatch, manager):
     for name, value in {
-        "POPRUN_POD": "/pods/a",
         "POPDIST_NUM_TOTAL_REPLICAS": "4",
+        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
         "POPDIST_NUM_LOCAL_REPLICAS": "2",
         "POPDIST_REPLICA_INDEX_OFFSET": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    assert [each.id for each in manager.enumerateDevices(numIpus=2)] == [2]
-    assert manager.acquireDeviceById(2).isAttached
+    found = {n: [each.id for each in manager.enumerateDevices(numIpus=n)] for n in (1, 2, 4)}
+    assert found == {1: [2, 3], 2: [5], 4: []}
+    assert popdist_functions.getDeviceId() == 5
+    assert manager.acquireDeviceById(5).isAttached
     assert manager.tryAcquireAvailableDevice(4) is None
     assert held(pod) == []
 
