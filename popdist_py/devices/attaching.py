@@ -17,11 +17,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from popdist_py.pods.errors import InUseError, InvalidRequestError, PodError, UnknownNameError
-from popdist_py.pods.store import PodStore
-from popdist_py.pods.values import Attachment, Device, Holder, Partition, PartitionState
+
+# A program without a pod does not wait for them.
+if TYPE_CHECKING:
+    from popdist_py.pods.store import PodStore
+    from popdist_py.pods.values import Attachment, Device, Holder, Partition
 
 __all__ = ["HeldDevice", "ProgramPod", "device_by_id", "pod_of_process", "request_timeout"]
 
@@ -124,6 +127,8 @@ class ProgramPod:
         Raises:
             PodError: the pod cannot be asked, or it is not clear which partition is meant.
         """
+        from popdist_py.pods.values import PartitionState
+
         partition = self.partition()
         usable = partition.state is not PartitionState.ERROR
         return usable and any(len(each.ipus) == num_ipus for each in self.devices(partition))
@@ -206,6 +211,8 @@ class ProgramPod:
         return HeldDevice(self.store, partition, device, found)
 
     def _holder(self) -> Holder:
+        from popdist_py.pods.values import Holder
+
         return Holder(
             host=socket.gethostname(),
             pid=os.getpid(),

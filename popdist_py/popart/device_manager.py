@@ -12,19 +12,20 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from popdist_py import context
-from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
-from popdist_py.ipu.specification import MK2
 from popdist_py.pods.errors import InUseError, PodError
-from popdist_py.pods.values import Device, device_id
 from popdist_py.popart.enumerations import (
     DeviceConnectionType,
     DeviceSelectionCriterion,
     DeviceType,
     SyncPattern,
 )
+
+# Programs name enumerations, and seldom a device.
+if TYPE_CHECKING:
+    from popdist_py.devices.attaching import HeldDevice, ProgramPod
+    from popdist_py.pods.values import Device
 
 __all__ = ["DeviceInfo", "DeviceManager", "popart_exception"]
 
@@ -64,6 +65,8 @@ class DeviceInfo:
     @property
     def tilesPerIPU(self) -> int:
         """The tiles of one of its IPUs, an Mk2's."""
+        from popdist_py.ipu.specification import MK2
+
         return MK2.tiles
 
     def getOnDemandAttachTimeout(self) -> float:
@@ -262,6 +265,9 @@ class DeviceManager:
     @staticmethod
     def _offered() -> tuple[ProgramPod | None, Sequence[Device]]:
         """Return the devices of this program, and the pod that they are of."""
+        from popdist_py import context
+        from popdist_py.devices.attaching import pod_of_process
+
         if context.is_launched():
             return None, tuple(_devices_of_instance())
         try:
@@ -286,6 +292,8 @@ class DeviceManager:
 
 def _devices(num_ipus: int) -> Iterator[Device]:
     """Return the devices of a system of so many IPUs, a power of two, by their ids."""
+    from popdist_py.pods.values import Device, device_id
+
     size = 1
     while size <= num_ipus:
         for position in range(num_ipus // size):
@@ -296,6 +304,8 @@ def _devices(num_ipus: int) -> Iterator[Device]:
 
 def _devices_of_instance() -> Iterator[Device]:
     """Return those of the job's devices that this instance has, by ids as popdist.getDeviceId()."""
+    from popdist_py import context
+
     instance = context.environment()
     width = instance.num_ipus_per_replica
     system = _power_of_two(instance.num_total_replicas * width)
