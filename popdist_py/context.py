@@ -18,6 +18,7 @@ from popdist_py import heartbeat
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.communicators.solo import SoloCommunicator
 from popdist_py.environment import (
+    POD,
     CollectiveSettings,
     InstanceEnvironment,
     is_popdist_environment,
@@ -32,6 +33,7 @@ __all__ = [
     "execute_on_instances",
     "finalize",
     "init",
+    "ipus_of_pod",
     "is_initialised",
     "is_launched",
 ]
@@ -61,6 +63,20 @@ def environment() -> InstanceEnvironment:
         WireError: the variables are incomplete or contradict one another.
     """
     return InstanceEnvironment.from_environ(os.environ)
+
+
+def ipus_of_pod() -> int | None:
+    """Return how many IPUs the launcher holds for this instance in a pod, a power of two.
+
+    None where no pod is configured, or no launcher started this process.
+
+    Raises:
+        WireError: the variables are incomplete or contradict one another.
+    """
+    if not is_launched() or os.environ.get(POD, "none") in ("", "none"):
+        return None
+    instance = environment()
+    return 1 << (instance.num_local_replicas * instance.num_ipus_per_replica - 1).bit_length()
 
 
 def init() -> None:

@@ -79,6 +79,9 @@ TORCH_BACKENDS = ("auto", "gloo", "popdist")
 IPU_MODEL = "POPDIST_IPU"
 IPU_MEMORY = "POPDIST_IPU_MEMORY"
 
+# The launcher's option --pod: where the pod is that the job's IPUs are of; "none" for no pod.
+POD = "POPRUN_POD"
+
 # What describes one instance of a job, or the job itself: another job must not inherit it. A path
 # to a cache may be a user's own setting.
 INSTANCE_VARIABLES = frozenset(

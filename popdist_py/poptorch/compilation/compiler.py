@@ -125,6 +125,7 @@ class Compiler:
         optimizer: the user's optimiser; None for inference.
         transfer: how tensors enter and leave.
         communicator: the other instances; one alone for inference.
+        placed: told how many IPUs all replicas need, as soon as that is known.
     """
 
     model: nn.Module
@@ -133,6 +134,7 @@ class Compiler:
     optimizer: torch.optim.Optimizer | None
     transfer: Transfer
     communicator: Communicator
+    placed: Callable[[int], None]
 
     @property
     def training(self) -> bool:
@@ -175,7 +177,7 @@ class Compiler:
         state = self._make_state()
         advance(15, "tracing")
         executable = earlier or self._trace(call, sizes, state)
-        self._check_placement(executable.placement, batching)
+        self.placed(self._check_placement(executable.placement, batching))
         run = self._run(executable.captured)
         check_memory(run, self.options)
         self._give_buffers(executable.trace, state, batching)
@@ -257,8 +259,8 @@ class Compiler:
 
     # -- checks -------------------------------------------------------------------------------
 
-    def _check_placement(self, placement: Placement, batching: Batching) -> None:
-        """Check that the pipeline can be filled and that there are enough IPUs."""
+    def _check_placement(self, placement: Placement, batching: Batching) -> int:
+        """Return how many IPUs are needed; the pipeline can be filled, and there are enough."""
         if self.options._execution_strategy.is_pipelined:
             check_pipeline_depth(placement.num_stages, batching, training=self.training)
         ipus = placement.num_ipus
@@ -277,6 +279,7 @@ class Compiler:
                 f"Too many IPUs requested ({total}): one process drives at most {_MAX_IPUS}; "
                 "use several processes, for example with poprun-py"
             )
+        return total
 
     def _run(self, captured: Captured | None) -> Run | None:
         """Return what the model of the device is asked about; None if it cannot be."""

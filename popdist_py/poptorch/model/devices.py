@@ -1,36 +1,151 @@
-"""Emulated IPU devices: which exist, and which model holds one that its options name by id."""
+"""Emulated IPU devices: which exist, and which model holds one.
+
+Where a pod is configured, a model of a program that no launcher started attaches to a device of the
+pod, which no other process has then. Elsewhere emulated IPUs do not run out, and only an id that
+options name is held, against the other models of this process.
+"""
 
 from __future__ import annotations
 
+import gc
+import math
+import os
 import weakref
 from typing import Any, Final
 
+from popdist_py import context
+from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
+from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.logger import logger
+from popdist_py.poptorch.options.options import Options
 
 __all__ = ["acquire", "ipuHardwareIsAvailable", "ipuHardwareVersion", "release"]
 
 _NUM_IPUS: Final = 64
 _VERSION: Final = 2
+# PopTorch's own variable: a model waits for a device that is held in place of an error.
+_WAIT: Final = "POPTORCH_WAIT_FOR_IPU"
 
+# Without a pod: who has the ids that options name.
 _holders: dict[int, weakref.ref[Any]] = {}
+# With one: what gives a model's device back, also when the model is dropped.
+_given: weakref.WeakKeyDictionary[Any, weakref.finalize[[HeldDevice], Any]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether a process can have ``num_ipus`` emulated IPUs."""
-    return 0 < num_ipus <= _NUM_IPUS
+    """Tell whether a process can have ``num_ipus`` emulated IPUs.
+
+    Where a pod is configured: whether this program's partition, or under the launcher what the
+    instance has, contains a device of just so many, be it free or held.
+    """
+    if context.is_launched():
+        most = context.ipus_of_pod()
+        if most is not None:
+            return num_ipus in (1 << power for power in range(most.bit_length()))
+        return 0 < num_ipus <= _NUM_IPUS
+    try:
+        pod = pod_of_process()
+        return 0 < num_ipus <= _NUM_IPUS if pod is None else pod.has_device(num_ipus)
+    except PodError as error:
+        logger.warning("No IPU is available: %s", error)
+        return False
 
 
 def ipuHardwareVersion() -> int:
-    """Return the generation of the emulated IPUs: 2."""
+    """Return the generation of the emulated IPUs: 2.
+
+    Raises:
+        AssertionError: a pod is configured, and there is no IPU for this program.
+    """
+    assert ipuHardwareIsAvailable(), (
+        "No IPU is available: ipuHardwareIsAvailable() tells, and its log says why"
+    )
     return _VERSION
 
 
-def acquire(ipu_id: int, holder: Any) -> None:
-    """Attach ``holder`` to the device ``ipu_id``.
+def acquire(holder: Any, options: Options, num_ipus: int, *, patient: bool = True) -> bool:
+    """Attach a model to a device for its options.
+
+    Args:
+        holder: the model.
+        options: its options.
+        num_ipus: the IPUs of all its replicas.
+        patient: whether this may be the time to wait for a device that is held.
+
+    Returns:
+        Whether it is attached: it is not where POPTORCH_WAIT_FOR_IPU says to wait, and this is not
+        the time.
 
     Raises:
-        Error: another model is attached to it.
+        Error: somebody else has the device, there is none like it, or the pod cannot be asked.
     """
+    ipu_id = options.ipu_id if options.exists("ipu_id") else None
+    try:
+        pod = None if context.is_launched() or options.Emulator.is_ipu_model else pod_of_process()
+        if pod is not None:
+            return _acquire_of(pod, holder, num_ipus, ipu_id, patient=patient)
+    except PodError as error:
+        which = "a device" if ipu_id is None else f"device with id {ipu_id}"
+        raise Error(f"Failed to acquire {which}: {error}") from error
+    # The launcher gives every instance an id of its own. A program that names an id has to find
+    # that device free.
+    if ipu_id is not None and not options.shares_devices:
+        _acquire_id(ipu_id, holder)
+    return True
+
+
+def _acquire_of(
+    pod: ProgramPod, holder: Any, num_ipus: int, ipu_id: int | None, *, patient: bool
+) -> bool:
+    waits = os.environ.get(_WAIT, "") not in ("", "0")
+
+    def say(error: InUseError) -> None:
+        logger.warning("Waiting for an IPU device, as %s says: %s", _WAIT, error)
+
+    try:
+        try:
+            held = pod.attach(num_ipus, ipu_id)
+        except InUseError:
+            # Models that the program has dropped may still be there: they refer to themselves.
+            gc.collect()
+            wait = math.inf if waits and patient else 0.0
+            held = pod.attach(num_ipus, ipu_id, wait=wait, waiting=say)
+    except InUseError as error:
+        if waits:
+            return False
+        raise InUseError(
+            f"{error}; a model gives its device back by detachFromDevice() or destroy(), and "
+            f"{_WAIT}=1 waits for one"
+        ) from error
+    logger.info(
+        "Attached to device %d of partition %s (%d IPUs)",
+        held.device.id,
+        held.partition.name,
+        len(held.device.ipus),
+    )
+    _given[holder] = weakref.finalize(holder, _give_back, held)
+    # At the end of the process the pod takes back everything at once.
+    _given[holder].atexit = False
+    return True
+
+
+def _give_back(held: HeldDevice) -> None:
+    try:
+        held.detach()
+    except PodError as error:
+        logger.warning(
+            "Device %d of partition %s was not given back, the pod frees it by itself: %s",
+            held.device.id,
+            held.partition.name,
+            error,
+        )
+
+
+def _acquire_id(ipu_id: int, holder: Any) -> None:
+    """Take an id for a model; no other model of this process may have it."""
     held = _holders.get(ipu_id)
     current = held() if held is not None else None
     if current is not None and current is not holder:
@@ -43,6 +158,9 @@ def acquire(ipu_id: int, holder: Any) -> None:
 
 def release(holder: Any) -> None:
     """Give back every device that ``holder`` has."""
+    give_back = _given.pop(holder, None)
+    if give_back is not None:
+        give_back()
     for ipu_id, held in list(_holders.items()):
         if held() in (holder, None):
             del _holders[ipu_id]

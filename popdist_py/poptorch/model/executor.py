@@ -72,6 +72,7 @@ class PoplarExecutor(DeviceReports):
         self._activity = activities.COMPUTING if training else activities.VALIDATING
         self._transfer = _transfer(options)
         self._attached = False
+        self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
         # Arguments to build the program with again, for another optimiser.
         self._last_call = Call((), (), [])
@@ -177,10 +178,36 @@ class PoplarExecutor(DeviceReports):
         compile_hooks.before_compile()
         if self._unwatch is None and self._training:
             self._wrap_user_model()
-        if self._options.connection_type == enums.ConnectionType.Always:
-            self._acquire()
         tensors = [*self._user_model.parameters(), *self._user_model.buffers()]
         pull_newer(tensors)
+        try:
+            compiled, num_instances = self._compiled_for(executable)
+        except BaseException:
+            self._release()
+            raise
+        self._compiled, self._signature = compiled, signature
+        self._weights = WeightCopy(
+            tensors,
+            compiled.download_changed(),
+            compiled.state.download,
+            lambda: self._require_compiled().check_weights(),
+        )
+        if num_instances > 1:
+            self._weights.mark_all_newer()
+        if self._link is not None:
+            self._link.compiled_to(compiled)
+        compile_hooks.after_compile()
+        self._compilation_seconds = time.perf_counter() - start
+        action, self._when_compiled = self._when_compiled, None
+        if action is not None:
+            action()
+        heartbeat.enter(BETWEEN_CALLS)
+        # Last: a model that gets no device is compiled all the same, and attaches when called.
+        if self._options.connection_type != enums.ConnectionType.Never and not self._attached:
+            self._acquire()
+
+    def _compiled_for(self, executable: Executable | None) -> tuple[Compiled, int]:
+        """Compile for the last call; return with it the number of instances that take part."""
         compiling = activities.doing(activities.COMPILING)
         with compiling, progress_bar(shown=self._shows_progress) as advance:
             compiler = self._compiler()
@@ -190,25 +217,7 @@ class PoplarExecutor(DeviceReports):
             with cache.locked():
                 compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
                 cache.store(compiled.executable)
-        self._compiled, self._signature = compiled, signature
-        self._weights = WeightCopy(
-            tensors,
-            compiled.download_changed(),
-            compiled.state.download,
-            lambda: self._require_compiled().check_weights(),
-        )
-        if compiler.communicator.num_instances > 1:
-            self._weights.mark_all_newer()
-        if self._link is not None:
-            self._link.compiled_to(compiled)
-        compile_hooks.after_compile()
-        self._compilation_seconds = time.perf_counter() - start
-        if self._options.connection_type != enums.ConnectionType.Never:
-            self._acquire()
-        action, self._when_compiled = self._when_compiled, None
-        if action is not None:
-            action()
-        heartbeat.enter(BETWEEN_CALLS)
+        return compiled, compiler.communicator.num_instances
 
     @property
     def _shows_progress(self) -> bool:
@@ -223,6 +232,7 @@ class PoplarExecutor(DeviceReports):
             optimizer=None if self._link is None else self._link.optimizer,
             transfer=self._transfer,
             communicator=communicator_for(self._options, training=self._training),
+            placed=self._placed,
         )
 
     def _require_compiled(self) -> Compiled:
@@ -379,12 +389,18 @@ class PoplarExecutor(DeviceReports):
         """Tell whether the model holds its device."""
         return self._attached
 
+    def _placed(self, num_ipus: int) -> None:
+        """Go on with compiling, which is known to need so many IPUs.
+
+        Nobody waits for a device here: compiling goes on meanwhile, and other processes may be
+        waiting for its result.
+        """
+        self._num_ipus = num_ipus
+        if self._options.connection_type == enums.ConnectionType.Always and not self._attached:
+            self._attached = devices.acquire(self, self._options, num_ipus, patient=False)
+
     def _acquire(self) -> None:
-        # The launcher gives every instance an id of its own. A program that names an id has to
-        # find that device free.
-        if self._options.exists("ipu_id") and not self._options.shares_devices:
-            devices.acquire(self._options.ipu_id, self)
-        self._attached = True
+        self._attached = devices.acquire(self, self._options, self._num_ipus)
 
     def attachToDevice(self) -> None:
         """Take the device again and upload weights and optimiser state.

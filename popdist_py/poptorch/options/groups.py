@@ -558,6 +558,12 @@ class _EmulatorOptions(OptionStore):
         self.createOrSet(uses_ipu_model=use_model)
 
     @property
+    def is_ipu_model(self) -> bool:
+        """Whether the software model of a device is used, for which no device is needed."""
+        uses_model: bool | None = self._values.get("uses_ipu_model")
+        return self._environment.uses_model if uses_model is None else uses_model
+
+    @property
     def device_named(self) -> IPU | None:
         """The IPU that program, launcher or environment name, in this order."""
         own: IPU | None = self._values.get("device")

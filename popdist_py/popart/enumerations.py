@@ -1,4 +1,4 @@
-"""The enumerations and small classes of PopART that PopTorch programs name. PopART is not here.
+"""The enumerations and small classes of PopART that PopTorch programs name.
 
 Programs write ``opts._Popart.set("syntheticDataMode", int(popart.SyntheticDataMode.Zeros))``. Names
 and numbers are PopART's. Which session options do something is said by ``popdist_py.poptorch``;
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NoReturn
 
 __all__ = [
     "AccumulateOuterFragmentSchedule",
@@ -19,6 +18,7 @@ __all__ = [
     "BatchSerializationTransformContext",
     "CommGroupType",
     "DeviceConnectionType",
+    "DeviceSelectionCriterion",
     "DeviceType",
     "ExchangeStrategy",
     "ExecutionPhaseIOSchedule",
@@ -41,7 +41,6 @@ __all__ = [
     "TileSet",
     "VariableRetrievalMode",
     "VirtualGraphMode",
-    "popart_exception",
 ]
 
 
@@ -230,6 +229,13 @@ class DeviceConnectionType(IntEnum):
     Never = 2
 
 
+class DeviceSelectionCriterion(IntEnum):
+    """Which of several devices is taken."""
+
+    First = 0
+    Random = 1
+
+
 class CommGroupType(IntEnum):
     """Which replicas form a group."""
 
@@ -285,17 +291,3 @@ class TensorLocationSettings:
     location: TensorLocation = field(default_factory=TensorLocation)
     minElementsForOffChip: int = 2
     minElementsForReplicatedTensorSharding: int = 8192
-
-
-class popart_exception(Exception):
-    """What PopART raises. Nothing here raises it: errors are ``poptorch.Error``."""
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise AttributeError(
-        f"popart.{name} is not available: of PopART only what PopTorch programs pass to "
-        "Options._Popart.set() is here, not its graphs and sessions. Write the model in PyTorch, "
-        "and wrap it with poptorch"
-    )

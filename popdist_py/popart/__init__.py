@@ -1,0 +1,87 @@
+"""What PopTorch programs name of PopART: its enumerations, and its devices. PopART is not here.
+
+Nothing here builds graphs or runs sessions.
+May call: devices and pods (which there are, and who holds them), context, ipu.
+"""
+
+from typing import NoReturn
+
+from popdist_py.popart.device_manager import DeviceInfo, DeviceManager, popart_exception
+from popdist_py.popart.enumerations import (
+    AccumulateOuterFragmentSchedule,
+    AnchorReturnTypeId,
+    BatchSerializationBatchSchedule,
+    BatchSerializationMethod,
+    BatchSerializationTransformContext,
+    CommGroupType,
+    DeviceConnectionType,
+    DeviceSelectionCriterion,
+    DeviceType,
+    ExchangeStrategy,
+    ExecutionPhaseIOSchedule,
+    ExecutionPhaseSchedule,
+    GradientTensorTrackingMethod,
+    Instrumentation,
+    MeanReductionStrategy,
+    MergeVarUpdateType,
+    PatternsLevel,
+    RecomputationType,
+    RecomputeType,
+    ReductionType,
+    ReplicatedTensorSharding,
+    SubgraphCopyingStrategy,
+    SyncPattern,
+    SyntheticDataMode,
+    TensorLocation,
+    TensorLocationSettings,
+    TensorStorage,
+    TileSet,
+    VariableRetrievalMode,
+    VirtualGraphMode,
+)
+
+__all__ = [
+    "AccumulateOuterFragmentSchedule",
+    "AnchorReturnTypeId",
+    "BatchSerializationBatchSchedule",
+    "BatchSerializationMethod",
+    "BatchSerializationTransformContext",
+    "CommGroupType",
+    "DeviceConnectionType",
+    "DeviceInfo",
+    "DeviceManager",
+    "DeviceSelectionCriterion",
+    "DeviceType",
+    "ExchangeStrategy",
+    "ExecutionPhaseIOSchedule",
+    "ExecutionPhaseSchedule",
+    "GradientTensorTrackingMethod",
+    "Instrumentation",
+    "MeanReductionStrategy",
+    "MergeVarUpdateType",
+    "PatternsLevel",
+    "RecomputationType",
+    "RecomputeType",
+    "ReductionType",
+    "ReplicatedTensorSharding",
+    "SubgraphCopyingStrategy",
+    "SyncPattern",
+    "SyntheticDataMode",
+    "TensorLocation",
+    "TensorLocationSettings",
+    "TensorStorage",
+    "TileSet",
+    "VariableRetrievalMode",
+    "VirtualGraphMode",
+    "popart_exception",
+]
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(
+        f"popart.{name} is not available: of PopART only its devices are here, and what PopTorch "
+        "programs pass to Options._Popart.set(), not its graphs and sessions. Write the model in "
+        "PyTorch, and wrap it with poptorch"
+    )

@@ -1,0 +1,49 @@
+"""A pod in a folder, as the one that a program finds which no launcher started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from popdist_py.devices import attaching
+from popdist_py.pods.database import FolderStore
+from popdist_py.pods.folder import make_pod, open_pod
+from popdist_py.pods.pod_file import system_pod
+from popdist_py.pods.values import PartitionRequest
+
+
+def partition(name: str = "p16", size: int = 16, **values) -> PartitionRequest:
+    given = {} if values else {"reconfigurable": True}
+    return PartitionRequest(name=name, size=size, **given, **values)
+
+
+@contextlib.contextmanager
+def configuring(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., FolderStore]]:
+    """Give a function that makes the only pod, with these partitions.
+
+    What it returns looks at the pod from outside of the program. This process has then not looked
+    for its pod yet, and forgets at the end that it did.
+    """
+    monkeypatch.setenv("POPRUN_PODS", str(root))
+    with patch.multiple(attaching, _pod=None, _was_sought=False), contextlib.ExitStack() as stack:
+
+        def configure(*partitions: PartitionRequest, system: str = "POD16") -> FolderStore:
+            make_pod(root, system_pod(system, "pod"))
+            store = stack.enter_context(contextlib.closing(open_pod(root, "pod")))
+            for each in partitions:
+                store.create_partition(each)
+            return store
+
+        yield configure
+        if attaching._pod is not None:
+            attaching._pod.store.close()
+
+
+def held(pod: FolderStore) -> list[tuple[int, ...]]:
+    return [each.ipus for each in pod.attachments()]
