@@ -29,6 +29,8 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
+# Where pods lie, and the token of a server: read by the library too (popdist_py/pods/finding.py).
+_OF_PODS = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 _NAMED_WHERE_WANTED = ("from_plan", "stacks", "status")
 # One plan and one running job are named where they are wanted.
 _TYPED_ONLY = {variable_name(field): option_name(field) for field in _NAMED_WHERE_WANTED}
@@ -71,7 +73,7 @@ def variables_layer(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[s
             if not environ.get("POPRUN_VERBOSITY"):
                 values["verbosity"] = _log_level(text)
                 origins["verbosity"] = in_variable(name)
-        elif name not in INTERNAL_VARIABLES:
+        elif name not in INTERNAL_VARIABLES | _OF_PODS:
             warnings.append(f"{name} is no option of poprun-py{_hint(name)}")
     return {**values, "origins": origins}, tuple(warnings)
 

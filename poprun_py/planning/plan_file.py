@@ -110,6 +110,7 @@ def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str
         "network": plan.network,
         "compact": plan.compact,
         "folder": plan.folder,
+        **_partition(plan),
         "program": list(plan.config.program),
         "options": {
             k: v
@@ -117,6 +118,15 @@ def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str
             if k not in {"program", "env", "env_file"}
         },
     }
+
+
+def _partition(plan: LaunchPlan) -> dict[str, Any]:
+    """Return what the plan was made for; the partition is decided on anew when it runs."""
+    use = plan.partition
+    if use is None:
+        return {}
+    decided = {"action": str(use.action), "pod": use.where, "name": use.name}
+    return {"partition": {**decided, "num_ilds": use.num_ilds}}
 
 
 def _nodes(machine: Machine | None) -> list[dict[str, Any]]:
@@ -166,7 +176,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     if not are_host_names(names):
         raise _unexpected("host names", names, "one name each and no blanks")
     hosts = tuple(Host(name=name, is_local=local) for name in names)
-    topology = make_topology(config, hosts)
+    topology = make_topology(config, hosts, num_ilds=_ilds_of_partition(data))
     for key in (
         "num_replicas",
         "num_instances",
@@ -237,6 +247,17 @@ def _check_command(plan: LaunchPlan) -> None:
             # Open MPI's NAME=VALUE, or MPICH's two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
+
+
+def _ilds_of_partition(data: dict[str, Any]) -> int | None:
+    """Return the IPU-Link domains of the partition that the plan was made for."""
+    if data.get("partition") is None:
+        return None
+    found, instances = data["partition"]["num_ilds"], len(data["instances"])
+    if found is None:
+        return None
+    (count,) = _numbers([found])
+    return count if count and instances % count == 0 else None
 
 
 def _folder(data: dict[str, Any]) -> str:

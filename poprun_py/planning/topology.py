@@ -60,8 +60,12 @@ class Topology:
         return self.instances[host_index * share : (host_index + 1) * share]
 
 
-def make_topology(config: LaunchConfig, hosts: tuple[Host, ...]) -> Topology:
+def make_topology(
+    config: LaunchConfig, hosts: tuple[Host, ...], *, num_ilds: int | None = None
+) -> Topology:
     """Spread the instances of ``config`` over ``hosts``, of which the last may stay idle.
+
+    ``num_ilds`` is the number of IPU-Link domains of the partition, where one says so.
 
     Raises:
         UsageError: the instances do not divide evenly, or exceed a host's slots.
@@ -82,7 +86,7 @@ def make_topology(config: LaunchConfig, hosts: tuple[Host, ...]) -> Topology:
                 f"({config.shown('num_instances')} / {num_hosts} hosts): raise its slots, or "
                 "change the number of instances or the hosts"
             )
-    num_ilds = config.num_ilds or 1
+    num_ilds = num_ilds or config.num_ilds or 1
     local = config.num_replicas // num_instances
     width = config.ipus_per_replica
     return Topology(
