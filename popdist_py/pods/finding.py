@@ -5,11 +5,23 @@ Nothing here keeps or changes a pod.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from popdist_py.pods.store import PodStore
+from popdist_py.pods.errors import InvalidRequestError, PodError, UnknownNameError
+from popdist_py.pods.folder import list_pods, open_pod, pods_root
 
-__all__ = ["find_pod"]
+if TYPE_CHECKING:
+    from popdist_py.pods.store import PodStore
+
+__all__ = ["DEFAULT_PORT", "TOKEN", "find_pod"]
+
+# V-IPU's server listens there.
+DEFAULT_PORT = 8090
+TOKEN = "token"
 
 
 def find_pod(
@@ -28,4 +40,79 @@ def find_pod(
     Raises:
         PodError: it cannot be opened; several are there and none is named.
     """
-    raise NotImplementedError
+    # A variable that is empty says as much as none.
+    given = where if where is not None else environ.get("POPRUN_POD") or None
+    if given == "none":
+        return None
+    root = pods_root(environ)
+    if given is None:
+        names = list_pods(root)
+        if not names:
+            return None
+        if len(names) > 1:
+            raise InvalidRequestError(
+                f"{root} has the pods {', '.join(names)}: name one with --pod or POPRUN_POD, "
+                "or say none"
+            )
+        return open_pod(root, names[0])
+    if given == "server":
+        return _server(_url_of(environ), root, environ, timeout)
+    if "://" in given:
+        return _server(given, root, environ, timeout)
+    if "/" in given:
+        from popdist_py.pods.database import FolderStore
+
+        return FolderStore(Path(given).expanduser())
+    return open_pod(root, given)
+
+
+def _url_of(environ: Mapping[str, str]) -> str:
+    """Return where V-IPU's variables say that the server is."""
+    for prefix in ("IPUOF_VIPU_API", "VIPU_CLI_API"):
+        host = environ.get(f"{prefix}_HOST")
+        if host:
+            port = environ.get(f"{prefix}_PORT") or str(DEFAULT_PORT)
+            # An address of version 6 has colons itself.
+            return f"http://[{host}]:{port}" if host.count(":") > 1 else f"http://{host}:{port}"
+    return f"http://localhost:{environ.get('IPUOF_VIPU_API_PORT') or DEFAULT_PORT}"
+
+
+def _server(url: str, root: Path, environ: Mapping[str, str], timeout: float) -> PodStore:
+    found = re.fullmatch(r"http://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?/?", url)
+    port = int(found[2] or DEFAULT_PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise InvalidRequestError(
+            f"{url!r} is no server of a pod: give http://HOST:PORT, without anything behind it"
+        )
+    from popdist_py.pods.client import ServerStore
+
+    return ServerStore(f"http://{found[1]}:{port}", _token(found[1], root, environ), timeout)
+
+
+def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
+    """Return the token of a server, from a file: a command line would show it to everybody."""
+    named = environ.get("POPRUN_POD_TOKEN_FILE")
+    if named:
+        files = [Path(named).expanduser()]
+    else:
+        # A server of this machine keeps it in the folder of its pod.
+        local = [file for name in list_pods(root) if (file := root / name / TOKEN).exists()]
+        config = environ.get("XDG_CONFIG_HOME") or "~/.config"
+        own = [Path(config).expanduser() / "poprun-py" / "pod-token"]
+        own = [file for file in own if file.exists()]
+        here = host in ("localhost", "[::1]", os.uname().nodename) or host.startswith("127.")
+        files = (local or own) if here else (own or local)
+    if len(files) != 1:
+        several = f"{len(files)} pods of this machine have one" if files else "there is none"
+        raise UnknownNameError(
+            f"which token the pod's server wants is not known ({several}): put it into a file of "
+            "yours alone, and name that in POPRUN_POD_TOKEN_FILE"
+        )
+    try:
+        token = files[0].read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text"
+        raise PodError(f"{files[0]} cannot be read: {why}") from None
+    if not token:
+        raise PodError(f"{files[0]} holds no token: copy the server's into it")
+    return token

@@ -1,0 +1,236 @@
+"""Which free IPUs a new partition gets: aligned groups, domain by domain, best fit. Pure.
+
+A partition's share of an IPU-Link domain is a power of two of neighbours that begins at a multiple
+of itself. Of the free ones that group is taken whose surrounding free block is smallest, so that
+large blocks stay whole (the buddy system: Knuth, The Art of Computer Programming 1, 2.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from popdist_py.pods.errors import (
+    InvalidRequestError,
+    NotEnoughIpusError,
+    UnknownNameError,
+)
+from popdist_py.pods.rules import check_request, num_domains_of
+from popdist_py.pods.values import (
+    LINK_DOMAIN_IPUS,
+    Allocation,
+    Ipu,
+    Partition,
+    PartitionRequest,
+    Pod,
+    SyncType,
+)
+
+__all__ = ["place_partition"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Groups of one allocation, one in each domain, and how large the blocks are they break."""
+
+    blocks: tuple[int, ...]
+    allocation: Allocation
+    ipus: tuple[Ipu, ...]
+    num_ilds: int
+
+
+def place_partition(
+    pod: Pod,
+    partitions: Sequence[Partition],
+    request: PartitionRequest,
+    *,
+    owner: str,
+    created: float,
+) -> Partition:
+    """Return the partition that a request gets beside those that are there.
+
+    InvalidRequestError, UnknownNameError of the allocation or cluster, NotEnoughIpusError with what
+    is asked for, what is free and who has the rest. The name is not looked for.
+    """
+    check_request(request)
+    allocations = _asked_allocations(pod, request)
+    all_ipus = pod.ipus()
+    taken = {(ipu.agent, ipu.number) for partition in partitions for ipu in partition.ipus}
+    fits = [
+        fit
+        for allocation in allocations
+        if (fit := _fit(request, allocation, all_ipus, taken)) is not None
+    ]
+    if not fits:
+        raise _refusal(pod, partitions, request, allocations, all_ipus, taken)
+    best = min(fits, key=lambda fit: fit.blocks)
+    return Partition(
+        name=request.name,
+        cluster=best.allocation.cluster,
+        allocation=best.allocation.name,
+        ipus=best.ipus,
+        num_gcds=request.num_gcds,
+        num_ilds=best.num_ilds,
+        num_replicas=request.num_replicas or request.num_gcds,
+        reconfigurable=request.reconfigurable,
+        sync_type=request.sync_type or SyncType.C2_COMPATIBLE,
+        owner=owner,
+        created=created,
+    )
+
+
+def _asked_allocations(pod: Pod, request: PartitionRequest) -> list[Allocation]:
+    """Return the allocations that may give the IPUs."""
+    known = {each.name: each for each in pod.allocations}
+    if request.cluster is not None and request.cluster not in {c.name for c in pod.clusters}:
+        names = ", ".join(each.name for each in pod.clusters) or "none"
+        raise UnknownNameError(f"pod {pod.name} has no cluster {request.cluster!r}: {names}")
+    if request.allocation is None:
+        return [
+            each
+            for each in known.values()
+            if request.cluster is None or each.cluster == request.cluster
+        ]
+    if request.allocation not in known:
+        names = ", ".join(known) or "none"
+        raise UnknownNameError(f"pod {pod.name} has no allocation {request.allocation!r}: {names}")
+    allocation = known[request.allocation]
+    if request.cluster not in (None, allocation.cluster):
+        raise InvalidRequestError(
+            f"allocation {allocation.name} is of cluster {allocation.cluster}, "
+            f"not {request.cluster}: leave the cluster out"
+        )
+    return [allocation]
+
+
+def _domains(allocation: Allocation, ipus: Iterable[Ipu]) -> dict[int, list[Ipu]]:
+    """Return all IPUs of the cluster's domains, in order."""
+    domains: dict[int, list[Ipu]] = {}
+    for ipu in ipus:
+        if ipu.cluster == allocation.cluster:
+            domains.setdefault(ipu.domain, []).append(ipu)
+    return domains
+
+
+def _usable(
+    allocation: Allocation, domain: Sequence[Ipu], taken: Collection[tuple[str, int]]
+) -> list[bool]:
+    agents = frozenset(allocation.agents)
+    return [ipu.agent in agents and (ipu.agent, ipu.number) not in taken for ipu in domain]
+
+
+def _fit(
+    request: PartitionRequest,
+    allocation: Allocation,
+    all_ipus: Iterable[Ipu],
+    taken: Collection[tuple[str, int]],
+) -> _Fit | None:
+    """Choose the groups of an allocation; None where it has no room."""
+    domains = _domains(allocation, all_ipus)
+    num_ilds = 1
+    if not request.reconfigurable:
+        num_ilds = num_domains_of(request, _largest_share(allocation, domains))
+    share = request.size // num_ilds
+    if share > LINK_DOMAIN_IPUS or share * num_ilds != request.size:
+        return None
+    candidates = []
+    for index, domain in domains.items():
+        found = _best_group(_usable(allocation, domain, taken), share)
+        if found is not None:
+            block, start = found
+            candidates.append((block, index, domain[start : start + share]))
+    if len(candidates) < num_ilds:
+        return None
+    chosen = sorted(candidates, key=lambda each: each[:2])[:num_ilds]
+    chosen.sort(key=lambda each: each[1])
+    return _Fit(
+        blocks=tuple(sorted((block for block, _, _ in chosen), reverse=True)),
+        allocation=allocation,
+        ipus=tuple(ipu for _, _, group in chosen for ipu in group),
+        num_ilds=num_ilds,
+    )
+
+
+def _largest_share(allocation: Allocation, domains: Mapping[int, Sequence[Ipu]]) -> int:
+    """Return the size of the largest group that a domain could ever give."""
+    return (
+        max(
+            (_largest_block(_usable(allocation, domain, ())) for domain in domains.values()),
+            default=1,
+        )
+        or 1
+    )
+
+
+def _largest_block(usable: Sequence[bool]) -> int:
+    """Return the size of the largest aligned group; 0 where there is none."""
+    size = 1 << max(len(usable).bit_length() - 1, 0)
+    while size and _best_group(usable, size) is None:
+        size //= 2
+    return size
+
+
+def _best_group(usable: Sequence[bool], size: int) -> tuple[int, int] | None:
+    """Return (size of the free block around it, start) of the best aligned group; None: none."""
+    found = []
+    for start in range(0, len(usable) - size + 1, size):
+        if all(usable[start : start + size]):
+            block = size
+            while True:
+                wider = start // (2 * block) * (2 * block)
+                around = usable[wider : wider + 2 * block]
+                if len(around) < 2 * block or not all(around):
+                    break
+                block *= 2
+            found.append((block, start))
+    return min(found, default=None)
+
+
+def _refusal(
+    pod: Pod,
+    partitions: Sequence[Partition],
+    request: PartitionRequest,
+    allocations: Sequence[Allocation],
+    all_ipus: Sequence[Ipu],
+    taken: Collection[tuple[str, int]],
+) -> Exception:
+    """Say what is asked for, what is free and who has the rest."""
+    if not allocations:
+        where = f"cluster {request.cluster}" if request.cluster else f"pod {pod.name}"
+        return UnknownNameError(f"{where} has no allocation: make one")
+    agents = {agent for allocation in allocations for agent in allocation.agents}
+    domains = {(ipu.cluster, ipu.domain) for ipu in all_ipus if ipu.agent in agents}
+    most = max(
+        len({domain for cluster, domain in domains if cluster == allocation.cluster})
+        for allocation in allocations
+    )
+    where = ", ".join(allocation.name for allocation in allocations)
+    if request.num_ilds is not None and request.num_ilds > most:
+        return InvalidRequestError(
+            f"partition {request.name} asks for {request.num_ilds} IPU-Link domains and "
+            f"allocation {where} has {most}: ask for {most} or fewer"
+        )
+    total = sum(ipu.agent in agents for ipu in all_ipus)
+    free = sum(ipu.agent in agents and (ipu.agent, ipu.number) not in taken for ipu in all_ipus)
+    largest = max(
+        _largest_block(_usable(allocation, domain, taken))
+        for allocation in allocations
+        for domain in _domains(allocation, all_ipus).values()
+    )
+    holders = ", ".join(
+        f"{each.name} of {each.owner} has {each.size}"
+        for each in partitions
+        if any(ipu.agent in agents for ipu in each.ipus)
+    )
+    asked = f"partition {request.name} asks for {request.size} IPUs"
+    if request.num_ilds is not None:
+        asked += f" in {request.num_ilds} IPU-Link domains"
+    if holders:
+        return NotEnoughIpusError(
+            f"{asked}; allocation {where} has {free} of {total} free, the largest group {largest}; "
+            f"{holders}: ask for fewer, or remove a partition"
+        )
+    return NotEnoughIpusError(
+        f"{asked}; allocation {where} has {total}, the largest group {largest}: "
+        "ask for fewer, or use a larger pod"
+    )

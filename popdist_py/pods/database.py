@@ -1,0 +1,390 @@
+"""A pod in a folder of this machine: a SQLite database in WAL mode, one writer at a time.
+
+The folder must lie on a disk of this machine: the database's memory and locks are the kernel's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pwd
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from popdist_py.pods import rows
+from popdist_py.pods.choice import place_partition
+from popdist_py.pods.errors import (
+    InUseError,
+    InvalidRequestError,
+    NameTakenError,
+    NotAllowedError,
+    UnknownNameError,
+)
+from popdist_py.pods.holders import HolderLock, is_alive, remove_strays
+from popdist_py.pods.layout import check_allocation, check_cluster
+from popdist_py.pods.pod_file import POD_FILE, read_pod
+from popdist_py.pods.rules import check_request, free_ipus
+from popdist_py.pods.tables import (
+    DATABASE,
+    check_folder,
+    check_integrity,
+    make_database,
+    transaction,
+)
+from popdist_py.pods.values import (
+    Allocation,
+    Attachment,
+    Cluster,
+    Holder,
+    OperationState,
+    Partition,
+    PartitionRequest,
+    PartitionState,
+    Pod,
+)
+
+__all__ = ["FolderStore"]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a store and its views for other users have in common."""
+
+    lock: HolderLock
+    frees_late: bool = False
+
+
+class FolderStore:
+    """The pod of one folder (``PodStore``); safe to use from several threads, and after a fork.
+
+    Every call first frees what dead holders had.
+    """
+
+    where: str
+    user: str
+
+    def __init__(self, folder: Path, *, user: str | None = None, patience: float = 30.0) -> None:
+        """Open a pod; one that has only its file gets its database.
+
+        Args:
+            folder: with ``pod.toml``.
+            user: as whom to ask; by default whose process this is.
+            patience: how long other processes may write first, in seconds.
+
+        Raises:
+            PodError: the folder is no pod, not this user's, or may be changed by others.
+            DamagedError: its file or database cannot be read; nothing is changed.
+        """
+        self.where = str(folder)
+        self.user = _own_name() if user is None else user
+        self._folder = folder.absolute()
+        self._patience = patience
+        check_folder(self._folder)
+        self._description = read_pod(self._folder / POD_FILE)
+        text = rows.write_pod_text(replace(self._description, create_seconds=0, reset_seconds=0))
+        if not (self._folder / DATABASE).exists():
+            make_database(self._folder, text)
+        check_integrity(self._folder, patience)
+        self._shared = _Shared(HolderLock(self._folder))
+        self._adopt(text)
+
+    def _adopt(self, text: str) -> None:
+        """Take over a file that was changed, as soon as there are no partitions."""
+        with self._transaction() as connection:
+            described = connection.execute("SELECT described FROM layout").fetchone()[0]
+            used = connection.execute("SELECT 1 FROM partitions LIMIT 1").fetchone()
+            if described != text and used is None:
+                connection.execute("UPDATE layout SET described = ?, pod = ?", (text, text))
+
+    def with_user(self, user: str) -> FolderStore:
+        """Return a view that asks for another user; it is closed with this store."""
+        view = copy.copy(self)
+        view.user = user
+        return view
+
+    def pod(self) -> Pod:
+        """Return what the pod consists of now (``PodStore``)."""
+        with self._transaction() as connection:
+            return self._pod(connection)
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """Return all partitions, by name (``PodStore``)."""
+        with self._transaction() as connection:
+            return self._partitions(connection)
+
+    def partition(self, name: str) -> Partition:
+        """Return one partition as it is now (``PodStore``)."""
+        with self._transaction() as connection:
+            return self._partition(connection, name)
+
+    def create_partition(self, request: PartitionRequest) -> Partition:
+        """Make a partition of free IPUs (``PodStore``)."""
+        check_request(request)
+        with self._transaction() as connection:
+            partitions = self._partitions(connection)
+            if request.name in {each.name for each in partitions}:
+                raise NameTakenError(
+                    f"there is a partition {request.name} already: choose another name, "
+                    "or remove it first"
+                )
+            now = time.time()
+            made = place_partition(
+                self._pod(connection), partitions, request, owner=self.user, created=now
+            )
+            rows.add_partition(connection, made, now + self._description.create_seconds)
+            return self._partition(connection, request.name)
+
+    def reset_partition(self, name: str) -> Partition:
+        """Bring a partition into its initial state (``PodStore``)."""
+        with self._transaction() as connection:
+            self._partition(connection, name)
+            _refuse_held(name, rows.read_attachments(connection, name), "reset")
+            now = time.time()
+            connection.execute(
+                "UPDATE partitions SET operation = ?, began = ?, ready_at = ?, error = '', "
+                "generation = generation + 1 WHERE name = ?",
+                (
+                    str(OperationState.RESETTING),
+                    now,
+                    now + self._description.reset_seconds,
+                    name,
+                ),
+            )
+            return self._partition(connection, name)
+
+    def fail_partition(self, name: str, reason: str) -> Partition:
+        """Put a partition into the state ERROR (``PodStore``)."""
+        line = " ".join(reason.split()) or "no reason was given"
+        with self._transaction() as connection:
+            self._partition(connection, name)
+            connection.execute("UPDATE partitions SET error = ? WHERE name = ?", (line, name))
+            return self._partition(connection, name)
+
+    def remove_partition(self, name: str, *, force: bool = False) -> None:
+        """Free the IPUs of a partition (``PodStore``)."""
+        with self._transaction() as connection:
+            partition = self._partition(connection, name)
+            if not force:
+                if partition.owner != self.user:
+                    raise NotAllowedError(
+                        f"partition {name} belongs to {partition.owner}, not {self.user}: "
+                        "ask them, or force it"
+                    )
+                _refuse_held(name, rows.read_attachments(connection, name), "removed")
+            connection.execute("DELETE FROM partitions WHERE name = ?", (name,))
+
+    def create_cluster(self, cluster: Cluster) -> None:
+        """Join agents that belong to no cluster (``PodStore``)."""
+        with self._transaction() as connection:
+            pod = self._pod(connection)
+            check_cluster(pod, cluster)
+            _set_pod(connection, replace(pod, clusters=(*pod.clusters, cluster)))
+
+    def remove_cluster(self, name: str) -> None:
+        """Take a cluster apart (``PodStore``)."""
+        with self._transaction() as connection:
+            pod = self._pod(connection)
+            _refuse_unknown(name, "cluster", [each.name for each in pod.clusters])
+            users = [each.name for each in pod.allocations if each.cluster == name]
+            if users:
+                raise InUseError(
+                    f"cluster {name} has the allocations {', '.join(users)}: remove them first"
+                )
+            left = tuple(each for each in pod.clusters if each.name != name)
+            _set_pod(connection, replace(pod, clusters=left))
+
+    def create_allocation(self, allocation: Allocation) -> None:
+        """Let users have partitions of agents (``PodStore``)."""
+        with self._transaction() as connection:
+            pod = self._pod(connection)
+            check_allocation(pod, allocation)
+            _set_pod(connection, replace(pod, allocations=(*pod.allocations, allocation)))
+
+    def remove_allocation(self, name: str) -> None:
+        """Take an allocation away (``PodStore``)."""
+        with self._transaction() as connection:
+            pod = self._pod(connection)
+            _refuse_unknown(name, "allocation", [each.name for each in pod.allocations])
+            users = [each.name for each in self._partitions(connection) if each.allocation == name]
+            if users:
+                raise InUseError(
+                    f"allocation {name} has the partitions {', '.join(users)}: remove them first"
+                )
+            left = tuple(each for each in pod.allocations if each.name != name)
+            _set_pod(connection, replace(pod, allocations=left))
+
+    def attach(
+        self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
+    ) -> Attachment:
+        """Give ``holder`` IPUs of a partition until ``detach`` or its death (``PodStore``).
+
+        The holder lives as long as this store is open in this process.
+        """
+        with self._transaction() as connection:
+            attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
+            lock = self._shared.lock.take()
+            rows.add_attachment(connection, attachment, lock=lock, renewed_until=None)
+            return attachment
+
+    def attach_renewed(
+        self,
+        partition: str,
+        num_ipus: int,
+        holder: Holder,
+        *,
+        ipus: Sequence[int] | None = None,
+        seconds: float,
+    ) -> Attachment:
+        """Attach for a holder on another host, which has the IPUs as long as it renews them."""
+        with self._transaction() as connection:
+            attachment = self._attachment(connection, partition, num_ipus, holder, ipus)
+            until = time.monotonic() + seconds
+            rows.add_attachment(connection, attachment, lock=None, renewed_until=until)
+            return attachment
+
+    def renew(self, attachment_id: str, seconds: float) -> None:
+        """Let a remote holder keep its IPUs for ``seconds`` from now (UnknownNameError: gone)."""
+        with self._transaction() as connection:
+            done = connection.execute(
+                "UPDATE attachments SET renewed_until = ? WHERE id = ? AND lock IS NULL",
+                (time.monotonic() + seconds, attachment_id),
+            )
+            if done.rowcount == 0:
+                raise UnknownNameError("this holder's IPUs were freed: attach again")
+
+    def renew_all(self, seconds: float) -> None:
+        """Give all remote holders ``seconds`` from now; from here on this store frees the late.
+
+        A server calls it at its start: only a store that serves frees what was not renewed, so
+        that nothing is lost while no server is up.
+        """
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE attachments SET renewed_until = ? WHERE lock IS NULL",
+                (time.monotonic() + seconds,),
+            )
+        self._shared.frees_late = True
+
+    def detach(self, attachment: Attachment) -> None:
+        """Give IPUs back; only ``attachment.id`` counts (``PodStore``)."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM attachments WHERE id = ?", (attachment.id,))
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Return who holds what now, with empty ids (``PodStore``)."""
+        with self._transaction() as connection:
+            return rows.read_attachments(connection)
+
+    def close(self) -> None:
+        """Give back what this store attached itself (not what is renewed), and close it."""
+        self._shared.lock.close()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the only connection that writes, when what the dead held is free."""
+        with transaction(self._folder, self._patience) as connection:
+            self._free_dead(connection)
+            yield connection
+
+    def _free_dead(self, connection: sqlite3.Connection) -> None:
+        locks = connection.execute("SELECT DISTINCT lock FROM attachments WHERE lock IS NOT NULL")
+        for (lock,) in locks.fetchall():
+            if not is_alive(self._folder, lock):
+                connection.execute("DELETE FROM attachments WHERE lock = ?", (lock,))
+        remove_strays(self._folder)
+        if self._shared.frees_late:
+            connection.execute(
+                "DELETE FROM attachments WHERE renewed_until < ?", (time.monotonic(),)
+            )
+
+    def _pod(self, connection: sqlite3.Connection) -> Pod:
+        return replace(
+            rows.read_pod_text(connection.execute("SELECT pod FROM layout").fetchone()[0]),
+            create_seconds=self._description.create_seconds,
+            reset_seconds=self._description.reset_seconds,
+        )
+
+    def _partitions(self, connection: sqlite3.Connection) -> tuple[Partition, ...]:
+        return rows.read_partitions(connection, self._pod(connection), time.time())
+
+    def _partition(self, connection: sqlite3.Connection, name: str) -> Partition:
+        partitions = self._partitions(connection)
+        _refuse_unknown(name, "partition", [each.name for each in partitions])
+        return next(each for each in partitions if each.name == name)
+
+    def _attachment(
+        self,
+        connection: sqlite3.Connection,
+        name: str,
+        num_ipus: int,
+        holder: Holder,
+        ipus: Sequence[int] | None,
+    ) -> Attachment:
+        """Choose free IPUs of a partition that is ACTIVE."""
+        partition = self._partition(connection, name)
+        if partition.state is PartitionState.ERROR:
+            raise InvalidRequestError(
+                f"partition {name} is in the state ERROR ({partition.error}): reset it"
+            )
+        held = rows.read_attachments(connection, name)
+        chosen = free_ipus(partition, num_ipus, rows.taken_ipus(held), ipus)
+        if partition.state is PartitionState.PENDING:
+            raise InUseError(
+                f"partition {name} is {partition.state}, {partition.operation}: try again later"
+            )
+        if not chosen:
+            free = partition.size - len(rows.taken_ipus(held))
+            wanted = f"{num_ipus} IPUs" if ipus is None else f"IPUs {' '.join(map(str, ipus))}"
+            raise InUseError(
+                f"{wanted} of partition {name} are not free together ({free} of "
+                f"{partition.size} are free); {_holders(held)}: wait for them, or end them"
+            )
+        return Attachment(
+            id=secrets.token_hex(16),
+            partition=name,
+            ipus=chosen,
+            holder=holder,
+            since=time.time(),
+        )
+
+
+def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
+    text = rows.write_pod_text(replace(pod, create_seconds=0, reset_seconds=0))
+    connection.execute("UPDATE layout SET pod = ?", (text,))
+
+
+def _refuse_unknown(name: str, what: str, known: Sequence[str]) -> None:
+    if name not in known:
+        there = f"there are {', '.join(known)}" if known else "there is none"
+        raise UnknownNameError(f"there is no {what} {name!r}: {there}")
+
+
+def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
+    if held:
+        raise InUseError(
+            f"partition {name} cannot be {done}: {_holders(held)}; wait for them, or end them"
+        )
+
+
+def _holders(held: Sequence[Attachment]) -> str:
+    """Say who holds IPUs, the first few of them."""
+    shown = [
+        f"{each.holder.program} (process {each.holder.pid} of {each.holder.user} on "
+        f"{each.holder.host}) has {len(each.ipus)}"
+        for each in held[:3]
+    ]
+    more = [f"{len(held) - 3} more have others"] if len(held) > 3 else []
+    return ", ".join(shown + more)
+
+
+def _own_name() -> str:
+    """Return the name of the user whose process this is; variables are not asked."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

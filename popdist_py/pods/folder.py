@@ -1,0 +1,148 @@
+"""The pods of this machine: a folder for each below one root.
+
+Nothing here changes what is in a pod.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from popdist_py.pods.errors import (
+    InUseError,
+    InvalidRequestError,
+    NameTakenError,
+    PodError,
+    UnknownNameError,
+)
+
+if TYPE_CHECKING:
+    from popdist_py.pods.database import FolderStore
+    from popdist_py.pods.values import Pod
+
+__all__ = ["list_pods", "make_pod", "open_pod", "pods_root", "remove_pod"]
+
+# What a pod is asked for by these words is no name of one.
+_WORDS = ("none", "server")
+_POD_FILE = "pod.toml"
+
+
+def pods_root(environ: Mapping[str, str]) -> Path:
+    """Return POPRUN_PODS, or ``poprun-py/pods`` in XDG_STATE_HOME (~/.local/state)."""
+    given = environ.get("POPRUN_PODS")
+    if given:
+        return Path(given).expanduser()
+    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "poprun-py" / "pods"
+
+
+def list_pods(root: Path) -> tuple[str, ...]:
+    """Return the names of the pods below ``root``, sorted; none where there is no such folder.
+
+    Raises:
+        PodError: it cannot be read.
+    """
+    try:
+        entries = [entry.name for entry in root.iterdir()]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise PodError(f"{root} cannot be read: {error.strerror}") from None
+    # A name with a dot first is a pod that is being made or removed.
+    return tuple(
+        sorted(
+            name for name in entries if name[0] != "." and os.path.lexists(root / name / _POD_FILE)
+        )
+    )
+
+
+def make_pod(root: Path, pod: Pod) -> Path:
+    """Make the folder of a new pod below ``root``, whole or not at all, and return it.
+
+    Raises:
+        InvalidRequestError: the pod breaks a rule, or is called as no pod can be.
+        NameTakenError: there is one of this name.
+        PodError: the folder cannot be written.
+    """
+    from popdist_py.pods.database import FolderStore
+    from popdist_py.pods.layout import check_pod
+    from popdist_py.pods.pod_file import format_pod
+
+    check_pod(pod)
+    if pod.name in _WORDS:
+        raise InvalidRequestError(f"a pod cannot be called {pod.name!r}: choose another name")
+    folder = root / pod.name
+    partial = root / f".{pod.name}.{secrets.token_hex(4)}.partial"
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.mkdir(mode=0o700)
+        # Others' permissions do not follow from this process's.
+        partial.chmod(0o700)
+        file = os.open(partial / _POD_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8") as stream:
+            stream.write(format_pod(pod))
+        FolderStore(partial).close()
+        # A folder takes the place of an empty one only.
+        partial.rename(folder)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise NameTakenError(
+                f"there is a pod {pod.name} already ({folder}): choose another name, "
+                "or remove it first"
+            ) from None
+        raise PodError(f"{root} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def open_pod(root: Path, name: str, *, user: str | None = None) -> FolderStore:
+    """Open a pod below ``root``.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+        PodError, DamagedError: it cannot be used.
+    """
+    _refuse_unknown(root, name)
+    from popdist_py.pods.database import FolderStore
+
+    return FolderStore(root / name, user=user)
+
+
+def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
+    """Remove a pod and its folder.
+
+    ``force`` removes also what is in use or damaged.
+
+    Raises:
+        UnknownNameError: there is none of this name.
+        InUseError: it has partitions, or somebody holds IPUs.
+        PodError: the folder cannot be removed.
+    """
+    _refuse_unknown(root, name)
+    if not force:
+        with contextlib.closing(open_pod(root, name)) as store:
+            names = [each.name for each in store.partitions()]
+        if names:
+            raise InUseError(
+                f"pod {name} has the partitions {', '.join(names)}: remove them first, or force it"
+            )
+    gone = root / f".{name}.{secrets.token_hex(4)}.removed"
+    try:
+        (root / name).rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise PodError(f"{root / name} cannot be removed: {error.strerror}") from None
+
+
+def _refuse_unknown(root: Path, name: str) -> None:
+    known = list_pods(root)
+    if name not in known:
+        there = f"there are {', '.join(known)}" if known else "there is none"
+        raise UnknownNameError(f"there is no pod {name!r} in {root}: {there}")

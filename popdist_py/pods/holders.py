@@ -1,0 +1,118 @@
+"""Who lives: a file for every store that holds IPUs, locked by the kernel as long as it does.
+
+The lock goes with the process, at once, however it ends. It is of the open file (``flock``), which
+programs that the process starts do not inherit, and processes that it forks give up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import threading
+import weakref
+from pathlib import Path
+
+from popdist_py.pods.errors import PodError
+
+__all__ = ["HOLDERS", "HolderLock", "is_alive", "remove_strays"]
+
+HOLDERS = "holders"
+
+
+class HolderLock:
+    """The locked file of one store of this process; made when it first holds something."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lock nothing yet; ``folder`` is the pod's."""
+        self._folder = folder / HOLDERS
+        self._guard = threading.Lock()
+        self._name: str | None = None
+        self._descriptor = -1
+        self._closed = False
+        _locks.add(self)
+
+    def take(self) -> str:
+        """Return the name of the file, locked (PodError). Only within a transaction."""
+        with self._guard:
+            if self._closed:
+                raise PodError(f"the store of {self._folder.parent} is closed: open another one")
+            if self._name is None:
+                self._name, self._descriptor = self._locked_file()
+            return self._name
+
+    def _locked_file(self) -> tuple[str, int]:
+        name = f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC
+            descriptor = os.open(self._folder / name, flags, 0o600)
+        except OSError as error:
+            raise PodError(f"{self._folder} cannot be written: {error.strerror}") from None
+        try:
+            if os.geteuid() == 0:
+                # The owner of the pod must be able to see who lives.
+                owner = self._folder.stat()
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                (self._folder / name).unlink()
+            raise PodError(f"{self._folder} has no locks: {error.strerror}") from None
+        return name, descriptor
+
+    def close(self) -> None:
+        """Let go: whoever looks next frees what was held. It cannot fail."""
+        with self._guard:
+            self._closed = True
+            if self._name is not None:
+                with contextlib.suppress(OSError):
+                    (self._folder / self._name).unlink()
+                os.close(self._descriptor)
+                self._name = None
+
+    def forget_in_child(self) -> None:
+        """Let go of the parent's lock in a forked process, which holds nothing itself."""
+        self._guard = threading.Lock()
+        if self._name is not None:
+            os.close(self._descriptor)
+            self._name = None
+
+
+_locks: weakref.WeakSet[HolderLock] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in tuple(_locks):
+        lock.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def is_alive(folder: Path, name: str) -> bool:
+    """Say whether the store of a file lives (PodError). Only within a transaction."""
+    try:
+        descriptor = os.open(folder / HOLDERS / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise PodError(f"{folder / HOLDERS / name} cannot be read: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise PodError(f"{folder / HOLDERS} has no locks: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove_strays(folder: Path) -> None:
+    """Remove the files of dead stores. Only within a transaction."""
+    with contextlib.suppress(OSError):
+        for file in (folder / HOLDERS).iterdir():
+            if not is_alive(folder, file.name):
+                file.unlink()

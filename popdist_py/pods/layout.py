@@ -1,0 +1,128 @@
+"""What a pod's agents, clusters and allocations may be: pure checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from popdist_py.pods.errors import (
+    InUseError,
+    InvalidRequestError,
+    NameTakenError,
+    UnknownNameError,
+)
+from popdist_py.pods.rules import check_name, is_power_of_two
+from popdist_py.pods.values import LINK_DOMAIN_IPUS, Allocation, Cluster, Pod
+
+__all__ = ["TOPOLOGIES", "check_allocation", "check_cluster", "check_pod"]
+
+TOPOLOGIES = ("mesh", "torus")
+_MOST_SECONDS = 3600.0
+
+
+def check_pod(pod: Pod) -> None:
+    """Check a whole pod, part by part (PodError)."""
+    check_name("pod", pod.name)
+    for what, seconds in (("create", pod.create_seconds), ("reset", pod.reset_seconds)):
+        if not 0 <= seconds <= _MOST_SECONDS:
+            raise InvalidRequestError(
+                f"{what}_seconds = {seconds:g} of pod {pod.name}: give 0 to {_MOST_SECONDS:g}"
+            )
+    if not pod.agents:
+        raise InvalidRequestError(f"pod {pod.name} has no agent: give it one")
+    names: set[str] = set()
+    for agent in pod.agents:
+        check_name("agent", agent.name)
+        if agent.name in names:
+            raise NameTakenError(f"there are two agents {agent.name}: name each of them once")
+        names.add(agent.name)
+        # A host is a name or an address, of either version.
+        if not agent.host or not agent.host.isprintable() or " " in agent.host:
+            raise InvalidRequestError(f"agent {agent.name} has the host {agent.host!r}: name one")
+        if not is_power_of_two(agent.num_ipus) or agent.num_ipus > LINK_DOMAIN_IPUS:
+            raise InvalidRequestError(
+                f"agent {agent.name} has {agent.num_ipus} IPUs: give 1, 2, 4, 8, ... or "
+                f"{LINK_DOMAIN_IPUS}"
+            )
+    growing = replace(pod, clusters=(), allocations=())
+    for cluster in pod.clusters:
+        check_cluster(growing, cluster)
+        growing = replace(growing, clusters=(*growing.clusters, cluster))
+    for allocation in pod.allocations:
+        check_allocation(growing, allocation)
+        growing = replace(growing, allocations=(*growing.allocations, allocation))
+
+
+def check_cluster(pod: Pod, cluster: Cluster) -> None:
+    """Check a cluster that is to be made: agents of no cluster, in equal IPU-Link domains.
+
+    InvalidRequestError, NameTakenError, UnknownNameError of an agent; InUseError of one that
+    belongs to a cluster.
+    """
+    check_name("cluster", cluster.name)
+    if cluster.name in {each.name for each in pod.clusters}:
+        raise NameTakenError(f"there is a cluster {cluster.name} already: choose another name")
+    _check_agents("cluster", cluster.name, cluster.agents)
+    agents = {agent.name: agent for agent in pod.agents}
+    owners = {agent: each.name for each in pod.clusters for agent in each.agents}
+    for agent in cluster.agents:
+        if agent not in agents:
+            raise UnknownNameError(f"pod {pod.name} has no agent {agent!r}")
+        if agent in owners:
+            raise InUseError(f"agent {agent} belongs to cluster {owners[agent]}: remove that first")
+    if cluster.topology not in TOPOLOGIES:
+        raise InvalidRequestError(
+            f"cluster {cluster.name} has the topology {cluster.topology!r}: "
+            f"give {' or '.join(TOPOLOGIES)}"
+        )
+    ilds = cluster.num_ilds
+    if ilds < 1 or len(cluster.agents) % ilds:
+        raise InvalidRequestError(
+            f"{len(cluster.agents)} agents of cluster {cluster.name} are not {ilds} equal "
+            "IPU-Link domains: give a number that divides the agents"
+        )
+    each = len(cluster.agents) // ilds
+    sizes = [
+        sum(agents[name].num_ipus for name in cluster.agents[start : start + each])
+        for start in range(0, len(cluster.agents), each)
+    ]
+    if len(set(sizes)) > 1:
+        raise InvalidRequestError(
+            f"the IPU-Link domains of cluster {cluster.name} have {', '.join(map(str, sizes))} "
+            "IPUs: they must be equal"
+        )
+    if sizes[0] > LINK_DOMAIN_IPUS:
+        raise InvalidRequestError(
+            f"cluster {cluster.name} has {sizes[0]} IPUs in an IPU-Link domain: at most "
+            f"{LINK_DOMAIN_IPUS} belong to one; give {ilds * -(-sizes[0] // LINK_DOMAIN_IPUS)} "
+            "domains or more"
+        )
+
+
+def check_allocation(pod: Pod, allocation: Allocation) -> None:
+    """Check an allocation that is to be made: agents of one cluster; they may be in others too.
+
+    InvalidRequestError, NameTakenError, UnknownNameError of the cluster or an agent.
+    """
+    check_name("allocation", allocation.name)
+    if allocation.name in {each.name for each in pod.allocations}:
+        raise NameTakenError(
+            f"there is an allocation {allocation.name} already: choose another name"
+        )
+    clusters = {each.name: each for each in pod.clusters}
+    if allocation.cluster not in clusters:
+        names = ", ".join(clusters) or "none"
+        raise UnknownNameError(f"pod {pod.name} has no cluster {allocation.cluster!r}: {names}")
+    _check_agents("allocation", allocation.name, allocation.agents)
+    for agent in allocation.agents:
+        if agent not in clusters[allocation.cluster].agents:
+            raise UnknownNameError(
+                f"agent {agent!r} of allocation {allocation.name} is none of cluster "
+                f"{allocation.cluster}"
+            )
+
+
+def _check_agents(what: str, name: str, agents: tuple[str, ...]) -> None:
+    if not agents:
+        raise InvalidRequestError(f"{what} {name} has no agents: name one or more")
+    if len(set(agents)) != len(agents):
+        raise InvalidRequestError(f"{what} {name} names an agent twice: name each of them once")

@@ -1,0 +1,229 @@
+"""``pod.toml``: a pod's description in a file, and the systems that are known by name.
+
+Nothing here keeps what changes: partitions, and who holds IPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from popdist_py.pods.errors import DamagedError, InvalidRequestError, PodError
+from popdist_py.pods.layout import check_pod
+from popdist_py.pods.rules import is_power_of_two
+from popdist_py.pods.values import (
+    IPUS_PER_MACHINE,
+    LINK_DOMAIN_IPUS,
+    Agent,
+    Allocation,
+    Cluster,
+    Pod,
+)
+
+__all__ = [
+    "MACHINE_IPUS",
+    "POD_FILE",
+    "SYSTEMS",
+    "format_pod",
+    "machine_pod",
+    "parse_pod",
+    "pod_of",
+    "read_pod",
+    "system_pod",
+]
+
+POD_FILE = "pod.toml"
+# IPU-Machines and IPU-Link domains of each system.
+SYSTEMS: dict[str, tuple[int, int]] = {
+    "POD4": (1, 1),
+    "POD16": (4, 1),
+    "POD64": (16, 1),
+    "POD128": (32, 2),
+    "POD256": (64, 4),
+}
+# As many IPUs as gc-info shows of a machine without a pod.
+MACHINE_IPUS = 16
+
+
+def system_pod(system: str, name: str, hosts: Sequence[str] | None = None) -> Pod:
+    """Return a pod like a Graphcore system, with one allocation of all its IPU-Machines.
+
+    Racks of 64 IPUs are a torus, and their GW-Links a ring; smaller systems are a mesh.
+
+    Args:
+        system: a key of SYSTEMS, in any case.
+        name: the new pod's.
+        hosts: they share the IPU-Machines, in order and in equal parts; by default this one.
+
+    Raises:
+        InvalidRequestError: there is no such system; more hosts than IPU-Machines, or one twice.
+    """
+    if system.upper() not in SYSTEMS:
+        raise InvalidRequestError(f"{system!r} is no system: give {', '.join(SYSTEMS)}")
+    machines, num_ilds = SYSTEMS[system.upper()]
+    return _uniform_pod(name, [IPUS_PER_MACHINE] * machines, num_ilds, hosts)
+
+
+def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
+    """Return a pod of this host's IPUs: IPU-Machines of 4 in one IPU-Link domain, as a POD16.
+
+    NUMA nodes do not show: an IPU-Machine hangs on the network of its host, not on a socket.
+
+    Raises:
+        InvalidRequestError: ``num_ipus`` is no power of two up to 64.
+    """
+    if not is_power_of_two(num_ipus) or num_ipus > LINK_DOMAIN_IPUS:
+        raise InvalidRequestError(
+            f"a machine has no {num_ipus} IPUs: give 1, 2, 4, 8, ... or {LINK_DOMAIN_IPUS}"
+        )
+    each = min(num_ipus, IPUS_PER_MACHINE)
+    return _uniform_pod(name, [each] * (num_ipus // each), 1, None)
+
+
+def _uniform_pod(
+    name: str, machines: Sequence[int], num_ilds: int, hosts: Sequence[str] | None
+) -> Pod:
+    given = tuple(hosts or (os.uname().nodename,))
+    if len(given) > len(machines) or len(machines) % len(given) or len(set(given)) < len(given):
+        raise InvalidRequestError(
+            f"{len(given)} hosts cannot share {len(machines)} IPU-Machines equally: give hosts "
+            "once each, and as many as divide the IPU-Machines"
+        )
+    width = max(2, len(str(len(machines))))
+    agents = tuple(
+        Agent(
+            name=f"ag{i + 1:0{width}}",
+            host=given[i * len(given) // len(machines)],
+            num_ipus=num_ipus,
+        )
+        for i, num_ipus in enumerate(machines)
+    )
+    names = tuple(agent.name for agent in agents)
+    total = sum(machines)
+    whole_rack = total >= LINK_DOMAIN_IPUS
+    cluster = Cluster(
+        name=f"c{total}",
+        agents=names,
+        num_ilds=num_ilds,
+        topology="torus" if whole_rack else "mesh",
+        is_looped=whole_rack,
+    )
+    allocation = Allocation(name=f"a{total}", cluster=cluster.name, agents=names)
+    pod = Pod(name=name, agents=agents, clusters=(cluster,), allocations=(allocation,))
+    check_pod(pod)
+    return pod
+
+
+def format_pod(pod: Pod) -> str:
+    """Return the text of ``pod.toml``."""
+    lines = [
+        "# A pod of emulated IPUs; agents are IPU-Machines. What is changed here counts as soon as",
+        "# the pod has no partitions; the seconds that a partition stays PENDING count at once.",
+        *_entries(pod, ("name", "create_seconds", "reset_seconds")),
+    ]
+    for table, parts in (
+        ("agents", pod.agents),
+        ("clusters", pod.clusters),
+        ("allocations", pod.allocations),
+    ):
+        for part in parts:
+            lines += ["", f"[[{table}]]", *_entries(part, [f.name for f in fields(part)])]
+    return "\n".join(lines) + "\n"
+
+
+def _entries(value: Any, names: Sequence[str]) -> list[str]:
+    return [f"{name} = {_toml(getattr(value, name))}" for name in names]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # JSON's strings, numbers and truth values are TOML's too; checked names hold no odd characters.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_pod(file: Path) -> Pod:
+    """Read a ``pod.toml``.
+
+    Raises:
+        DamagedError: it is none; the message names the place.
+        PodError: it cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise DamagedError(f"{file} is no text in UTF-8") from None
+    except OSError as error:
+        raise PodError(f"{file} cannot be read: {error.strerror}") from None
+    return parse_pod(text, str(file))
+
+
+def parse_pod(text: str, source: str) -> Pod:
+    """Read the text of ``pod.toml``; ``source`` is its name in messages.
+
+    Raises:
+        DamagedError: it is no TOML, or describes no pod.
+    """
+    # Not at the top: a launch without a pod does not pay for it.
+    import tomllib
+
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise DamagedError(f"{source} is not TOML: {error}") from None
+    return pod_of(document, source)
+
+
+def pod_of(document: dict[str, Any], source: str) -> Pod:
+    """Make a pod of its description as tables and lists (DamagedError, as ``parse_pod``)."""
+    kinds = {"agents": Agent, "clusters": Cluster, "allocations": Allocation}
+    try:
+        parts = {
+            table: tuple(
+                _made(kind, entry, f"{table}[{i}]")
+                for i, entry in enumerate(_list_of(document.get(table, []), dict, table))
+            )
+            for table, kind in kinds.items()
+        }
+        pod: Pod = _made(Pod, {**document, **parts}, "the pod")
+        check_pod(pod)
+    except PodError as error:
+        raise DamagedError(f"{source}: {error}") from None
+    return pod
+
+
+def _list_of(value: Any, kind: type, what: str) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+        raise InvalidRequestError(f"{what} is no list of {'tables' if kind is dict else 'names'}")
+    return value
+
+
+def _made(kind: type, entry: dict[str, Any], where: str) -> Any:
+    """Make a value of a table; every name and type is checked."""
+    known = {field.name: field for field in fields(kind)}
+    for name in entry:
+        if name not in known:
+            raise InvalidRequestError(f"{where} has {name!r}, which is none of {', '.join(known)}")
+    made = {}
+    for name, field in known.items():
+        if name not in entry:
+            if field.default is MISSING:
+                raise InvalidRequestError(f"{where} has no {name}")
+            continue
+        made[name] = _typed(entry[name], str(field.type), f"{where}.{name}")
+    return kind(**made)
+
+
+def _typed(value: Any, kind: str, where: str) -> Any:
+    if kind == "tuple[str, ...]":
+        return tuple(_list_of(value, str, where))
+    if kind.startswith("tuple"):
+        return value
+    accepted = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}[kind]
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
+        raise InvalidRequestError(f"{where} = {value!r} is no {kind}")
+    return float(value) if isinstance(value, int) and kind == "float" else value

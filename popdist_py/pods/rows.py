@@ -1,0 +1,194 @@
+"""Rows of a pod's database as values, and back. Nothing here opens, locks or decides."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from popdist_py.pods.errors import DamagedError
+from popdist_py.pods.pod_file import pod_of
+from popdist_py.pods.values import (
+    Attachment,
+    Holder,
+    Ipu,
+    OperationState,
+    Partition,
+    PartitionState,
+    Pod,
+    SyncType,
+)
+
+__all__ = [
+    "add_attachment",
+    "add_partition",
+    "read_attachments",
+    "read_partitions",
+    "read_pod_text",
+    "taken_ipus",
+    "write_pod_text",
+]
+
+
+def write_pod_text(pod: Pod) -> str:
+    """Return a pod as the database keeps it."""
+    return json.dumps(asdict(pod), sort_keys=True)
+
+
+@functools.lru_cache(maxsize=8)
+def read_pod_text(text: str) -> Pod:
+    """Return the pod that the database keeps (DamagedError)."""
+    try:
+        return pod_of(json.loads(text), "the pod's database")
+    except (ValueError, AttributeError, TypeError):
+        raise DamagedError("the pod's database describes no pod") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _ipus_by_place(pod: Pod) -> Mapping[tuple[str, int], Ipu]:
+    return {(ipu.agent, ipu.number): ipu for ipu in pod.ipus()}
+
+
+def read_partitions(
+    connection: sqlite3.Connection, pod: Pod, now: float, name: str | None = None
+) -> tuple[Partition, ...]:
+    """Return all partitions by name, or the one of a name (none: there is none); DamagedError."""
+    where, values = ("", ()) if name is None else (" WHERE name = ?", (name,))
+    rows = connection.execute(f"SELECT * FROM partitions{where} ORDER BY name", values).fetchall()
+    places: dict[str, list[tuple[str, int]]] = {row["name"]: [] for row in rows}
+    where = where.replace("name", "partition")
+    order = "ORDER BY partition, position"
+    for row in connection.execute(f"SELECT * FROM partition_ipus{where} {order}", values):
+        places.setdefault(row["partition"], []).append((row["agent"], row["number"]))
+    known = _ipus_by_place(pod)
+    try:
+        return tuple(
+            _partition(row, tuple(known[place] for place in places[row["name"]]), now)
+            for row in rows
+        )
+    except (KeyError, ValueError) as error:
+        raise DamagedError(f"the pod's database has a partition of unknown {error}") from None
+
+
+def _partition(row: sqlite3.Row, ipus: tuple[Ipu, ...], now: float) -> Partition:
+    # A clock that was set back makes nobody wait longer than was said.
+    pending = row["began"] <= now < row["ready_at"]
+    if row["error"]:
+        state, operation = PartitionState.ERROR, OperationState.FAILED
+    elif pending:
+        state, operation = PartitionState.PENDING, OperationState(row["operation"])
+    else:
+        state, operation = PartitionState.ACTIVE, OperationState.IDLE
+    return Partition(
+        name=row["name"],
+        cluster=row["cluster"],
+        allocation=row["allocation"],
+        ipus=ipus,
+        num_gcds=row["num_gcds"],
+        num_ilds=row["num_ilds"],
+        num_replicas=row["num_replicas"],
+        reconfigurable=bool(row["reconfigurable"]),
+        sync_type=SyncType(row["sync_type"]),
+        owner=row["owner"],
+        created=row["created"],
+        state=state,
+        operation=operation,
+        error=row["error"],
+        generation=row["generation"],
+    )
+
+
+def add_partition(connection: sqlite3.Connection, partition: Partition, ready_at: float) -> None:
+    """Write a new partition and its IPUs; it is PENDING from ``created`` to ``ready_at``."""
+    connection.execute(
+        f"INSERT INTO partitions VALUES ({_marks(15)})",
+        (
+            partition.name,
+            partition.cluster,
+            partition.allocation,
+            partition.num_gcds,
+            partition.num_ilds,
+            partition.num_replicas,
+            partition.reconfigurable,
+            str(partition.sync_type),
+            partition.owner,
+            partition.created,
+            str(OperationState.CREATING),
+            partition.created,
+            ready_at,
+            "",
+            partition.generation,
+        ),
+    )
+    connection.executemany(
+        "INSERT INTO partition_ipus VALUES (?, ?, ?, ?)",
+        [(ipu.agent, ipu.number, partition.name, i) for i, ipu in enumerate(partition.ipus)],
+    )
+
+
+def add_attachment(
+    connection: sqlite3.Connection,
+    attachment: Attachment,
+    *,
+    lock: str | None,
+    renewed_until: float | None,
+) -> None:
+    """Write an attachment: of a store of this machine by its lock, or of one that renews it."""
+    holder = attachment.holder
+    connection.execute(
+        f"INSERT INTO attachments VALUES ({_marks(10)})",
+        (
+            attachment.id,
+            attachment.partition,
+            holder.host,
+            holder.pid,
+            holder.user,
+            holder.program,
+            holder.run_id,
+            attachment.since,
+            lock,
+            renewed_until,
+        ),
+    )
+    connection.executemany(
+        "INSERT INTO attached_ipus VALUES (?, ?, ?)",
+        [(attachment.partition, ipu, attachment.id) for ipu in attachment.ipus],
+    )
+
+
+def read_attachments(
+    connection: sqlite3.Connection, partition: str | None = None
+) -> tuple[Attachment, ...]:
+    """Return who holds what, oldest first, with empty ids; of one partition if it is named."""
+    where, values = ("", ()) if partition is None else (" WHERE partition = ?", (partition,))
+    ipus: dict[str, list[int]] = {}
+    for row in connection.execute(f"SELECT * FROM attached_ipus{where} ORDER BY ipu", values):
+        ipus.setdefault(row["attachment"], []).append(row["ipu"])
+    rows = connection.execute(f"SELECT * FROM attachments{where} ORDER BY since, id", values)
+    return tuple(
+        Attachment(
+            id="",
+            partition=row["partition"],
+            ipus=tuple(ipus.get(row["id"], ())),
+            holder=Holder(
+                host=row["host"],
+                pid=row["pid"],
+                user=row["user"],
+                program=row["program"],
+                run_id=row["run_id"],
+            ),
+            since=row["since"],
+        )
+        for row in rows
+    )
+
+
+def taken_ipus(attachments: Sequence[Attachment]) -> frozenset[int]:
+    """Return the IPUs that are held, of attachments of one partition."""
+    return frozenset(ipu for attachment in attachments for ipu in attachment.ipus)
+
+
+def _marks(number: int) -> str:
+    return ", ".join("?" * number)

@@ -1,0 +1,192 @@
+"""What partitions may be, who can use one, and which of its IPUs a device takes: pure functions.
+
+Sources: the user guide and the protocol of V-IPU; none of this asks or keeps anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from popdist_py.pods.errors import InvalidRequestError, NotEnoughIpusError
+from popdist_py.pods.values import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
+
+__all__ = [
+    "check_name",
+    "check_request",
+    "free_ipus",
+    "is_power_of_two",
+    "misfit",
+    "num_domains_of",
+]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+def is_power_of_two(number: int) -> bool:
+    """Say whether a whole number is 1, 2, 4, 8, ..."""
+    return number > 0 and number & (number - 1) == 0
+
+
+def check_name(what: str, name: str) -> None:
+    """Check the name of a partition, agent, cluster, allocation or pod (InvalidRequestError)."""
+    if not _NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"{what} {name!r} is no name: give up to 64 letters, digits, '-', '_' and '.', "
+            "a letter or digit first"
+        )
+
+
+def check_request(request: PartitionRequest) -> None:
+    """Check what can be checked without a pod (InvalidRequestError).
+
+    Size, GCDs and IPU-Link domains are powers of two; GCDs and domains divide the size; GCDs divide
+    the replicas, which divide the size; no more than 64 IPUs in a domain. A reconfigurable
+    partition has one GCD, one domain and the sync type c2-compatible.
+    """
+    check_name("partition", request.name)
+    size, gcds, ilds, replicas = (
+        request.size,
+        request.num_gcds,
+        request.num_ilds,
+        request.num_replicas,
+    )
+    _check_power("size", size)
+    _check_power("number of GCDs", gcds)
+    if gcds > size:
+        raise InvalidRequestError(f"{gcds} GCDs are more than the partition's {size} IPUs")
+    if ilds is not None:
+        _check_power("number of IPU-Link domains", ilds)
+        if ilds > size:
+            raise InvalidRequestError(
+                f"{ilds} IPU-Link domains are more than the partition's {size} IPUs"
+            )
+        if size // ilds > LINK_DOMAIN_IPUS:
+            raise InvalidRequestError(
+                f"{size} IPUs in {ilds} IPU-Link domains are {size // ilds} in each: at most "
+                f"{LINK_DOMAIN_IPUS} belong to one; ask for {size // LINK_DOMAIN_IPUS} or more"
+            )
+    if replicas is not None and (replicas < 1 or replicas % gcds or size % replicas):
+        raise InvalidRequestError(
+            f"{replicas} replicas do not go with {gcds} GCDs and {size} IPUs: the GCDs must "
+            "divide the replicas, and the replicas the IPUs"
+        )
+    if request.reconfigurable:
+        _check_reconfigurable(request)
+
+
+def _check_reconfigurable(request: PartitionRequest) -> None:
+    if request.num_gcds != 1:
+        raise InvalidRequestError(
+            f"a reconfigurable partition has 1 GCD, not {request.num_gcds}: leave them out"
+        )
+    if request.size > LINK_DOMAIN_IPUS or request.num_ilds not in (None, 1):
+        raise InvalidRequestError(
+            f"a reconfigurable partition lies in 1 IPU-Link domain and has up to "
+            f"{LINK_DOMAIN_IPUS} IPUs, not {request.size} in {request.num_ilds or 'several'}"
+        )
+    if request.sync_type not in (None, SyncType.C2_COMPATIBLE):
+        raise InvalidRequestError(
+            f"a reconfigurable partition has the sync type {SyncType.C2_COMPATIBLE} "
+            f"(c2-compatible), not {request.sync_type}: leave it out"
+        )
+
+
+def _check_power(what: str, number: int) -> None:
+    if not is_power_of_two(number):
+        lower = 1 << max(number.bit_length() - 1, 0)
+        near = "1" if number < 1 else f"{lower} or {2 * lower}"
+        raise InvalidRequestError(f"{what} {number} is not a power of two: give {near}, say")
+
+
+def num_domains_of(request: PartitionRequest, domain_ipus: int) -> int:
+    """Return in how many IPU-Link domains a partition lies: as asked, or as few as hold it.
+
+    Args:
+        request: what is asked for; its size is a power of two.
+        domain_ipus: how many IPUs of a domain it may have at most.
+    """
+    if request.num_ilds is not None:
+        return request.num_ilds
+    usable = 1 << (min(domain_ipus, LINK_DOMAIN_IPUS).bit_length() - 1)
+    return max(1, request.size // usable)
+
+
+def misfit(partition: Partition, request: PartitionRequest) -> str:
+    """Say why a job that asks for ``request`` cannot use ``partition``; empty if it can.
+
+    A reconfigurable partition must be large enough; a preconfigured one must be equal in size,
+    GCDs, replicas, and, where asked for, IPU-Link domains and sync type. An allocation or cluster
+    that is asked for must be the partition's.
+    """
+    wanted: list[tuple[str, object, object]] = []
+    if partition.reconfigurable:
+        if partition.size < request.size:
+            return f"has {partition.size} IPUs, not {request.size}"
+    else:
+        if request.reconfigurable:
+            return "is not reconfigurable"
+        wanted += [
+            ("IPUs", partition.size, request.size),
+            ("GCDs", partition.num_gcds, request.num_gcds),
+            ("replicas", partition.num_replicas, request.num_replicas or request.num_gcds),
+        ]
+    wanted += [
+        ("IPU-Link domains", partition.num_ilds, request.num_ilds),
+        ("sync type", partition.sync_type, request.sync_type),
+        ("allocation", partition.allocation, request.allocation),
+        ("cluster", partition.cluster, request.cluster),
+    ]
+    for what, has, asked in wanted:
+        if asked is not None and has != asked:
+            plain = isinstance(has, int)
+            return f"has {has} {what}, not {asked}" if plain else f"has {what} {has}, not {asked}"
+    return ""
+
+
+def free_ipus(
+    partition: Partition,
+    num_ipus: int,
+    taken: Collection[int],
+    ipus: Sequence[int] | None = None,
+) -> tuple[int, ...]:
+    """Return the IPUs of a partition that an attachment gets; empty where some are taken.
+
+    A power of two of IPUs is the first free device of that size, or the first free whole domains;
+    IPUs that are named are those, however many.
+
+    InvalidRequestError, NotEnoughIpusError as ``PodStore.attach`` says.
+    """
+    if ipus is not None:
+        chosen = tuple(ipus)
+        _check_named(partition, num_ipus, chosen)
+        return () if set(chosen) & set(taken) else chosen
+    _check_power("number of IPUs", num_ipus)
+    if num_ipus > partition.size:
+        raise NotEnoughIpusError(
+            f"partition {partition.name} has {partition.size} IPUs, not {num_ipus}: "
+            "ask for fewer, or make a larger one"
+        )
+    for start in range(0, partition.size, num_ipus):
+        group = range(start, start + num_ipus)
+        if not any(ipu in taken for ipu in group):
+            return tuple(group)
+    return ()
+
+
+def _check_named(partition: Partition, num_ipus: int, ipus: tuple[int, ...]) -> None:
+    if not ipus or len(set(ipus)) != len(ipus) or len(ipus) != num_ipus:
+        raise InvalidRequestError(
+            f"{num_ipus} IPUs were asked for and {len(ipus)} named ({_listed(ipus)}): "
+            "name each of them once"
+        )
+    if not all(0 <= ipu < partition.size for ipu in ipus):
+        raise InvalidRequestError(
+            f"partition {partition.name} has the IPUs 0 to {partition.size - 1}, "
+            f"not all of {_listed(ipus)}"
+        )
+
+
+def _listed(ipus: Sequence[int]) -> str:
+    shown = " ".join(map(str, ipus[:8]))
+    return f"{shown} ..." if len(ipus) > 8 else shown

@@ -1,0 +1,213 @@
+"""The database of a pod: its tables, its making, and connections that speak in PodErrors.
+
+A connection lives for one call: it can be used from any thread and after a fork, and leaves nothing
+open. Nothing here knows what the rows mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from popdist_py.pods.errors import DamagedError, PodError
+from popdist_py.pods.holders import HOLDERS
+
+__all__ = [
+    "DATABASE",
+    "SCHEMA_VERSION",
+    "check_folder",
+    "check_integrity",
+    "make_database",
+    "transaction",
+]
+
+DATABASE = "pod.sqlite"
+SCHEMA_VERSION = 1
+# That no IPU is given twice, neither to partitions nor to holders, the keys guarantee.
+_SCHEMA = """
+CREATE TABLE layout (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    described TEXT NOT NULL,
+    pod TEXT NOT NULL
+);
+CREATE TABLE partitions (
+    name TEXT PRIMARY KEY,
+    cluster TEXT NOT NULL,
+    allocation TEXT NOT NULL,
+    num_gcds INTEGER NOT NULL,
+    num_ilds INTEGER NOT NULL,
+    num_replicas INTEGER NOT NULL,
+    reconfigurable INTEGER NOT NULL,
+    sync_type TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    created REAL NOT NULL,
+    operation TEXT NOT NULL,
+    began REAL NOT NULL,
+    ready_at REAL NOT NULL,
+    error TEXT NOT NULL,
+    generation INTEGER NOT NULL
+);
+CREATE TABLE partition_ipus (
+    agent TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    partition TEXT NOT NULL REFERENCES partitions (name) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    PRIMARY KEY (agent, number),
+    UNIQUE (partition, position)
+);
+CREATE TABLE attachments (
+    id TEXT PRIMARY KEY,
+    partition TEXT NOT NULL REFERENCES partitions (name) ON DELETE CASCADE,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    user TEXT NOT NULL,
+    program TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    since REAL NOT NULL,
+    lock TEXT,
+    renewed_until REAL,
+    CHECK ((lock IS NULL) != (renewed_until IS NULL))
+);
+CREATE TABLE attached_ipus (
+    partition TEXT NOT NULL,
+    ipu INTEGER NOT NULL,
+    attachment TEXT NOT NULL REFERENCES attachments (id) ON DELETE CASCADE,
+    PRIMARY KEY (partition, ipu),
+    FOREIGN KEY (partition, ipu) REFERENCES partition_ipus (partition, position) ON DELETE CASCADE
+);
+CREATE INDEX attached_by ON attached_ipus (attachment);
+CREATE INDEX attached_to ON attachments (partition);
+"""
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a pod's folder that is missing, somebody else's, or that others may change.
+
+    Whoever may write there decides what the database is. Root may use everybody's.
+    """
+    try:
+        found = folder.stat()
+    except OSError as error:
+        raise PodError(f"{folder} is no pod: {error.strerror}") from None
+    if not folder.is_dir():
+        raise PodError(f"{folder} is no pod: it is no folder")
+    if os.geteuid() not in (0, found.st_uid):
+        raise PodError(
+            f"{folder} belongs to user {found.st_uid}: use a pod of your own, or a server"
+        )
+    if found.st_mode & 0o022:
+        raise PodError(f"{folder} may be changed by others: chmod go-w {folder}")
+
+
+def make_database(folder: Path, described: str) -> None:
+    """Make the database of a pod, whole or not at all; another process may be first.
+
+    Args:
+        folder: the pod's.
+        described: what its file says, as it is kept.
+    """
+    partial = folder / f".{DATABASE}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    try:
+        (folder / HOLDERS).mkdir(mode=0o700, exist_ok=True)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise PodError(f"{folder} cannot be written: {error.strerror}") from None
+    try:
+        with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
+            connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+            connection.execute("INSERT INTO layout VALUES (1, ?, ?)", (described, described))
+            connection.execute("COMMIT")
+            connection.execute("PRAGMA journal_mode = WAL")
+        if os.geteuid() == 0:
+            owner = folder.stat()
+            for path in (partial, folder / HOLDERS):
+                os.chown(path, owner.st_uid, owner.st_gid)
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, folder / DATABASE)
+    except OSError as error:
+        raise PodError(f"{folder} cannot be written: {error.strerror}") from None
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(OSError):
+                Path(f"{partial}{suffix}").unlink()
+
+
+def check_integrity(folder: Path, patience: float) -> None:
+    """Read the whole database (DamagedError)."""
+    file = folder / DATABASE
+    with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise PodError(f"{file} was made by a newer version: install that one")
+        if version != SCHEMA_VERSION:
+            raise DamagedError(f"{file} is no database of a pod: put it aside to begin anew")
+        wrong = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if wrong != "ok":
+            raise _damaged(file, str(wrong).splitlines()[-1])
+
+
+@contextlib.contextmanager
+def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
+    """Yield a connection, the only one that writes; what it did counts if the block ends well.
+
+    Args:
+        folder: the pod's.
+        patience: how long others may write first, in seconds.
+
+    Raises:
+        PodError: the database is gone, busy, full or may not be written.
+        DamagedError: it cannot be read.
+    """
+    file = folder / DATABASE
+    with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        # Killed processes lose nothing; a machine without power may lose the last changes.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+
+def _connect(file: Path, patience: float) -> sqlite3.Connection:
+    # mode=rw: a database that is gone is not made anew, empty.
+    uri = f"{file.absolute().as_uri()}?mode=rw"
+    connection = sqlite3.connect(uri, uri=True, timeout=patience, isolation_level=None)
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+@contextlib.contextmanager
+def _plain_errors(file: Path) -> Iterator[None]:
+    """Say in one line what SQLite says in several ways."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT")):
+            raise _damaged(file, str(error)) from None
+        if not file.exists():
+            raise PodError(f"{file} is gone: the pod was removed, make it again") from None
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            why = "other processes write to it all the time: try again"
+        elif name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            why = f"{error}: make room on its disk, and try again"
+        elif name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_AUTH")):
+            why = f"{error}: its folder must be writable"
+        else:
+            why = str(error)
+        raise PodError(f"{file} cannot be used: {why}") from None
+
+
+def _damaged(file: Path, why: str) -> DamagedError:
+    return DamagedError(
+        f"{file} is damaged ({why}): nothing was changed; put it aside to begin anew"
+    )
