@@ -87,7 +87,9 @@ def plan(
     topology = make_topology(config, found, num_ilds=_ilds_of(config, partition))
     purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
     inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
-    made = make_plan(config, topology, mpi_arguments, inputs, enforce=is_described(config), partition=partition)
+    made = make_plan(
+        config, topology, mpi_arguments, inputs, enforce=is_described(config), partition=partition
+    )
     return replace(made, folder=_working_folder())
 
 
@@ -110,7 +112,7 @@ def _partition_of(
 
 
 def _ilds_of(config: LaunchConfig, use: PartitionUse | None) -> int | None:
-    """Return the IPU-Link domains of the partition, where it says so and instances divide evenly."""
+    """Return the partition's IPU-Link domains, where they are known and instances divide evenly."""
     found = use.num_ilds if use is not None else None
     return found if found is not None and config.num_instances % found == 0 else None
 

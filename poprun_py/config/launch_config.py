@@ -434,7 +434,10 @@ class LaunchConfig:
         " IPUOF_VIPU_API_PARTITION_ID, the only one, or one for this launch.",
     )  # fmt: skip
     vipu_partition_attempts: int = option(
-        1, whole(1), "IPU hardware", "Tries to bind the partition, each of --vipu-server-timeout, until it is ACTIVE."
+        1,
+        whole(1),
+        "IPU hardware",
+        "Tries to bind the partition, each of --vipu-server-timeout, until it is ACTIVE.",
     )
     vipu_cluster: str | None = option(
         None,

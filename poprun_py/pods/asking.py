@@ -68,9 +68,7 @@ def decide_now(
     living = tuple(
         each
         for each in now.partitions
-        if not is_left_behind(
-            each, now.attachments, host, create_seconds=now.pod.create_seconds
-        )
+        if not is_left_behind(each, now.attachments, host, create_seconds=now.pod.create_seconds)
     )
     name = own_name(host) if config.remove_partition else kept_name(host)
     return decide(config, environ, replace(now, partitions=living), own_name=name), now

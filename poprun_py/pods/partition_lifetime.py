@@ -138,7 +138,7 @@ class _JobPartition:
                 partition = self._wait(self._prepare(use))
                 attachment = self._attach(use, partition, run_id, program)
             except (InUseError, NameTakenError, UnknownNameError) as error:
-                if not left or isinstance(error, UnknownNameError) and use.request is not None:
+                if not left or (isinstance(error, UnknownNameError) and use.request is not None):
                     raise
                 self._give_back_partition()
                 self._console.log(f"{error}: deciding anew")
@@ -237,9 +237,7 @@ class _JobPartition:
             if not is_told and waited >= _PATIENCE_SECONDS:
                 is_told = True
                 if sys.stderr.isatty():
-                    self._console.tell(
-                        f"waiting for partition {partition.name}, at most {limit} s"
-                    )
+                    self._console.tell(f"waiting for partition {partition.name}, at most {limit} s")
             time.sleep(min(pause, limit - waited))
             pause = min(2 * pause, _LONGEST_PAUSE)
             partition = self._store.partition(partition.name)

@@ -1,5 +1,4 @@
-"""What a launch does with a partition: used, made, reset, changed or refused. Pure: values in and
-out.
+"""What a launch does with a partition: use, make, reset, change or refuse it. Pure.
 
 Nothing is asked or changed here: partition_lifetime.py acts.
 """
