@@ -74,6 +74,19 @@ def plan(
     """
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
+    return _plan(config, environ, mpi, hosts, contact_hosts=contact_hosts)
+
+
+def _plan(
+    config: LaunchConfig,
+    environ: Mapping[str, str] | None,
+    mpi: Mpi | None,
+    hosts: tuple[Host, ...] | None,
+    *,
+    contact_hosts: bool,
+    before: LaunchPlan | None = None,
+) -> LaunchPlan:
+    """Return the plan, for the partition and the link domains of the plan ``before`` if any."""
     environ = os.environ if environ is None else environ
     config = replace(config, program=resolve_program(config.program))
     # What is wrong with the options alone is refused before any host is asked.
@@ -83,8 +96,12 @@ def plan(
         # An allocation is compared with the number of instances, which is known now.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
-    partition = _partition_of(config, environ, is_launch=contact_hosts)
-    topology = make_topology(config, found, num_ilds=_ilds_of(config, partition))
+    if before is None:
+        partition = _partition_of(config, environ, is_launch=contact_hosts)
+        num_ilds = _ilds_of(config, partition)
+    else:
+        partition, num_ilds = before.partition, before.topology.num_ilds
+    topology = make_topology(config, found, num_ilds=num_ilds)
     purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
     inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
     made = make_plan(
@@ -133,12 +150,10 @@ def without_lost_hosts(planned: LaunchPlan, result: LaunchResult, warn: Log) -> 
     if not lost or not left:
         return planned
     try:
-        # The job keeps its partition, and the layout that it has for it.
-        config = replace(planned.config, pod=_NO_POD)
-        if planned.partition is not None:
-            config = replace(config, num_ilds=planned.topology.num_ilds)
-        fewer = plan(config, environ=planned.environ, hosts=left, contact_hosts=True)
-        fewer = replace(fewer, partition=planned.partition)
+        # The job has its partition, and keeps it.
+        fewer = _plan(
+            planned.config, planned.environ, None, left, contact_hosts=True, before=planned
+        )
         fewer.require_fit()
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from popdist_py.environment import NODE_DEVICE_ID
-from popdist_py.pods.values import Attachment, Partition, device_id
+
+# A launch without a pod does not wait for it.
+if TYPE_CHECKING:
+    from popdist_py.pods.values import Attachment, Partition
 
 __all__ = ["HeldPartition", "known_variables"]
 
@@ -41,6 +44,8 @@ class HeldPartition:
         )
         if not of.reconfigurable:
             return known
+        from popdist_py.pods.values import device_id
+
         ipus = self.attachment.ipus
         parent = device_id(of.size, len(ipus), self.first_ipu // len(ipus))
         return {**known, NODE_DEVICE_ID: str(parent)}
@@ -54,6 +59,8 @@ def known_variables(
     PopRun attaches a parent device for the instances of a reconfigurable partition only
     (POPDIST_NODE_DEVICE_ID); those of another one open a GCD each.
     """
+    from urllib.parse import urlsplit
+
     server = urlsplit(where) if where.startswith(("http://", "https://")) else None
     return {
         POD: where,
