@@ -263,6 +263,8 @@ class FolderStore:
         A server calls it at its start: only a store that serves frees what was not renewed, so
         that nothing is lost while no server is up.
         """
+        # A server that stood still has seen no renewals: they are not late.
+        self._shared.frees_late = False
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE attachments SET renewed_until = ? WHERE lock IS NULL",

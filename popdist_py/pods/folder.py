@@ -6,7 +6,6 @@ Nothing here changes what is in a pod.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -88,10 +87,10 @@ def make_pod(root: Path, pod: Pod) -> Path:
         with os.fdopen(file, "w", encoding="utf-8") as stream:
             stream.write(format_pod(pod))
         FolderStore(partial).close()
-        # A folder takes the place of an empty one only.
         partial.rename(folder)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+        # A folder takes the place of an empty one only, and of nothing else.
+        if os.path.lexists(folder):
             raise NameTakenError(
                 f"there is a pod {pod.name} already ({folder}): choose another name, "
                 "or remove it first"

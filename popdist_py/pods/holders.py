@@ -97,6 +97,9 @@ def is_alive(folder: Path, name: str) -> bool:
         descriptor = os.open(folder / HOLDERS / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        # Somebody else's: what cannot be judged is not freed.
+        return True
     except OSError as error:
         raise PodError(f"{folder / HOLDERS / name} cannot be read: {error.strerror}") from None
     try:
@@ -112,7 +115,7 @@ def is_alive(folder: Path, name: str) -> bool:
 
 def remove_strays(folder: Path) -> None:
     """Remove the files of dead stores. Only within a transaction."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, PodError):
         for file in (folder / HOLDERS).iterdir():
             if not is_alive(folder, file.name):
                 file.unlink()

@@ -118,10 +118,14 @@ def make_database(folder: Path, described: str) -> None:
         raise PodError(f"{folder} cannot be written: {error.strerror}") from None
     try:
         with _plain_errors(partial), contextlib.closing(_connect(partial, 0)) as connection:
+            # Nobody sees it before it is whole and written.
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute("PRAGMA journal_mode = MEMORY")
             connection.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
             connection.execute("INSERT INTO layout VALUES (1, ?, ?)", (described, described))
             connection.execute("COMMIT")
             connection.execute("PRAGMA journal_mode = WAL")
+        _write_through(partial)
         if os.geteuid() == 0:
             owner = folder.stat()
             for path in (partial, folder / HOLDERS):
@@ -134,6 +138,14 @@ def make_database(folder: Path, described: str) -> None:
         for suffix in ("", "-wal", "-shm", "-journal"):
             with contextlib.suppress(OSError):
                 Path(f"{partial}{suffix}").unlink()
+
+
+def _write_through(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_integrity(folder: Path, patience: float) -> None:

@@ -1,0 +1,323 @@
+"""A pod that a server keeps, as those who use it see it: calls over HTTP, and renewals.
+
+What is sent and how it reads is in ``wire``; what keeps attachments alive in ``renewal``. Nothing
+here decides what a partition may be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import urllib3
+from urllib3.exceptions import HTTPError, NewConnectionError, TimeoutError
+
+from popdist_py.pods import wire
+from popdist_py.pods.errors import (
+    ERRORS,
+    InvalidRequestError,
+    NotAllowedError,
+    PodError,
+    UnreachableError,
+)
+from popdist_py.pods.renewal import Renewal
+from popdist_py.pods.values import (
+    Allocation,
+    Attachment,
+    Cluster,
+    Holder,
+    Partition,
+    PartitionRequest,
+    Pod,
+)
+from popdist_py.pods.wire import Call, Lease
+
+__all__ = ["ServerStore"]
+
+Result = TypeVar("Result")
+
+_ADDRESS: Final = re.compile(
+    r"http://(\[[0-9A-Fa-f:.]+\]|[^\s/:@?#\[\]]+):([0-9]{1,5})/?", re.ASCII
+)
+# A server that is starting again is back within them; more would only delay the message.
+_ATTEMPTS: Final = 4
+_FIRST_PAUSE: Final = 0.1
+# A host that is there answers a connection within milliseconds.
+_CONNECT_SECONDS: Final = 10.0
+# Nobody wants to wait at the end of a job for a server that does not answer.
+_CLOSE_SECONDS: Final = 3.0
+_LEAST_SECONDS: Final = 0.1
+# All of 256 IPUs, each its own partition with long names, are less than a tenth of it.
+_MOST_ANSWER_BYTES: Final = 16 << 20
+
+
+class ServerStore:
+    """The pod of a server (``PodStore``); safe to use from several threads.
+
+    A request that got no answer is repeated a few times: what only asks as it is, what changes the
+    pod with the same request id, by which the server knows that it has done it. Attachments are
+    renewed by a daemon thread as long as this process lives; while the server is gone they stay,
+    since its clock stands still too. A forked child neither renews nor gives back.
+
+    Args:
+        url: ``http://HOST:PORT``.
+        token: the server's, as its file says.
+        timeout: limit of every call, in seconds.
+        user: as whom to ask; without it the user of this process.
+
+    Raises:
+        InvalidRequestError: ``url`` is no such address.
+        NotAllowedError: ``token`` is empty, or cannot be one.
+    """
+
+    def __init__(
+        self, url: str, token: str, timeout: float = 120.0, *, user: str | None = None
+    ) -> None:
+        match = _ADDRESS.fullmatch(url)
+        if match is None or not 0 < int(match[2]) < 65536:
+            raise InvalidRequestError(
+                f"{url!r} is no address of a pod's server: http://HOST:PORT is"
+            )
+        self._host, self._port = match[1], int(match[2])
+        self._address = f"{self._host}:{self._port}"
+        self.where = f"http://{self._address}"
+        token = token.strip()
+        if not re.fullmatch(r"[!-~]+", token):
+            raise NotAllowedError(f"the token for {self.where} {_TOKEN_ADVICE}")
+        self.user = _own_user() if user is None else user
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": "application/json",
+            wire.USER_HEADER: quote(self.user, safe="", errors="replace"),
+        }
+        self._timeout = timeout
+        self._pid = 0
+        self._is_closed = False
+        self._start_over()
+
+    def pod(self) -> Pod:
+        """Return what the pod consists of now, without its partitions."""
+        return self._ask(wire.POD)
+
+    def partitions(self) -> tuple[Partition, ...]:
+        """Return all partitions, by name."""
+        return self._ask(wire.PARTITIONS)
+
+    def partition(self, name: str) -> Partition:
+        """Return one partition as it is now."""
+        return self._ask(wire.PARTITION, name=name)
+
+    def create_partition(self, request: PartitionRequest) -> Partition:
+        """Make a partition of free IPUs."""
+        return self._ask(wire.CREATE_PARTITION, request=request)
+
+    def reset_partition(self, name: str) -> Partition:
+        """Bring a partition into its initial state."""
+        return self._ask(wire.RESET_PARTITION, name=name)
+
+    def fail_partition(self, name: str, reason: str) -> Partition:
+        """Put a partition into the state ERROR."""
+        return self._ask(wire.FAIL_PARTITION, name=name, reason=reason)
+
+    def remove_partition(self, name: str, *, force: bool = False) -> None:
+        """Free the IPUs of a partition."""
+        self._ask(wire.REMOVE_PARTITION, name=name, force=force)
+
+    def create_cluster(self, cluster: Cluster) -> None:
+        """Join agents that belong to no cluster."""
+        self._ask(wire.CREATE_CLUSTER, cluster=cluster)
+
+    def remove_cluster(self, name: str) -> None:
+        """Take a cluster apart."""
+        self._ask(wire.REMOVE_CLUSTER, name=name)
+
+    def create_allocation(self, allocation: Allocation) -> None:
+        """Let users have partitions of agents."""
+        self._ask(wire.CREATE_ALLOCATION, allocation=allocation)
+
+    def remove_allocation(self, name: str) -> None:
+        """Take an allocation away."""
+        self._ask(wire.REMOVE_ALLOCATION, name=name)
+
+    def attach(
+        self, partition: str, num_ipus: int, holder: Holder, *, ipus: Sequence[int] | None = None
+    ) -> Attachment:
+        """Give ``holder`` IPUs of a partition to itself as long as this process renews them."""
+        lease = self._attach(partition, num_ipus, holder, ipus)
+        self._renewal.keep(lease)
+        return lease.attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """Give IPUs back; once more does nothing.
+
+        A server that cannot be asked frees them by itself: they are no longer renewed.
+        """
+        if self._is_child():
+            return
+        self._ask(wire.DETACH, attachment=self._renewal.forget(attachment))
+
+    def attachments(self) -> tuple[Attachment, ...]:
+        """Return who holds what now, with empty ids."""
+        return self._ask(wire.ATTACHMENTS)
+
+    def close(self) -> None:
+        """Give back what this store attached, and close it; once more does nothing.
+
+        It does not wait for a server that is gone.
+        """
+        if self._is_closed or self._is_child():
+            return
+        self._is_closed = True
+        deadline = time.monotonic() + min(self._timeout, _CLOSE_SECONDS)
+        with contextlib.suppress(PodError):
+            for attachment in self._renewal.end():
+                left = max(_LEAST_SECONDS, deadline - time.monotonic())
+                # Once more, since a connection that lay idle may be closed already.
+                self._ask_within(left, 2, wire.DETACH, {"attachment": attachment})
+        self._pool.close()
+
+    def _attach(
+        self, partition: str, num_ipus: int, holder: Holder, ipus: Sequence[int] | None
+    ) -> Lease:
+        chosen = None if ipus is None else tuple(ipus)
+        return self._ask(
+            wire.ATTACH, partition=partition, num_ipus=num_ipus, holder=holder, ipus=chosen
+        )
+
+    def _attach_again(self, lost: Attachment) -> Lease:
+        return self._attach(lost.partition, len(lost.ipus), lost.holder, lost.ipus)
+
+    def _renew(self, ids: tuple[str, ...], seconds: float) -> tuple[str, ...]:
+        # The next renewal is the repeat.
+        return self._ask_within(min(self._timeout, seconds), 1, wire.RENEW, {"ids": ids})
+
+    def _is_child(self) -> bool:
+        return self._pid != os.getpid()
+
+    def _start_over(self) -> None:
+        """Open connections of this process; a forked child may not use its parent's."""
+        self._pid = os.getpid()
+        self._pool = urllib3.HTTPConnectionPool(self._host.strip("[]"), self._port, maxsize=4)
+        self._renewal = Renewal(self._renew, self._attach_again)
+
+    def _ask(self, call: Call[Result], **arguments: Any) -> Result:
+        if self._is_closed:
+            raise UnreachableError(f"the connection to {self._address} was closed by this program")
+        if self._is_child():
+            self._start_over()
+        return self._ask_within(self._timeout, _ATTEMPTS, call, arguments)
+
+    def _ask_within(
+        self, seconds: float, attempts: int, call: Call[Result], arguments: Mapping[str, Any]
+    ) -> Result:
+        deadline = time.monotonic() + seconds
+        headers = {**self._headers, wire.REQUEST_HEADER: secrets.token_hex(16)}
+        values = wire.to_json(arguments)
+        target, body = call.path, None
+        if call.changes:
+            body = wire.encode(values)
+            if len(body) > wire.MOST_REQUEST_BYTES:
+                raise InvalidRequestError(
+                    f"{call.name} has {len(body)} bytes; at most {wire.MOST_REQUEST_BYTES} are sent"
+                )
+        elif values:
+            target += f"?{urlencode(values, errors='replace')}"
+        pause = _FIRST_PAUSE
+        for attempt in range(1, attempts + 1):
+            left = max(_LEAST_SECONDS, deadline - time.monotonic())
+            try:
+                status, answer = self._send(target, body, headers, left)
+            except HTTPError as error:
+                left = deadline - time.monotonic()
+                if attempt == attempts or left <= pause or _took_all_time(error):
+                    raise self._unreachable(error, call, seconds) from None
+                time.sleep(pause)
+                pause *= 2
+            else:
+                return self._read(call, status, answer)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _send(
+        self, target: str, body: bytes | None, headers: Mapping[str, str], left: float
+    ) -> tuple[int, bytes]:
+        response = self._pool.urlopen(
+            "GET" if body is None else "POST",
+            target,
+            body=body,
+            headers=headers,
+            retries=False,
+            redirect=False,
+            timeout=urllib3.Timeout(connect=min(left, _CONNECT_SECONDS), total=left),
+            preload_content=False,
+        )
+        try:
+            answer = response.read(_MOST_ANSWER_BYTES + 1, decode_content=False)
+            if len(answer) <= _MOST_ANSWER_BYTES:
+                response.drain_conn()
+            return response.status, answer
+        finally:
+            response.release_conn()
+
+    def _read(self, call: Call[Result], status: int, body: bytes) -> Result:
+        """Return what an answer says.
+
+        Raises:
+            PodError: what the server refuses; UnreachableError where it is no pod's server.
+        """
+        try:
+            if len(body) > _MOST_ANSWER_BYTES:
+                raise InvalidRequestError(f"more than {_MOST_ANSWER_BYTES >> 20} MiB")
+            said = wire.decode(body)
+            if status == 200:
+                result: Result = wire.from_json(call.result, said, call.name)
+                return result
+            error = wire.from_json(wire.Refusal, said, "the answer")
+        except InvalidRequestError as problem:
+            raise UnreachableError(
+                f"{self._address} answers (HTTP {status}), but not as a server of pods of this "
+                f"version does: {problem}; check the address, and upgrade the older of the two"
+            ) from None
+        message = " ".join(error.message.split())
+        if status == 401:
+            message = f"the token for {self.where} {_TOKEN_ADVICE}"
+        raise ERRORS.get(error.error, PodError)(message)
+
+    def _unreachable(self, error: HTTPError, call: Call[Any], seconds: float) -> UnreachableError:
+        doubt = "; it may have been done" if call.changes else ""
+        if isinstance(error, NewConnectionError):  # one of the TimeoutErrors too
+            reason = "cannot be reached: " + str(error).rpartition("] ")[2].rstrip(")")
+            doubt = ""
+        elif isinstance(error, TimeoutError):
+            reason = f"did not answer within {seconds:g} s"
+        else:
+            reason = "broke off"
+        return UnreachableError(
+            f"the pod's server {self._address} {reason}{doubt}: start it there with "
+            "poprun-py-pod serve, or check host and port (--api-host, --api-port, --pod)"
+        )
+
+
+_TOKEN_ADVICE: Final = (
+    "is not the server's: copy the token file of its pod to ~/.config/poprun-py/pod-token, or name "
+    "a copy in POPRUN_POD_TOKEN_FILE"
+)
+
+
+def _took_all_time(error: HTTPError) -> bool:
+    # A host that drops packets takes the whole time to connect: once is enough.
+    return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
+
+
+def _own_user() -> str:
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # containers run under numbers without a name
+        return str(uid)

@@ -1,0 +1,320 @@
+"""The values of a pod as JSON, strict both ways, and the calls of its server.
+
+A value is an object of its fields, a tuple an array, an enumeration its protocol's name. What is
+read is checked: no field is unknown, missing or of another type, and the message names it. Nothing
+here sends, keeps or decides anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, Generic, TypeVar
+
+from popdist_py.pods.errors import InvalidRequestError
+from popdist_py.pods.values import (
+    Allocation,
+    Attachment,
+    Cluster,
+    Holder,
+    Partition,
+    PartitionRequest,
+    Pod,
+)
+
+__all__ = [
+    "API",
+    "ATTACH",
+    "ATTACHMENTS",
+    "CALLS",
+    "CREATE_ALLOCATION",
+    "CREATE_CLUSTER",
+    "CREATE_PARTITION",
+    "DETACH",
+    "FAIL_PARTITION",
+    "MOST_REQUEST_BYTES",
+    "PARTITION",
+    "PARTITIONS",
+    "POD",
+    "REMOVE_ALLOCATION",
+    "REMOVE_CLUSTER",
+    "REMOVE_PARTITION",
+    "RENEW",
+    "REQUEST_HEADER",
+    "RESET_PARTITION",
+    "USER_HEADER",
+    "VERSION_PATH",
+    "Call",
+    "Lease",
+    "Refusal",
+    "decode",
+    "encode",
+    "from_json",
+    "to_json",
+]
+
+Result = TypeVar("Result")
+
+# Counted up when a call changes so that older clients or servers would misunderstand it.
+API: Final = 1
+VERSION_PATH: Final = f"/v{API}/version"
+USER_HEADER: Final = "X-Poprun-User"
+REQUEST_HEADER: Final = "X-Poprun-Request"
+
+# The largest request, a cluster of some thousand agents, has a tenth of it.
+MOST_REQUEST_BYTES: Final = 1 << 20
+_MOST_CHARACTERS: Final = 4096
+# What every reader of JSON holds exactly, and SQLite too.
+_LARGEST_INTEGER: Final = (1 << 53) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """What attaching through a server gives: it has to be renewed within ``seconds``."""
+
+    attachment: Attachment
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What an answer says in place of a result: an error's code (``errors.py``), and its text."""
+
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Call(Generic[Result]):
+    """One call of the server: its path, the types of its arguments, and of its result.
+
+    ``changes`` are sent with POST and arguments in the body, what only asks with GET and arguments
+    (texts) in the query.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: Any
+    changes: bool = True
+
+    @property
+    def path(self) -> str:
+        """Where the server takes it."""
+        return f"/v{API}/{self.name}"
+
+    def read_arguments(self, value: object) -> dict[str, Any]:
+        """Return the arguments that stand in a decoded body or query.
+
+        Raises:
+            InvalidRequestError: they are not these; the message names the field.
+        """
+        return _fields(self.arguments, {}, value, self.name)
+
+
+POD: Final = Call[Pod]("pod", {}, Pod, changes=False)
+PARTITIONS: Final = Call[tuple[Partition, ...]](
+    "partitions", {}, tuple[Partition, ...], changes=False
+)
+PARTITION: Final = Call[Partition]("partition", {"name": str}, Partition, changes=False)
+ATTACHMENTS: Final = Call[tuple[Attachment, ...]](
+    "attachments", {}, tuple[Attachment, ...], changes=False
+)
+CREATE_PARTITION: Final = Call[Partition](
+    "create-partition", {"request": PartitionRequest}, Partition
+)
+RESET_PARTITION: Final = Call[Partition]("reset-partition", {"name": str}, Partition)
+FAIL_PARTITION: Final = Call[Partition]("fail-partition", {"name": str, "reason": str}, Partition)
+REMOVE_PARTITION: Final = Call[None]("remove-partition", {"name": str, "force": bool}, None)
+CREATE_CLUSTER: Final = Call[None]("create-cluster", {"cluster": Cluster}, None)
+REMOVE_CLUSTER: Final = Call[None]("remove-cluster", {"name": str}, None)
+CREATE_ALLOCATION: Final = Call[None]("create-allocation", {"allocation": Allocation}, None)
+REMOVE_ALLOCATION: Final = Call[None]("remove-allocation", {"name": str}, None)
+ATTACH: Final = Call[Lease](
+    "attach",
+    {"partition": str, "num_ipus": int, "holder": Holder, "ipus": tuple[int, ...] | None},
+    Lease,
+)
+# Ids are in bodies alone: paths are logged.
+DETACH: Final = Call[None]("detach", {"attachment": Attachment}, None)
+# Returns the ids of what is gone.
+RENEW: Final = Call[tuple[str, ...]]("renew", {"ids": tuple[str, ...]}, tuple[str, ...])
+
+CALLS: Final[tuple[Call[Any], ...]] = (
+    *(POD, PARTITIONS, PARTITION, ATTACHMENTS),
+    *(CREATE_PARTITION, RESET_PARTITION, FAIL_PARTITION, REMOVE_PARTITION),
+    *(CREATE_CLUSTER, REMOVE_CLUSTER, CREATE_ALLOCATION, REMOVE_ALLOCATION),
+    *(ATTACH, DETACH, RENEW),
+)
+
+
+def encode(value: object) -> bytes:
+    """Return a value made of JSON's types as compact JSON.
+
+    Raises:
+        InvalidRequestError: it holds text that is not Unicode, or a number that is not finite.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except ValueError as error:
+        raise InvalidRequestError(f"this cannot be sent as JSON: {error}") from None
+
+
+def decode(body: bytes) -> object:
+    """Return what a body says in JSON.
+
+    Raises:
+        InvalidRequestError: it is not JSON in UTF-8, nests too deeply, or names a field twice.
+    """
+    try:
+        return json.loads(
+            body.decode(), object_pairs_hook=_without_twins, parse_constant=_refuse_constant
+        )
+    except InvalidRequestError:
+        raise
+    except RecursionError:
+        raise InvalidRequestError("the body nests too deeply") from None
+    except ValueError as error:  # not UTF-8, not JSON, or an integer of thousands of digits
+        raise InvalidRequestError(f"the body is not JSON in UTF-8: {error}") from None
+
+
+def to_json(value: object) -> Any:
+    """Return a value in JSON's types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {name: to_json(each) for name, each in value.items()}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, (tuple, list, range)):
+        return [to_json(each) for each in value]
+    return value
+
+
+def from_json(kind: Any, value: object, name: str) -> Any:
+    """Return the value of type ``kind`` that ``value``, decoded JSON, says.
+
+    A field with a default may be missing; ``name`` is how messages call the value.
+
+    Raises:
+        InvalidRequestError: it is not such a value; the message names the field.
+    """
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        types_, defaults = _shape(kind)
+        return kind(**_fields(types_, defaults, value, name))
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise _wrong(name, value, "an array")
+        (each, _) = typing.get_args(kind)
+        return tuple(from_json(each, one, f"{name}[{i}]") for i, one in enumerate(value))
+    if isinstance(kind, types.UnionType):
+        (other,) = (each for each in typing.get_args(kind) if each is not types.NoneType)
+        return None if value is None else from_json(other, value, name)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        names = [each.value for each in kind]
+        if value not in names:
+            raise _wrong(name, value, "one of " + ", ".join(names))
+        return kind(value)
+    return _plain(kind, value, name)
+
+
+def _plain(kind: Any, value: object, name: str) -> object:
+    """Read text, a number, true or false, or null."""
+    if kind is str:
+        return _text(value, name)
+    if kind is bool and isinstance(value, bool):
+        return value
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if kind is int and is_integer and abs(value) <= _LARGEST_INTEGER:  # type: ignore[arg-type]
+        return value
+    if kind is float and (is_integer or isinstance(value, float)):
+        # An integer beyond what a float holds is as wrong as infinity.
+        if abs(value) < 1e300 and math.isfinite(value):  # type: ignore[arg-type]
+            return float(value)  # type: ignore[arg-type]
+    elif kind is None and value is None:
+        return None
+    wanted = {bool: "true or false", int: "an integer", float: "a finite number", None: "null"}
+    raise _wrong(name, value, wanted[kind])
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, value, "text")
+    if len(value) > _MOST_CHARACTERS:
+        raise InvalidRequestError(
+            f"{name} has {len(value)} characters; at most {_MOST_CHARACTERS} are accepted"
+        )
+    # JSON can write halves of surrogate pairs, which no file or terminal takes.
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise _wrong(name, value, "text without NUL and lone surrogates")
+    return value
+
+
+def _fields(
+    kinds: Mapping[str, Any], defaults: Mapping[str, object], value: object, name: str
+) -> dict[str, Any]:
+    """Read an object with exactly these fields; those with a default may be missing."""
+    if not isinstance(value, dict):
+        raise _wrong(name, value, "an object")
+    accepted = ", ".join(kinds) or "none"
+    for field in value:
+        if field not in kinds:
+            raise InvalidRequestError(
+                f"{name}: unknown field {_shown(field)}; accepted are: {accepted}"
+            )
+    found = {}
+    for field, kind in kinds.items():
+        if field in value:
+            found[field] = from_json(kind, value[field], f"{name}.{field}")
+        elif field in defaults:
+            found[field] = defaults[field]
+        else:
+            raise InvalidRequestError(f"{name}.{field} is missing; fields are: {accepted}")
+    return found
+
+
+@cache
+def _shape(kind: type) -> tuple[dict[str, Any], dict[str, object]]:
+    """Return types and defaults of the fields of a dataclass."""
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING
+    }
+    return typing.get_type_hints(kind), defaults
+
+
+def _wrong(name: str, value: object, wanted: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} is {_shown(value)}; {wanted} is accepted")
+
+
+def _shown(value: object) -> str:
+    """Return a value as a message can hold it: one short line of ASCII."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "an array"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:
+        return "an integer beyond 2^53"
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidRequestError(f"the field {_shown(name)} stands twice in one object")
+        found[name] = value
+    return found
+
+
+def _refuse_constant(name: str) -> object:
+    raise InvalidRequestError(f"{name} is no number of JSON")

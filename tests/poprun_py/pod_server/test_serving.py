@@ -1,0 +1,233 @@
+"""The process of a pod's server: how it starts and ends, and what outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, wait_until
+from support.pod_servers import ServerProcess
+
+from popdist_py.pods.client import ServerStore
+from popdist_py.pods.database import FolderStore
+from popdist_py.pods.errors import InUseError, NotAllowedError
+from popdist_py.pods.folder import make_pod
+from popdist_py.pods.pod_file import system_pod
+from popdist_py.pods.values import Holder, PartitionRequest
+from poprun_py.pod_server.serving import serve
+
+HOLDER = Holder(host="h", pid=1, user="u", program="p")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_pod(tmp_path / "pods", system_pod("POD16", "p16"))
+
+
+def client(server, folder, **more):
+    return ServerStore(server.url, (folder / "token").read_text(), 20.0, **more)
+
+
+def refused(capfd, *arguments, **more):
+    """Return the line of a server that does not start."""
+    assert serve(*arguments, **more) == 3
+    stdout, stderr = capfd.readouterr()
+    assert stdout == ""
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
+    return stderr
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.sweep)]
+)
+def test_it_says_where_it_is_and_ends_at_once(folder, number):
+    with ServerProcess(folder) as server:
+        assert server.first_line.startswith(f"serving the pod p16 at {server.url}; clients say ")
+        assert f"ssh -N -L {server.port}:127.0.0.1:{server.port} " in server.first_line
+        assert str(folder / "token") in server.first_line
+        token = folder / "token"
+        assert stat.S_IMODE(token.stat().st_mode) == 0o600
+        assert token.read_text() not in server.first_line
+        store = client(server, folder)
+        assert store.pod().name == "p16"
+        # Neither a client that stays connected nor half a request holds it up.
+        with socket.create_connection(("127.0.0.1", server.port)) as half:
+            half.sendall(b"POST /v1/attach HTTP/1.1\r\n")
+            assert store.partitions() == ()
+            code, printed, seconds = server.end(number)
+        store.close()
+    assert (code, printed) == (0, "")
+    assert seconds < 5
+
+
+def test_what_cannot_be_listened_on_is_one_line(folder, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = refused(capfd, folder, port=port)
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use): choose another" in line
+    assert "0 to 65535 is accepted" in refused(capfd, folder, port=70000)
+    assert "cannot listen on 192.0.2.1:8090 (Cannot assign" in refused(
+        capfd, folder, host="192.0.2.1"
+    )
+    assert "cannot listen on no host:8090" in refused(capfd, folder, host="no host")
+
+
+def test_a_folder_that_is_no_pod_is_one_line(folder, capfd):
+    assert str(folder / "no") in refused(capfd, folder / "no", port=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "said"),
+    [
+        ("x" * 40, 0o644, "others can read or write"),
+        ("x" * 40, 0o620, "others can read or write"),
+        ("short\n", 0o600, "holds no token"),
+        ("two words, and long enough", 0o600, "holds no token"),
+        ("\xe9" * 40, 0o600, "holds no token"),
+        ("x" * 9999, 0o600, "holds no token"),
+    ],
+)
+def test_a_token_that_is_none_is_refused(folder, capfd, text, mode, said):
+    path = folder / "token"
+    path.write_text(text)
+    path.chmod(mode)
+    line = refused(capfd, folder, port=0)
+    assert said in line
+    assert str(path) in line
+    assert text.strip() not in line
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_token_that_is_no_file_is_refused(folder, capfd, make):
+    make(folder / "token")
+    assert "token" in refused(capfd, folder, port=0)
+
+
+def test_a_link_in_place_of_the_token_is_not_followed(folder, tmp_path, capfd):
+    (folder / "token").symlink_to(tmp_path / "elsewhere")
+    assert "token" in refused(capfd, folder, port=0)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_requests_are_logged_when_asked_for(folder):
+    with ServerProcess(folder, verbose=True) as server:
+        store = client(server, folder, user="ada")
+        store.create_partition(PartitionRequest(name="p4", size=4))
+        store.close()
+        code, printed, _ = server.end(signal.SIGTERM)
+    assert code == 0
+    assert " 127.0.0.1 ada POST /v1/create-partition 200 " in printed
+    assert (folder / "token").read_text().strip() not in printed
+
+
+@pytest.mark.sweep
+def test_other_addresses_come_with_a_warning(folder):
+    with ServerProcess(folder, host="0.0.0.0") as server:
+        assert f" at http://{socket.gethostname()}:{server.port};" in server.first_line
+        warning = server.process.stderr.readline()
+    assert "plain HTTP" in warning
+    assert "a network that you trust" in warning
+
+
+def seen_from_here(folder):
+    with contextlib.closing(FolderStore(folder)) as store:
+        return [each.ipus for each in store.attachments()]
+
+
+def test_an_attachment_outlives_its_server(folder):
+    seconds = 0.8
+    with ServerProcess(folder, seconds=seconds) as server:
+        mine, other = client(server, folder), client(server, folder)
+        mine.create_partition(PartitionRequest(name="p4", size=4, reconfigurable=True))
+        held = mine.attach("p4", 2, HOLDER)
+        token = (folder / "token").read_text()
+    # It was killed, and nobody renews for longer than a lease.
+    wait_for_more_than(seconds)
+    assert seen_from_here(folder) == [held.ipus]
+    with ServerProcess(folder, seconds=seconds, port=server.port):
+        assert (folder / "token").read_text() == token
+        with pytest.raises(InUseError):
+            other.attach("p4", 4, HOLDER)
+        # The renewals go on by themselves.
+        wait_for_more_than(seconds)
+        with pytest.raises(InUseError):
+            other.attach("p4", 2, HOLDER, ipus=held.ipus)
+        assert set(other.attach("p4", 2, HOLDER).ipus) & set(held.ipus) == set()
+        mine.close()
+        other.close()
+        assert seen_from_here(folder) == []
+
+
+def wait_for_more_than(seconds):
+    later = time.monotonic() + 1.2 * seconds
+    wait_until(lambda: time.monotonic() > later)
+
+
+@pytest.mark.sweep
+def test_a_server_that_was_stopped_frees_nothing_of_the_living(folder):
+    seconds = 1.0
+    with ServerProcess(folder, seconds=seconds) as server:
+        mine = client(server, folder)
+        mine.create_partition(PartitionRequest(name="p4", size=4))
+        held = mine.attach("p4", 4, HOLDER)
+        server.process.send_signal(signal.SIGSTOP)
+        wait_for_more_than(seconds)
+        server.process.send_signal(signal.SIGCONT)
+        other = client(server, folder)
+        with pytest.raises(InUseError):
+            other.attach("p4", 4, HOLDER)
+        assert mine._renewal._held[held.id].attachment == held
+        mine.close()
+        other.close()
+
+
+def test_a_client_that_is_killed_frees_its_ipus_after_a_lease(folder):
+    with ServerProcess(folder, seconds=0.6) as server:
+        mine = client(server, folder)
+        mine.create_partition(PartitionRequest(name="p4", size=4))
+        code = (
+            "import signal, sys; from popdist_py.pods.client import ServerStore; "
+            "from popdist_py.pods.values import Holder; "
+            "store = ServerStore(sys.argv[1], open(sys.argv[2]).read()); "
+            "store.attach('p4', 4, Holder(host='h', pid=2, user='u', program='p')); "
+            "print('attached', flush=True); signal.pause()"
+        )
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code, server.url, str(folder / "token")],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        with holder:
+            try:
+                assert holder.stdout.readline() == "attached\n"
+                # It lives, and has them for longer than a lease.
+                wait_for_more_than(0.6)
+                with pytest.raises(InUseError):
+                    mine.attach("p4", 4, HOLDER)
+            finally:
+                holder.kill()
+        wait_until(lambda: mine.attachments() == (), limit=10)
+        assert len(mine.attach("p4", 4, HOLDER).ipus) == 4
+        mine.close()
+
+
+@pytest.mark.sweep
+def test_users_are_told_apart(folder):
+    with ServerProcess(folder) as server:
+        ada, bob = client(server, folder, user="ada"), client(server, folder, user="bob")
+        assert ada.create_partition(PartitionRequest(name="p4", size=4)).owner == "ada"
+        with pytest.raises(NotAllowedError, match="belongs to ada"):
+            bob.remove_partition("p4")
+        bob.remove_partition("p4", force=True)
+        ada.close()
+        bob.close()

@@ -1,0 +1,81 @@
+"""Servers of pods for tests: in a thread of the test, and in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import ROOT
+
+from poprun_py.pod_server.application import make_application
+from poprun_py.pod_server.serving import PodServer, listen
+
+TOKEN = "a-token-of-more-than-16-characters"
+
+
+@contextlib.contextmanager
+def served(store, *, seconds=30.0, patience=20.0, log=None, access_log=None):
+    """Serve a store in a thread; yield the port."""
+    lines = [] if log is None else log
+    application = make_application(
+        store, TOKEN, seconds=seconds, log=lines.append, access_log=access_log
+    )
+    with listen("127.0.0.1", 0) as listener:
+        server = PodServer(application, listener, patience=patience)
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        try:
+            yield port
+        finally:
+            # In its own thread, as a signal would.
+            server.trigger.pull_trigger(server.end)
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+class ServerProcess:
+    """``serve`` of a folder in a process of its own; ``port`` is where it listens."""
+
+    def __init__(self, folder, *, port=0, seconds=30.0, verbose=False, host="127.0.0.1"):
+        code = (
+            "import pathlib, sys; from poprun_py.pod_server.serving import serve; "
+            f"sys.exit(serve(pathlib.Path(sys.argv[1]), host={host!r}, port={port}, "
+            f"verbose={verbose}, seconds={seconds}))"
+        )
+        self.lines = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        line = self.process.stderr.readline()
+        if " at http://" not in line:
+            self.process.kill()
+            pytest.fail(f"the server did not start: {line}{self.process.communicate()[1]}")
+        self.first_line = line
+        self.url = "http://" + line.partition(" at http://")[2].partition(";")[0]
+        self.port = int(self.url.rpartition(":")[2])
+
+    def end(self, number):
+        """Send a signal; return the exit code, what was printed and how long it took."""
+        since = time.monotonic()
+        self.process.send_signal(number)
+        stdout, stderr = self.process.communicate(timeout=20)
+        return self.process.returncode, stdout + stderr, time.monotonic() - since
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
