@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from popdist_py import context
 from popdist_py.errors import PopdistError
+from popdist_py.pods.values import device_id
 
 __all__ = [
     "checkNumIpusPerReplica",
@@ -92,13 +93,11 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
         raise ValueError(f"getDeviceId({ipusPerReplica}): expected 0, or the IPUs of one replica")
     instance = context.environment()
     width = ipusPerReplica or instance.num_ipus_per_replica
-    system = _power_of_two(instance.num_total_replicas * width)
-    size = _power_of_two(instance.num_local_replicas * width)
-    return 2 * system - 2 * system // size + instance.instance_index
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+    return device_id(
+        instance.num_total_replicas * width,
+        instance.num_local_replicas * width,
+        instance.instance_index,
+    )
 
 
 def checkNumIpusPerReplica(n: int) -> bool:

@@ -12,6 +12,8 @@ from os import PathLike, fspath
 from typing import Any
 
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
+from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from poprun_py.config.link_domains import roomy_link_domains
 from poprun_py.config.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
@@ -150,8 +152,9 @@ class LaunchConfig:
         " not fit is refused. Unset: an Mk2's memory, warnings only.",
     )  # fmt: skip
     num_ilds: int | None = option(
-        None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances. Unset: 1."
-    )
+        None, whole(1), "Job", "IPU-Link domains; each gets the same number of instances and has at"
+        " most 64 IPUs. Unset: those of the partition, else as few as hold the IPUs.",
+    )  # fmt: skip
     executable_cache_path: str | None = option(
         None, PATH, "Job", "Folder in which compiled executables are kept, seen by every host."
     )
@@ -591,12 +594,8 @@ class LaunchConfig:
                 f"{self.shown('num_replicas')} x {self.shown('ipus_per_replica')} = "
                 f"{replicas * width} IPUs: expected at most {MAX_IPUS}"
             )
-        if self.num_ilds is not None and instances % self.num_ilds:
-            raise UsageError(
-                f"{self.shown('num_instances')} cannot be split evenly over "
-                f"{self.shown('num_ilds')}: expected a multiple of {self.num_ilds} instances, at "
-                "least one for each IPU-Link domain"
-            )
+        if self.num_ilds is not None:
+            self._check_link_domains(self.num_ilds, replicas * width)
         for name in ("only_output_from_instance", "stdin_instance"):
             given = getattr(self, name)
             last = max(given or (0,)) if isinstance(given, tuple) else given or 0
@@ -605,6 +604,28 @@ class LaunchConfig:
                     f"{self.origin(name).shown(last)}: expected an index "
                     f"from 0 to {instances - 1} ({self.shown('num_instances')})"
                 )
+
+    def _check_link_domains(self, num_ilds: int, num_ipus: int) -> None:
+        """Check that the IPU-Link domains divide the instances and hold the IPUs."""
+        if self.num_instances % num_ilds:
+            raise UsageError(
+                f"{self.shown('num_instances')} cannot be split evenly over "
+                f"{self.shown('num_ilds')}: expected a multiple of {num_ilds} instances, at "
+                "least one for each IPU-Link domain"
+            )
+        if num_ipus > num_ilds * LINK_DOMAIN_IPUS:
+            fitting = roomy_link_domains(self.num_instances, num_ipus)
+            least = -(-num_ipus // LINK_DOMAIN_IPUS)
+            expected = (
+                f"expected {' or '.join(map(str, fitting))}, which divide "
+                f"{self.shown('num_instances')}"
+                if fitting
+                else f"expected at least {least}, and a multiple of so many instances"
+            )
+            raise UsageError(
+                f"{self.shown('num_ilds')} leaves {num_ipus // num_ilds} of {num_ipus} IPUs in "
+                f"each IPU-Link domain, at most {LINK_DOMAIN_IPUS} fit: {expected}"
+            )
 
     def _check_combinations(self) -> None:
         """Refuse options that exclude one another."""

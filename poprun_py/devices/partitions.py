@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from poprun_py.planning.topology import device_id
+from popdist_py.pods.values import device_id
 
 __all__ = [
     "ARCHITECTURE",

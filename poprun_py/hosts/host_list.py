@@ -167,14 +167,22 @@ def compress(names: Sequence[str]) -> str:
     """
     groups: dict[tuple[str, str, int], list[int]] = {}
     plain: list[str] = []
+    numbered: list[tuple[str, str, str]] = []
     for name in names:
         match = _LAST_NUMBER.fullmatch(name)
         if match is None or "[" in name:
             plain.append(name)
             continue
         head, digits, tail = match.groups()
+        numbered.append((head, tail, digits))
+    padded = {
+        (head, tail, len(digits))
+        for head, tail, digits in numbered
+        if digits.startswith("0") and digits != "0"
+    }
+    for head, tail, digits in numbered:
         # Padded and unpadded numbers of one length are the same text: node08, node10.
-        width = len(digits) if digits.startswith("0") and digits != "0" else 0
+        width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     words = []
     for (head, tail, width), numbers in groups.items():

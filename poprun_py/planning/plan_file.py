@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
@@ -176,7 +178,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     if not are_host_names(names):
         raise _unexpected("host names", names, "one name each and no blanks")
     hosts = tuple(Host(name=name, is_local=local) for name in names)
-    topology = make_topology(config, hosts, num_ilds=_ilds_of_partition(data))
+    topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
     for key in (
         "num_replicas",
         "num_instances",
@@ -186,7 +188,8 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     ):
         if data[key] != getattr(topology, key):
             raise UsageError(
-                f"launch plan says {key} {data[key]!r}, its options say {getattr(topology, key)}"
+                f"launch plan says {key} {data[key]!r}, its options say {getattr(topology, key)}: "
+                "export it again"
             )
     if len(data["instances"]) != topology.num_instances:
         raise UsageError(
@@ -223,6 +226,19 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     return plan
 
 
+def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
+    """Return the IPU-Link domains that a partition decided; None where the options decide."""
+    if config.num_ilds is not None or type(saved) is not int:
+        return None
+    num_ipus = config.num_replicas * config.ipus_per_replica
+    is_possible = (
+        0 < saved <= config.num_instances
+        and config.num_instances % saved == 0
+        and num_ipus <= saved * LINK_DOMAIN_IPUS
+    )
+    return saved if is_possible else None
+
+
 def _check_command(plan: LaunchPlan) -> None:
     """Refuse a plan that was edited in one place only: it is the command that is run.
 
@@ -247,17 +263,6 @@ def _check_command(plan: LaunchPlan) -> None:
             # Open MPI's NAME=VALUE, or MPICH's two words.
             if f"{name}={value}" not in words and not words.issuperset((name, value)):
                 raise _contradiction(f"{name} of instance {index}")
-
-
-def _ilds_of_partition(data: dict[str, Any]) -> int | None:
-    """Return the IPU-Link domains of the partition that the plan was made for."""
-    if data.get("partition") is None:
-        return None
-    found, instances = data["partition"]["num_ilds"], len(data["instances"])
-    if found is None:
-        return None
-    (count,) = _numbers([found])
-    return count if count and instances % count == 0 else None
 
 
 def _folder(data: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from popdist_py.pods.values import LINK_DOMAIN_IPUS
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.idle_options import idle_option_warnings
@@ -27,6 +28,14 @@ def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
         warnings[
             f"{planned.config.shown('num_instances')} leaves {len(topology.idle_hosts)} of "
             f"{len(topology.hosts) + len(topology.idle_hosts)} hosts idle: {idle}{more}"
+        ] = None
+    if topology.ipus_per_ild > LINK_DOMAIN_IPUS:
+        # fewest_link_domains: only then a domain of more is planned.
+        warnings[
+            f"{planned.config.shown('num_instances')}: one instance drives "
+            f"{topology.ipus_per_ild} IPUs, an IPU-Link domain has {LINK_DOMAIN_IPUS}, so no IPUs "
+            f"run this job: they take at least {-(-topology.num_ipus // LINK_DOMAIN_IPUS)} "
+            "instances"
         ] = None
     return (*warnings, *_placement_warnings(planned), *idle_option_warnings(planned))
 

@@ -1,7 +1,8 @@
 """Who is where: instances, replicas, IPUs and IPU-Link domains on hosts. Pure arithmetic.
 
 Numbering: R replicas, I instances, L = R/I; instance i owns replicas iL to iL + L - 1; hosts get
-contiguous blocks of instances; replica r owns IPUs rP to rP + P - 1.
+contiguous blocks of instances; replica r owns IPUs rP to rP + P - 1. Of D IPU-Link domains with at
+most 64 IPUs each, instance i lies in domain iD / I, rounded down, and so do its replicas.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.errors import UsageError
+from poprun_py.config.link_domains import fewest_link_domains
+from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import Host
 
-__all__ = ["Instance", "Topology", "device_id", "make_topology"]
+__all__ = ["Instance", "Topology", "make_topology"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,11 @@ class Topology:
         """IPUs of the whole job: R x P."""
         return self.num_replicas * self.ipus_per_replica
 
+    @property
+    def ipus_per_ild(self) -> int:
+        """IPUs of one IPU-Link domain: R x P / D; over 64 only where an instance has so many."""
+        return self.num_ipus // self.num_ilds
+
     def on_host(self, host_index: int) -> tuple[Instance, ...]:
         """Return the contiguous block of instances of one host."""
         share = self.instances_per_host
@@ -65,10 +72,16 @@ def make_topology(
 ) -> Topology:
     """Spread the instances of ``config`` over ``hosts``, of which the last may stay idle.
 
-    ``num_ilds`` is the number of IPU-Link domains of the partition, where one says so.
+    Args:
+        config: what is asked for.
+        hosts: where instances may run.
+        num_ilds: IPU-Link domains of the partition that the job has; None without one: those of
+            ``config``, else as few as hold the IPUs.
 
     Raises:
         UsageError: the instances do not divide evenly, or exceed a host's slots.
+        StartError: the domains of the partition are not those that are asked for, or do not divide
+            the instances.
     """
     num_instances = config.num_instances
     hosts, idle_hosts = hosts[:num_instances], hosts[num_instances:]
@@ -86,7 +99,7 @@ def make_topology(
                 f"({config.shown('num_instances')} / {num_hosts} hosts): raise its slots, or "
                 "change the number of instances or the hosts"
             )
-    num_ilds = num_ilds or config.num_ilds or 1
+    num_ilds = _num_ilds(config, num_ilds)
     local = config.num_replicas // num_instances
     width = config.ipus_per_replica
     return Topology(
@@ -110,13 +123,21 @@ def make_topology(
     )
 
 
-def device_id(num_ipus: int, device_size: int, position: int) -> int:
-    """Return Poplar's id of the ``position``-th device of ``device_size`` IPUs.
-
-    A system of N IPUs numbers its single IPUs first (0 to N - 1), then the pairs, then the fours,
-    and so on: devices of s IPUs start at 2N - 2N/s. Counts are rounded up to powers of two.
-    Source: the ids in PopRun's logs (16 IPUs in fours: 24 to 27; the parent of 64 IPUs: 126).
-    """
-    total = 1 << (num_ipus - 1).bit_length()
-    size = 1 << (device_size - 1).bit_length()
-    return 2 * total - 2 * total // size + position
+def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
+    """Return the number of IPU-Link domains; a partition has its own."""
+    if of_partition is None:
+        num_ipus = config.num_replicas * config.ipus_per_replica
+        return config.num_ilds or fewest_link_domains(config.num_instances, num_ipus)
+    domains = f"{of_partition} IPU-Link domain{'' if of_partition == 1 else 's'}"
+    if config.num_ilds not in (None, of_partition):
+        raise StartError(
+            f"{config.shown('num_ilds')}, but the partition has {domains}: ask for {of_partition} "
+            "or for none, or let --update-partition yes change the partition"
+        )
+    if config.num_instances % of_partition:
+        raise StartError(
+            f"{config.shown('num_instances')} cannot be split evenly over the {domains} of the "
+            f"partition: expected a multiple of {of_partition} instances, at least one for each "
+            "IPU-Link domain"
+        )
+    return of_partition

@@ -29,12 +29,13 @@ from popdist_py.environment import (
     TORCH_BACKEND,
     InstanceEnvironment,
 )
+from popdist_py.pods.values import LINK_DOMAIN_IPUS, device_id
 from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.topology import Instance, Topology, device_id
+from poprun_py.planning.topology import Instance, Topology
 
 if TYPE_CHECKING:
     from poprun_py.hosts.survey import Survey
@@ -85,7 +86,8 @@ def wire_variables(
     config: LaunchConfig, topology: Topology, instance: Instance
 ) -> tuple[tuple[str, str], ...]:
     """Return PopDist's variables of one instance."""
-    attached = not config.offline_mode
+    # No device spans IPU-Link domains: where there are several, PopRun attaches none for all.
+    attached = not config.offline_mode and topology.num_ilds == 1
     environment = InstanceEnvironment(
         num_total_replicas=topology.num_replicas,
         num_local_replicas=topology.num_local_replicas,
@@ -219,7 +221,11 @@ def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int
 
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
-    """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings."""
+    """Return POPLAR_TARGET_OPTIONS: the environment's first, ours over it, all values strings.
+
+    A whole IPU-Link domain is a torus with loop links, a part of one a mesh. Source: PopRun's logs
+    of 4 and 64 IPUs; the gateway mode is on in all of them, for IPU-Machines have a gateway each.
+    """
     theirs: Any = {}
     text = environ.get(TARGET_OPTIONS)
     if text:
@@ -230,11 +236,13 @@ def target_options(topology: Topology, environ: Mapping[str, str]) -> str:
         if not isinstance(theirs, dict):
             shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
             raise UsageError(f"{TARGET_OPTIONS}={shown}: expected a JSON object")
+    size = min(topology.ipus_per_ild, LINK_DOMAIN_IPUS)
+    is_whole = size == LINK_DOMAIN_IPUS
     ours = {
-        "ipuLinkDomainSize": str(topology.num_ipus // topology.num_ilds),
-        "ipuLinkConfiguration": "default",
-        "ipuLinkTopology": "mesh",
-        "gatewayMode": "true" if topology.num_ilds > 1 else "false",
+        "ipuLinkDomainSize": str(size),
+        "ipuLinkConfiguration": "slidingWindow" if is_whole else "default",
+        "ipuLinkTopology": "torus" if is_whole else "mesh",
+        "gatewayMode": "true",
         "instanceSize": str(topology.num_local_replicas * topology.ipus_per_replica),
     }
     return json.dumps({**theirs, **ours}, separators=(",", ":"))

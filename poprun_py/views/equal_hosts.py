@@ -12,11 +12,11 @@ from itertools import groupby
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.views.drawing import Branch
+from poprun_py.views.drawing import Branch, named
 
 __all__ = ["instances_of", "others", "runs_of_equal_hosts", "runs_of_equal_instances"]
 
-# So many hosts can all be looked at.
+# So many hosts, or IPU-Link domains, can all be looked at.
 _ALL_DRAWN = 4
 
 
@@ -27,14 +27,24 @@ def instances_of(plan: LaunchPlan, host: int) -> tuple[InstancePlan, ...]:
 
 
 def runs_of_equal_hosts(plan: LaunchPlan) -> Iterator[range]:
-    """Give the indices of neighbours that look alike; of few hosts, each by itself."""
+    """Give the indices of neighbours that look alike; of few hosts, each by itself.
+
+    Hosts of different IPU-Link domains do not look alike, unless there are very many domains.
+    """
     hosts = range(len(plan.topology.hosts))
     if len(hosts) <= _ALL_DRAWN:
         yield from (range(host, host + 1) for host in hosts)
         return
 
+    are_drawn = plan.topology.num_ilds <= _ALL_DRAWN
+
     def look(host: int) -> object:
-        return plan.machines[host], [each.placement for each in instances_of(plan, host)]
+        mine = instances_of(plan, host)
+        return (
+            plan.machines[host],
+            [each.placement for each in mine],
+            _domains(plan, range(host, host + 1)) if are_drawn else None,
+        )
 
     for _, run in groupby(hosts, key=look):
         equal = list(run)
@@ -47,14 +57,24 @@ def runs_of_equal_instances(group: Iterable[InstancePlan]) -> Iterator[list[Inst
         yield list(run)
 
 
-def others(plan: LaunchPlan, run: range) -> Branch:
-    """Return the line that stands for all hosts of a run but the first."""
+def _domains(plan: LaunchPlan, hosts: range) -> range:
+    """Return the IPU-Link domains of neighbouring hosts."""
+    first, last = instances_of(plan, hosts[0])[0], instances_of(plan, hosts[-1])[-1]
+    return range(first.instance.ild, last.instance.ild + 1)
+
+
+def others(plan: LaunchPlan, run: range, *, domain: str = "ILD") -> Branch:
+    """Return the line that stands for all hosts of a run but the first.
+
+    ``domain`` is how an IPU-Link domain is called; a single one is not worth a word.
+    """
     names = [plan.topology.hosts[host].name for host in run]
     first, last = instances_of(plan, run[1])[0].instance, instances_of(plan, run[-1])[-1].instance
     replicas = range(first.replicas.start, last.replicas.stop)
+    where = f", {named(domain, _domains(plan, run[1:]))}" if plan.topology.num_ilds > 1 else ""
     return Branch(
         kind="host",
         name=compress(names[1:]),
         details=f"as {names[0]}, instances {format_cpu_list(range(first.index, last.index + 1))}, "
-        f"replicas {format_cpu_list(replicas)}",
+        f"replicas {format_cpu_list(replicas)}{where}",
     )

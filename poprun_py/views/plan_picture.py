@@ -51,8 +51,9 @@ _COLOURS = 8
 _CLASSES = {".": "idle", "x": "closed", "*": "many"}
 # NUMA nodes of so few cores stand two in a row.
 _MOST_IN_HALF = 8
-# Of more of them only the first and the last are drawn.
-_MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 12, 8, 8
+# Of more of them only the first and the last are drawn; domains share the instances of a host.
+_MOST_DOMAINS, _MOST_INSTANCES, _MOST_REPLICAS, _MOST_IPUS = 4, 12, 8, 8
+_FEWEST_INSTANCES = 3
 
 
 def plan_picture(plan: LaunchPlan) -> str:
@@ -64,7 +65,9 @@ def plan_picture(plan: LaunchPlan) -> str:
     runs = list(runs_of_equal_hosts(plan))
     cards = [_card(plan, run, is_wide=len(runs) == 1) for run in runs]
     widest = max(card.width for card in cards)
-    width = min(len(cards), _MOST_COLUMNS) * (widest + _GAP) - _GAP
+    # Four are a square: the POD256, domain by domain.
+    columns = 2 if len(cards) == 4 else min(len(cards), _MOST_COLUMNS)
+    width = columns * (widest + _GAP) - _GAP
     title = headline(plan)
     warnings = [_alert(sentence, width) for sentence in plan_warnings(plan)]
     parts = [
@@ -127,10 +130,8 @@ def _has_gaps(machine: Machine) -> bool:
 
 def like_the_first(plan: LaunchPlan, run: range) -> str:
     """Return the line that stands for all hosts of a run but the first."""
-    rest = others(plan, run)
-    domains = sorted({each.instance.ild for host in run[1:] for each in instances_of(plan, host)})
-    where = f", {named('IPU-Link domain', domains)}" if plan.topology.num_ilds > 1 else ""
-    return f"{rest.name}: {rest.details}{where}"
+    rest = others(plan, run, domain="IPU-Link domain")
+    return f"{rest.name}: {rest.details}"
 
 
 # --- a host -------------------------------------------------------------------------------------
@@ -241,34 +242,47 @@ def _owned(label: str, first: int, *, height: int, notches: int = 0, least: int 
 
 def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> Iterator[Block]:
     """Draw the instances of a host in their IPU-Link domains; of very many the first and last."""
-    runs = list(runs_of_equal_instances(mine))
+    runs = runs_of_equal_instances(mine)
+    members = [list(own) for _, own in groupby(runs, key=lambda run: run[0].instance.ild)]
+    shown = _first_and_last(range(len(members)), _MOST_DOMAINS)
+    most = max(_FEWEST_INSTANCES, _MOST_INSTANCES // len(shown))
     first, inner = mine[0].instance.index, width - 2 * _INNER_PAD
-    shown, hidden = runs, []
-    if len(runs) > _MOST_INSTANCES:
-        shown, hidden = [*runs[: _MOST_INSTANCES - 2], runs[-1]], runs[_MOST_INSTANCES - 2 : -1]
+    for position in shown:
+        if position is None:
+            left_out = members[len(shown) - 2 : -1]
+            domains = [own[0][0].instance.ild for own in left_out]
+            where = f" in {named('IPU-Link domain', domains)}"
+            yield _likewise([run for own in left_out for run in own], width, where=where)
+            continue
+        own = members[position]
+        numbers = _first_and_last(range(len(own)), most)
+        hidden = own[len(numbers) - 2 : -1]
+        drawn = [
+            _likewise(hidden, inner) if number is None else _instance(own[number], first, inner)
+            for number in numbers
+        ]
+        heading = _domain_heading(plan.topology, own[0][0].instance.ild, inner)
+        yield framed(stacked([heading, *drawn], gap=_GAP), "domain", pad=_INNER_PAD, width=width)
+
+
+def _likewise(hidden: Sequence[Sequence[InstancePlan]], width: int, *, where: str = "") -> Block:
+    """Name the instances that are not drawn."""
     indices = [each.instance.index for run in hidden for each in run]
-    likewise = [paragraph(f"instances {format_cpu_list(indices)} likewise", "note", inner)]
-    for domain, members in groupby(shown, key=lambda run: run[0].instance.ild):
-        own = list(members)
-        # Before the last one: in its domain, or between two.
-        gap = likewise if hidden and own[-1] is runs[-1] else []
-        if len(own) == 1:
-            yield from gap
-            gap = []
-        drawn = [_instance(run, first, inner) for run in own]
-        title = paragraph(_domain_title(plan.topology, domain), "name", inner)
-        parts = [title, *drawn[:-1], *gap, drawn[-1]]
-        yield framed(stacked(parts, gap=_GAP), "domain", pad=_INNER_PAD, width=width)
+    return paragraph(f"instances {format_cpu_list(indices)} likewise{where}", "note", width)
 
 
-def _domain_title(topology: Topology, domain: int) -> str:
-    """Name a domain, with its hosts where they are several."""
-    share = topology.num_instances // topology.num_ilds
+def _domain_heading(topology: Topology, domain: int, width: int) -> Block:
+    """Name a domain, with its hosts where they are several, and its IPUs where it is not alone."""
+    share, size = topology.num_instances // topology.num_ilds, topology.ipus_per_ild
     hosts = {
         topology.hosts[each.host_index].name: None
         for each in topology.instances[domain * share : (domain + 1) * share]
     }
-    return f"IPU-Link domain {domain}" + (f" on {compress(list(hosts))}" if len(hosts) > 1 else "")
+    where = f" on {compress(list(hosts))}" if len(hosts) > 1 else ""
+    ipus = named("IPU", range(domain * size, (domain + 1) * size))
+    notes = [f"{ipus} of {topology.num_ipus}"] if topology.num_ilds > 1 else []
+    title = paragraph(f"IPU-Link domain {domain}{where}", "name", width)
+    return stacked([title, *(paragraph(note, "note", width) for note in notes)], gap=2)
 
 
 def _instance(run: Sequence[InstancePlan], first: int, width: int) -> Block:

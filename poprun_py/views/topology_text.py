@@ -116,8 +116,10 @@ def _elided(topology: Topology, max_width: int) -> str:
     shown = [*range(first), *range(total - last, total)]
     table = _table(topology, shown, first)
     instances, hosts = topology.num_instances, len(topology.hosts)
+    domains = f", {topology.num_ilds} ILDs" if topology.num_ilds > 1 else ""
     note = (
-        f"{total} replicas, {instances} instances, {hosts} host{'s' if hosts > 1 else ''}; "
+        f"{total} replicas, {instances} instances, {hosts} host{'s' if hosts > 1 else ''}"
+        f"{domains}; "
         f"replicas {first} to {total - last - 1} not shown (--print-topology yes to a file, or "
         "json, shows all)"
     )

@@ -63,7 +63,10 @@ def test_published_command_plans_to_its_shape(name, capsys):
         "H": len(plan["hosts"]),
     }
     for letter, text in shape.items():
-        if text == "–" and letter in "DH":
+        if text == "–" and letter == "D":
+            # IPU-Link domains have 64 IPUs.
+            assert found[letter] == -(-found["N"] // 64)
+        elif text == "–" and letter == "H":
             assert found[letter] == 1
         elif text == "$" and letter == "H":
             assert found[letter] == min(4, plan["num_instances"])
@@ -74,6 +77,43 @@ def test_published_command_plans_to_its_shape(name, capsys):
         -1:
     ]
     assert len(plan["instances"]) == plan["num_instances"]
+
+
+# Of the README of ResNet50 (graphcore/examples applications/tensorflow/cnns/training), without the
+# blanks inside its list of hosts.
+PODS = {
+    "POD16": (1, "--num-instances 8 --num-replicas 16"),
+    "POD64": (1, "--host x.1.[1-4] --num-replicas=64 --num-instances=32"),
+    "POD128": (2, "--host x.1.[1-4],x.2.[1-4] --num-replicas=128 --num-instances=64"),
+    "POD256": (4, "--host x.1.[1-4],x.2.[1-4],x.3.[1-4],x.4.[1-4] --num-replicas=256 "
+               "--num-instances=128"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_every_view_shows_the_link_domains_of_a_pod(pod, capsys):
+    number, options = PODS[pod]
+
+    def shown(form: str) -> str:
+        words = ["--dry-run", "--print-topology", form, *options.split(), "train.py"]
+        assert run(words) == 0
+        return capsys.readouterr().out
+
+    (row,) = re.findall(r"^\| ILDs      \|(.*)\|$", shown("yes"), re.MULTILINE)
+    domains = [str(domain) for domain in range(number)]
+    assert row.replace("|", " ").split() == domains
+    assert len({len(cell) for cell in row.split("|")}) == 1
+    found = re.findall(r", ILDs? ([\d-]+)$", shown("tree"), re.MULTILINE)
+    assert list(dict.fromkeys(found)) == domains
+    told = shown("json")
+    plan = json.loads(told[told.index("{\n") : told.rindex("\n}") + 2])
+    assert plan["num_ilds"] == number
+    assert list(dict.fromkeys(i["ild"] for i in plan["instances"])) == list(range(number))
+    picture, page = shown("svg"), shown("html")
+    for text in (picture, page):
+        titles = re.findall(r">IPU-Link domain (\d+)(?: on [^<]*)?<", text)
+        assert list(dict.fromkeys(titles)) == domains
+    assert (f" in {number} IPU-Link domains" in picture) == (number > 1)
 
 
 def test_all_published_commands_are_here():

@@ -116,6 +116,8 @@ def test_mistakes_in_a_host_file_are_named(text, said):
         (["n3"], "n3"),
         (["n0", "n1", "n3"], "n[0-1,3]"),
         (["n08", "n09"], "n[08-09]"),
+        (["n08", "n09", "n10", "n11"], "n[08-11]"),
+        (["n10", "n9", "n08"], "n[08,10],n9"),
         (["n1.x", "n2.x", "m1"], "n[1-2].x,m1"),
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),
     ],
@@ -130,7 +132,7 @@ def test_names_are_compressed(given, expected):
             [
                 f"{p}{n}{t}"
                 for p in ("a", "node", "r1n")
-                for n in (*range(12), "00", "07")
+                for n in (*range(12), "00", "07", "08", "09")
                 for t in ("", ".x")
             ]
         ),

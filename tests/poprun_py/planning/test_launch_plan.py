@@ -40,13 +40,23 @@ _TEXT = st.text(
 @st.composite
 def configs(draw):
     instances = draw(st.integers(1, 6))
+    local, width = draw(st.integers(1, 4)), draw(st.sampled_from([1, 2, 4]))
     ilds = draw(
-        st.sampled_from([None, *(n for n in range(1, instances + 1) if instances % n == 0)])
+        st.sampled_from(
+            [
+                None,
+                *(
+                    n
+                    for n in range(1, instances + 1)
+                    if instances % n == 0 and instances * local * width <= 64 * n
+                ),
+            ]
+        )
     )
     values = {
         "num_instances": instances,
-        "num_replicas": instances * draw(st.integers(1, 4)),
-        "ipus_per_replica": draw(st.sampled_from([1, 2, 4])),
+        "num_replicas": instances * local,
+        "ipus_per_replica": width,
         "num_ilds": ilds,
         "program": tuple(draw(st.lists(_TEXT, max_size=3))),
         "executable_cache_path": draw(st.none() | _TEXT),

@@ -47,10 +47,15 @@ def test_every_instance_is_a_row():
 def test_equal_hosts_are_a_row():
     job = planned(num_instances=128, num_replicas=128, host="n[0-63]", num_ilds=4)
     page = plan_page(job)
-    line = "n[1-63]: as n0, instances 2-127, replicas 2-127, IPU-Link domains 0-3"
-    assert cells(page)[3:] == [[line]]
-    assert page.count("<svg") == 1
-    assert len(page) < 30_000
+    rest = [row for (row,) in (row for row in cells(page) if len(row) == 1)]
+    assert rest[0] == "n[1-15]: as n0, instances 2-31, replicas 2-31, IPU-Link domain 0"
+    assert rest[3] == "n[49-63]: as n48, instances 98-127, replicas 98-127, IPU-Link domain 3"
+    assert page.count("<svg") == len(rest) == 4
+    many = planned(num_instances=128, num_replicas=128, host="n[0-63]", num_ilds=8)
+    line = "n[1-63]: as n0, instances 2-127, replicas 2-127, IPU-Link domains 0-7"
+    assert cells(plan_page(many))[3:] == [[line]]
+    assert plan_page(many).count("<svg") == 1
+    assert len(plan_page(many)) < 30_000
 
 
 def test_page_needs_nothing_from_elsewhere():

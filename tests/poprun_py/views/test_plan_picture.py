@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
@@ -152,7 +153,7 @@ def test_hardware_threads_of_two_instances_are_cells_of_their_own():
     assert {height: heights.count(height) for height in heights} == {24: 6, 12: 4, 20: 10}
 
 
-@pytest.mark.parametrize("hosts", [5, 64, 256])
+@pytest.mark.parametrize("hosts", [5, 32, 256])
 def test_equal_hosts_are_one_card(hosts):
     job = planned("example", num_instances=2 * hosts, num_replicas=2 * hosts, host=f"n[1-{hosts}]")
     picture = plan_picture(job)
@@ -161,24 +162,50 @@ def test_equal_hosts_are_one_card(hosts):
     assert len(picture) < 40_000
 
 
-def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
-    job = planned("epyc-nps4", num_instances=64, num_replicas=640, ipus_per_replica=16)
+@pytest.mark.parametrize("hosts", [16, 64])
+def test_the_hosts_of_each_domain_are_one_card(hosts):
+    job = planned("example", num_instances=64, num_replicas=256, host=f"n[1-{hosts}]")
     said = texts(plan_picture(job))
-    assert "instances 10-62 likewise" in said
+    share = hosts // 4
+    assert said[1] == "256 IPUs in 4 IPU-Link domains on " + f"{hosts} hosts"
+    for domain in range(4):
+        first, last = domain * share + 1, (domain + 1) * share
+        assert f"n{first}, and {share - 1} like it" in said
+        assert f"IPU-Link domain {domain} on n[{first}-{last}]" in said
+        assert f"IPUs {domain * 64}-{domain * 64 + 63} of 256" in said
+    assert_is_drawn_well(plan_picture(job))
+
+
+def test_of_many_instances_and_replicas_the_first_and_last_are_drawn():
+    job = planned("epyc-nps4", num_instances=64, num_replicas=640)
+    said = texts(plan_picture(job))
     assert "instance 63 (replicas 630-639)" in said
     assert {"R630", "R635", "R639"} < set(said)
     assert "R636" not in said
 
 
-@pytest.mark.parametrize(("num_ilds", "frames"), [(1, 1), (2, 2), (64, 11)])
-def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames):
+@pytest.mark.parametrize(
+    ("num_ilds", "frames", "hidden"),
+    [
+        (1, "0", ["10-62 likewise"]),
+        (2, "01", ["4-30 likewise", "36-62 likewise"]),
+        (4, "0123", [f"{16 * n + 1}-{16 * n + 14} likewise" for n in range(4)]),
+        (8, "017", [
+            "1-6 likewise", "9-14 likewise", "16-55 likewise in IPU-Link domains 2-6",
+            "57-62 likewise",
+        ]),
+        (64, ["0", "1", "63"], ["2-62 likewise in IPU-Link domains 2-62"]),
+    ],
+)  # fmt: skip
+def test_the_instances_that_are_not_drawn_split_no_domain(num_ilds, frames, hidden):
     job = planned("epyc-nps4", num_instances=64, num_replicas=64, num_ilds=num_ilds)
-    picture = plan_picture(job)
-    titles = [text for text in texts(picture) if text.startswith("IPU-Link domain")]
-    assert len(titles) == len(set(titles)) == frames
-    said = texts(picture)
-    assert said.index("instance 9 (replica 9)") < said.index("instances 10-62 likewise")
-    assert said.index("instances 10-62 likewise") < said.index("instance 63 (replica 63)")
+    said = texts(plan_picture(job))
+    titles = [text for text in said if text.startswith("IPU-Link domain")]
+    assert titles == [f"IPU-Link domain {domain}" for domain in frames]
+    assert [text for text in said if "likewise" in text] == [f"instances {h}" for h in hidden]
+    # In the order of their numbers, with those that are not drawn in their place.
+    numbers = [int(re.split("[ -]", t)[1]) for t in said if re.match(r"instances? \d", t)]
+    assert numbers == sorted(numbers)
 
 
 def test_warnings_of_the_plan_are_in_its_picture():

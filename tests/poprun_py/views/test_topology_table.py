@@ -21,6 +21,10 @@ CASES = {
     "1x1": (1, 1, 1, None, None),
     "10x2": (10, 2, 1, None, None),
     "100x4": (100, 4, 1, None, None),
+    "2x2_two_ilds": (2, 2, 1, 2, None),
+    "8x4_two_hosts_two_ilds": (8, 4, 16, 2, "h[0-1]"),
+    "8x8_four_hosts_four_ilds": (8, 8, 1, 4, "h[0-3]"),
+    "6x6_ilds_across_hosts": (6, 6, 1, 2, "h[0-2]"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -61,9 +62,22 @@ def test_a_thousand_replicas_fit_on_a_page(instances):
 def test_equal_hosts_of_a_large_job_are_drawn_once(draw):
     job = planned(num_instances=4096, num_replicas=4096, host="n[0-255]")
     *first, line = draw(job, Look()).splitlines()
-    assert line == "n[1-255]: as n0, instances 16-4095, replicas 16-4095"
+    assert line == "n[1-255]: as n0, instances 16-4095, replicas 16-4095, ILDs 0-63"
     assert len(first) < 60
     assert not any("n1" in line for line in first)
+
+
+@pytest.mark.parametrize("draw", [topology_tree, core_pictures])
+def test_hosts_of_each_domain_are_drawn_once(draw):
+    colon = ":" if draw is core_pictures else ""
+    job = planned(num_instances=64, num_replicas=256, host="n[0-63]")
+    lines = draw(job, Look()).splitlines()
+    assert [line for line in lines if re.match(r"n\d|n\[", line)] == [
+        *(f"n0{colon}", "n[1-15]: as n0, instances 1-15, replicas 4-63, ILD 0"),
+        *(f"n16{colon}", "n[17-31]: as n16, instances 17-31, replicas 68-127, ILD 1"),
+        *(f"n32{colon}", "n[33-47]: as n32, instances 33-47, replicas 132-191, ILD 2"),
+        *(f"n48{colon}", "n[49-63]: as n48, instances 49-63, replicas 196-255, ILD 3"),
+    ]
 
 
 @pytest.mark.parametrize("draw", [topology_tree, core_pictures])
