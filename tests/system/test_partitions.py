@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import wait_until
-from support.partition_states import pod_in_state
+from support.partition_states import FITTING, pod_in_state
+from support.pod_servers import ServerProcess
 
 from popdist_py.pods.errors import UnknownNameError
 from poprun_py.pods.own_partitions import is_own
@@ -192,18 +194,10 @@ def test_a_saved_plan_uses_the_partition_when_it_runs(pods, poprun, tmp_path):
     assert poprun("--from-plan", str(plan)).returncode == 0
     assert found(store).generation == 1
     store.remove_partition("p")
-    store.create_partition(pod_request(num_gcds=4))
+    store.create_partition(replace(FITTING, num_gcds=4))
     done = poprun("--from-plan", str(plan))
     assert done.returncode == 3
     assert "partition p does not fit" in done.stderr
-
-
-def pod_request(**values):
-    from dataclasses import replace
-
-    from support.partition_states import FITTING
-
-    return replace(FITTING, **values)
 
 
 def test_a_server_that_is_not_there_is_one_line(poprun, tmp_path):
@@ -219,6 +213,37 @@ def test_a_server_that_is_not_there_is_one_line(poprun, tmp_path):
     assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert f"127.0.0.1:{port}" in line
+
+
+@pytest.mark.sweep
+def test_a_job_outlives_the_server_of_its_pod(pods, poprun, tmp_path):
+    store = pods()
+    folder = tmp_path / "pods" / "pod16"
+    go = tmp_path / "go"
+    program = (
+        "import os, pathlib, time\n"
+        "print(os.environ['IPUOF_VIPU_API_HOST'], os.environ['IPUOF_VIPU_API_PORT'], flush=True)\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+    )
+    with ServerProcess(folder) as server:
+        words = ("--pod", server.url, "--vipu-partition", "p", "--vipu-server-timeout", "5")
+        env = {"POPRUN_POD_TOKEN_FILE": str(folder / "token"), "POPRUN_PODS": ""}
+        running = poprun(*words, sys.executable, "-c", program, start=True, env=env)
+        wait_until(lambda: len(store.attachments()) == 1)
+        assert running.stdout.readline().endswith(f":127.0.0.1 {server.port}\n")
+        server.process.kill()
+        server.process.wait()
+        go.touch()
+        _, errors = running.communicate(timeout=60)
+        assert running.returncode == 0
+        (line,) = errors.splitlines()
+        assert "warning: the job's IPUs are not given back: " in line
+        assert f"127.0.0.1:{server.port}" in line
+        assert "partition p may stay" in line
+        done = poprun(*words, "true", env=env)
+        assert done.returncode == 3
+        (line,) = done.stderr.splitlines()
+        assert f"127.0.0.1:{server.port}" in line
 
 
 def test_offline_and_none_ask_no_pod(pods, poprun):
