@@ -5,7 +5,6 @@ The job has 4 replicas of 1 IPU in 2 instances: 4 IPUs in 2 GCDs with 4 replicas
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from popdist_py.pods.folder import make_pod, open_pod
@@ -29,15 +28,14 @@ STATES = {
     "other user's, other GCDs": replace(FITTING, num_gcds=4),
 }
 PENDING_SECONDS = 0.2
-HOLDER = Holder(host="elsewhere", pid=os.getpid(), user="holder", program="other.py")
+HOLDER = Holder(host="elsewhere", pid=4711, user="holder", program="other.py")
 
 
-def pod_in_state(root, state):
+def pod_in_state(root, state, *, create_seconds=0.0):
     """Make the pod ``pod16`` below ``root``; return its store, which may hold IPUs."""
     root.mkdir(mode=0o700, exist_ok=True)
-    pod = system_pod("POD16", "pod16")
-    if state == "PENDING":
-        pod = replace(pod, create_seconds=PENDING_SECONDS)
+    seconds = PENDING_SECONDS if state == "PENDING" else create_seconds
+    pod = replace(system_pod("POD16", "pod16"), create_seconds=seconds)
     make_pod(root, pod)
     store = open_pod(root, "pod16")
     request = STATES[state]

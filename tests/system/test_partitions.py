@@ -30,8 +30,8 @@ def pods(tmp_path, monkeypatch):
     monkeypatch.setenv("POPRUN_PODS", str(tmp_path / "pods"))
     with contextlib.ExitStack() as opened:
 
-        def made(state="absent"):
-            store = pod_in_state(tmp_path / "pods", state)
+        def made(state="absent", **values):
+            store = pod_in_state(tmp_path / "pods", state, **values)
             opened.callback(store.close)
             return store
 
@@ -144,10 +144,8 @@ def test_a_signal_gives_everything_back(pods, poprun, number):
 
 
 @pytest.mark.sweep
-def test_a_signal_while_a_partition_is_awaited_removes_it(pods, poprun, tmp_path):
-    store = pods()
-    file = tmp_path / "pods" / "pod16" / "pod.toml"
-    file.write_text(file.read_text().replace("create-seconds = 0", "create-seconds = 60"))
+def test_a_signal_while_a_partition_is_awaited_removes_it(pods, poprun):
+    store = pods(create_seconds=60.0)
     running = poprun(*JOB, "--vipu-partition", "p", "true", start=True)
     wait_until(lambda: found(store) is not None)
     running.send_signal(signal.SIGTERM)
