@@ -80,6 +80,15 @@ _RULES = (
         applies=_has_no_pod,
     ),
     _Rule(
+        names=("vipu_server_host", "vipu_server_port"),
+        reason=lambda planned: (
+            f"the pod is {planned.partition.where if planned.partition else ''}; --pod server is "
+            "the one of these options"
+        ),
+        applies=lambda planned: not _has_no_pod(planned) and planned.config.pod != "server",
+        of_one_job=True,
+    ),
+    _Rule(
         names=("vipu_partition",),
         reason="IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor "
         "show the name",

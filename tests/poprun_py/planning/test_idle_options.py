@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
@@ -21,6 +22,7 @@ from poprun_py.hosts.survey import Survey
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.pods.partition_use import refusal
 
 _REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 _HARDWARE = ROOT / "tests" / "support" / "snapshots"
@@ -106,6 +108,22 @@ def test_options_with_one_reason_share_a_sentence():
         "--vipu-cluster, --sync-type have no effect: IPUs are emulated, and no partition is made "
         "or changed",
     )
+
+
+def test_with_a_pod_the_options_of_partitions_do_what_they_say():
+    planned = plan_blindly(
+        merged(typed(**_OF_PARTITIONS)),
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"PATH": "/bin"},
+    )
+    of_folder = replace(planned, partition=refusal("/pods/p", ""))
+    assert idle_option_warnings(of_folder) == (
+        "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; --pod server "
+        "is the one of these options",
+    )
+    server = replace(of_folder, config=replace(of_folder.config, pod="server"))
+    assert idle_option_warnings(server) == ()
 
 
 def test_defaults_and_wishes_for_nothing_say_nothing():
