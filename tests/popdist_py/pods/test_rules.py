@@ -136,6 +136,15 @@ def test_small_partitions_leave_large_blocks_whole():
     assert place(pod, there, PartitionRequest(name="q", size=4)).ipus == hole.ipus
 
 
+def test_the_smallest_hole_that_is_enough_is_taken():
+    pod = PODS["POD16"]
+    first = place(pod, [], PartitionRequest(name="p", size=4))
+    there = [replace(first, ipus=pod.ipus()[8:12])]
+    there.append(place(pod, there, PartitionRequest(name="q", size=4)))
+    assert [ipu.index for ipu in there[1].ipus] == [12, 13, 14, 15]
+    assert place(pod, there, PartitionRequest(name="r", size=8)).ipus == pod.ipus()[:8]
+
+
 def test_a_spread_partition_takes_its_part_of_every_domain():
     made = place(PODS["POD256"], [], PartitionRequest(name="p", size=16, num_ilds=4))
     assert [ipu.index for ipu in made.ipus] == [64 * d + i for d in range(4) for i in range(4)]
