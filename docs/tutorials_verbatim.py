@@ -132,13 +132,14 @@ def _command(command: Command) -> str:
     """Show a command line as it is planned."""
     name = f"{command.name}.repaired.sh" if command.repaired else f"{command.name}.sh"
     text = (HERE / "commands" / name).read_text(encoding="utf-8")
-    hosts, instances, replicas = command.rows
+    hosts, domains, instances, replicas = command.rows
     repaired = ""
     if command.repaired:
         repaired = f"\nRepaired: {command.repaired} As printed: {command.as_printed}.\n"
     return (
         f"\n### {command.name.upper()}\n{repaired}\n```text\n{text}```\n\n{command.about} Plan: "
-        f"{hosts} host{'s' * (hosts > 1)}, {instances} instances, {replicas} replicas.\n"
+        f"{hosts} host{'s' * (hosts > 1)}, {domains} IPU-Link domain{'s' * (domains > 1)}, "
+        f"{instances} instances, {replicas} replicas.\n"
     )
 
 

@@ -617,8 +617,8 @@ class LaunchConfig:
             fitting = roomy_link_domains(self.num_instances, num_ipus)
             least = -(-num_ipus // LINK_DOMAIN_IPUS)
             expected = (
-                f"expected {' or '.join(map(str, fitting))}, which divide "
-                f"{self.shown('num_instances')}"
+                f"expected {' or '.join(map(str, fitting))}, which divide"
+                f"{'s' if len(fitting) == 1 else ''} {self.shown('num_instances')}"
                 if fitting
                 else f"expected at least {least}, and a multiple of so many instances"
             )

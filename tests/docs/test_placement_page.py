@@ -7,20 +7,27 @@ import re
 from conftest import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
+from poprun_py import LaunchConfig
 from poprun_py.hardware.reader import Machine
+from poprun_py.hosts.host_list import parse_host_list
 from poprun_py.planning.cpu_placement import MODES, PlacementPolicy, place
+from poprun_py.planning.topology import make_topology
 from poprun_py.views.hardware_table import hardware_table
 from poprun_py.views.placement_picture import placement_picture
+from poprun_py.views.topology_text import topology_table
 
 PAGE = ROOT / "docs" / "placement.md"
 EXAMPLE = SNAPSHOTS / "example.json"
-BLOCK = re.compile(r"<!-- (table|picture: [^>]+) -->\n```\n(.*?)```\n", re.DOTALL)
+BLOCK = re.compile(r"<!-- (table|domains|picture: [^>]+) -->\n```\n(.*?)```\n", re.DOTALL)
 
 
 def drawn(what: str) -> str:
     machine = Machine.from_json(json.loads(EXAMPLE.read_text()))
     if what == "table":
         return hardware_table(machine)
+    if what == "domains":
+        config = LaunchConfig(num_replicas=8, ipus_per_replica=16, num_instances=4)
+        return topology_table(make_topology(config, parse_host_list("h0,h1", source="test")))
     mode, count, *options = what.removeprefix("picture: ").split()
     values = {name: int(value) for name, value in (option.split("=") for option in options)}
     policy = PlacementPolicy(mode, **values)
@@ -40,9 +47,12 @@ def test_page_has_a_picture_of_each_mode():
     assert {words[1] for words in shown if words[0] == "picture:"} == set(MODES)
 
 
-def test_picture_of_the_page_is_what_the_tool_draws():
+def test_pictures_of_the_page_are_what_the_tool_draws():
     spec = importlib.util.spec_from_file_location("placement", PAGE.with_suffix(".py"))
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.PICTURE.read_text() == script.picture(), "old: python docs/placement.py"
-    assert f"]({script.PICTURE.name})" in PAGE.read_text()
+    assert len(script.JOBS) == 2
+    for name in script.JOBS:
+        drawing = PAGE.with_name(name).read_text()
+        assert drawing == script.picture(name), "old: python docs/placement.py"
+        assert f"]({name})" in PAGE.read_text()

@@ -64,11 +64,11 @@ class Command:
     """A command line of the launcher, as printed in ``commands/NAME.sh``.
 
     ``repaired`` says what ``commands/NAME.repaired.sh`` repairs, and ``as_printed`` what happens
-    without it. ``rows`` are the hosts, instances and replicas of the plan.
+    without it. ``rows`` are the hosts, IPU-Link domains, instances and replicas of the plan.
     """
 
     name: str
-    rows: tuple[int, int, int]
+    rows: tuple[int, int, int, int]
     about: str
     repaired: str = ""
     as_printed: str = ""
@@ -271,22 +271,23 @@ _CNN_HOSTS = "Hosts are the text's `xxx.xxx.xxx.1`: planned, not started."
 
 COMMANDS = (
     Command(
-        "pod16", rows=(1, 8, 16),
+        "pod16", rows=(1, 1, 8, 16),
         about="Planned; and run with a stand-in for train.py, which names its replicas.",
     ),
     Command(
         "pod64", repaired="Line breaks after two backslashes, and points in `xxx,xxx,xxx.0`.",
         as_printed="a backslash continues a line only as the last character of it",
-        rows=(4, 32, 64), about=_CNN_HOSTS,
+        rows=(4, 1, 32, 64), about=_CNN_HOSTS,
     ),
     Command(
         "pod128", repaired="The blank in the list of hosts, where a line was broken.",
         as_printed="empty entry; expected names separated by one comma",
-        rows=(8, 64, 128), about=f"{_CNN_HOSTS} `python3 --config` lacks its train.py as printed.",
+        rows=(8, 2, 64, 128),
+        about=f"{_CNN_HOSTS} `python3 --config` lacks its train.py as printed.",
     ),
     Command(
         "pod256", repaired="Blanks and one missing comma in the list of hosts.",
         as_printed="empty entry; expected names separated by one comma",
-        rows=(16, 128, 256), about=_CNN_HOSTS,
+        rows=(16, 4, 128, 256), about=_CNN_HOSTS,
     ),
 )  # fmt: skip

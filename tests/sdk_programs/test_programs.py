@@ -74,7 +74,7 @@ def rows(table: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip().strip("|").split("|")][1:]
         for line in table.splitlines()
-        if re.match(r"\s*\| (hosts|instances|replicas) ", line)
+        if re.match(r"\s*\| (hosts|ILDs|instances|replicas) ", line)
     ]
 
 

@@ -105,6 +105,8 @@ def test_no_replica_and_no_instance_crosses_a_domain(instances, local, width, nu
          "fit: expected 2 or 4 or 8 or 16, which divide num_instances=128"),
         ((16, 16, 16), 2, "num_ilds=2 leaves 128 of 256 IPUs in each IPU-Link domain, at most 64 "
          "fit: expected 4 or 8 or 16, which divide num_instances=16"),
+        ((256, 4), 2, "num_ilds=2 leaves 128 of 256 IPUs in each IPU-Link domain, at most 64 "
+         "fit: expected 4, which divides num_instances=4"),
         ((128, 1), 1, "num_ilds=1 leaves 128 of 128 IPUs in each IPU-Link domain, at most 64 "
          "fit: expected at least 2, and a multiple of so many instances"),
     ],
