@@ -6,9 +6,9 @@ Nothing here plans, keeps files or supervises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
@@ -22,6 +22,9 @@ from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
 from poprun_py.supervision.restart import pause
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
+
+if TYPE_CHECKING:
+    from poprun_py.pods.held_partition import HeldPartition
 
 __all__ = ["Attempts", "job_of"]
 
@@ -37,6 +40,7 @@ class Attempts:
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
         without_lost_hosts: plans the same job on the hosts that are left.
+        held: the partition of the job, the same for all attempts.
     """
 
     def __init__(
@@ -46,12 +50,14 @@ class Attempts:
         console: Console,
         descriptors: tuple[int, int],
         without_lost_hosts: Replan,
+        held: HeldPartition | None = None,
     ) -> None:
         self.plan = planned
         self._recording = recording
         self._console = console
         self._without_lost_hosts = without_lost_hosts
         self._descriptors = descriptors
+        self._held = held
         self._began = time.monotonic()  # later by what does not count towards a limit
 
     def run(self, count: int) -> LaunchResult:
@@ -61,7 +67,7 @@ class Attempts:
         spent = time.monotonic() - self._began if count else 0.0
         try:
             result = supervise(
-                job_of(planned, recording.run_id, recorded, count, spent),
+                job_of(planned, recording.run_id, recorded, count, spent, self._held),
                 log=self._console.log,
                 on_started=self._check_binding,
                 descriptors=self._descriptors,
@@ -101,6 +107,7 @@ def job_of(
     recorded: AttemptRecording,
     restart_count: int = 0,
     spent_seconds: float = 0.0,
+    held: HeldPartition | None = None,
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan.
 
@@ -110,6 +117,7 @@ def job_of(
         recorded: where the attempt is recorded.
         restart_count: how often the job was started again before.
         spent_seconds: what the attempts before have used of the time limit.
+        held: the partition of the job; None without a pod.
     """
     config, hosts = planned.config, planned.topology.hosts
     others = [host for host in hosts if not host.is_local]
@@ -125,7 +133,14 @@ def job_of(
     return Job(
         command=planned.command,
         variables=tuple(
-            {**everywhere, **planned.channel_variables(i)} for i in range(len(planned.instances))
+            {
+                **everywhere,
+                **planned.channel_variables(i),
+                # What was planned may have changed by now; what the user sets stays.
+                **(held.variables(i) if held is not None else {}),
+                **dict(p.user_env),
+            }
+            for i, p in enumerate(planned.instances)
         ),
         environ={
             **planned.mpirun_environ,
@@ -155,13 +170,25 @@ def job_of(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
-        ipus=() if config.offline_mode else tuple(p.instance.ipus for p in planned.instances),
+        ipus=() if config.offline_mode else tuple(_ipus(planned, held)),
         run_id=run_id,
         program=short_name(config.program),
         live=config.live,
         recorders=recorded.recorders,
-        partition=config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID"),
+        partition=(
+            held.partition.name
+            if held is not None and held.partition is not None
+            else config.vipu_partition or planned.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+        ),
     )
+
+
+def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
+    """Yield the IPUs of each instance, numbered within the partition."""
+    first = held.first_ipu if held is not None else 0
+    for each in planned.instances:
+        ipus = each.instance.ipus
+        yield range(ipus.start + first, ipus.stop + first)
 
 
 def _listen_address(others: list[Host], network: str) -> str:

@@ -197,10 +197,18 @@ def _launch(config: LaunchConfig) -> int:
 
         for warning in plan_warnings(planned):
             print_warning(warning)
+        _say_partition(config, planned)
         return 0
     if not planned.config.program and config.export_config is not None:
         return 0
     return _run_plan(config, planned)
+
+
+def _say_partition(config: LaunchConfig, planned: LaunchPlan) -> None:
+    """Log what a launch would do with which partition."""
+    if planned.partition is not None:
+        log = Terminal(is_verbose=config.verbosity >= 1, prints_bindings=False)
+        log.log(planned.partition.sentence)
 
 
 def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:

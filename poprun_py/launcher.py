@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from poprun_py.attempts import Attempts
 from poprun_py.config.launch_config import LaunchConfig
@@ -22,12 +23,19 @@ from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import make_topology
-from poprun_py.planning.user_program import require_program, resolve_program
+from poprun_py.planning.user_program import require_program, resolve_program, short_name
 from poprun_py.recording.run_recording import RunRecording
 from poprun_py.supervision.restart import lost_hosts, run_with_restarts
 from poprun_py.supervision.supervisor import LaunchResult
 
+# A launch without a pod does not wait for it.
+if TYPE_CHECKING:
+    from poprun_py.pods.partition_use import PartitionUse
+
 __all__ = ["Console", "launch", "plan", "run"]
+
+
+_NO_POD = "none"
 
 
 def _silent(_: str) -> None:
@@ -62,10 +70,23 @@ def plan(
 
     Raises:
         UsageError: the options, hosts and machines do not fit together.
-        StartError: no MPI is installed, or a host cannot take part.
+        StartError: no MPI is installed, a host cannot take part, or the job cannot have its IPUs.
     """
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
+    return _plan(config, environ, mpi, hosts, contact_hosts=contact_hosts)
+
+
+def _plan(
+    config: LaunchConfig,
+    environ: Mapping[str, str] | None,
+    mpi: Mpi | None,
+    hosts: tuple[Host, ...] | None,
+    *,
+    contact_hosts: bool,
+    before: LaunchPlan | None = None,
+) -> LaunchPlan:
+    """Return the plan, for the partition and the link domains of the plan ``before`` if any."""
     environ = os.environ if environ is None else environ
     config = replace(config, program=resolve_program(config.program))
     # What is wrong with the options alone is refused before any host is asked.
@@ -75,11 +96,42 @@ def plan(
         # An allocation is compared with the number of instances, which is known now.
         found = hosts_of(config, environ) if hosts is None else hosts
     config, mpi_arguments = split_mpi_arguments(config)
-    topology = make_topology(config, found)
+    if before is None:
+        partition = _partition_of(config, environ, is_launch=contact_hosts)
+        num_ilds = _ilds_of(config, partition)
+    else:
+        partition, num_ilds = before.partition, before.topology.num_ilds
+    topology = make_topology(config, found, num_ilds=num_ilds)
     purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
     inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
-    made = make_plan(config, topology, mpi_arguments, inputs, enforce=is_described(config))
+    made = make_plan(
+        config, topology, mpi_arguments, inputs, enforce=is_described(config), partition=partition
+    )
     return replace(made, folder=_working_folder())
+
+
+def _partition_of(
+    config: LaunchConfig, environ: Mapping[str, str], *, is_launch: bool
+) -> PartitionUse | None:
+    """Return what a launch would do with which partition; None where no pod is configured.
+
+    Raises:
+        StartError: it is a launch, and cannot have its IPUs.
+    """
+    if config.offline_mode or config.pod == _NO_POD:
+        return None
+    from poprun_py.pods.asking import ask
+
+    use = ask(config, environ)
+    if use is not None and is_launch and use.is_refused:
+        raise StartError(use.reason)
+    return use
+
+
+def _ilds_of(config: LaunchConfig, use: PartitionUse | None) -> int | None:
+    """Return the partition's IPU-Link domains, where they are known and instances divide evenly."""
+    found = use.num_ilds if use is not None else None
+    return found if found is not None and config.num_instances % found == 0 else None
 
 
 def _working_folder() -> str:
@@ -98,7 +150,10 @@ def without_lost_hosts(planned: LaunchPlan, result: LaunchResult, warn: Log) -> 
     if not lost or not left:
         return planned
     try:
-        fewer = plan(planned.config, environ=planned.environ, hosts=left, contact_hosts=True)
+        # The job has its partition, and keeps it.
+        fewer = _plan(
+            planned.config, planned.environ, None, left, contact_hosts=True, before=planned
+        )
         fewer.require_fit()
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")
@@ -202,13 +257,26 @@ def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int
     config = planned.config
     # The wrapper looks for the program as the instance that it is in front of: with its PATH.
     require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
+    from poprun_py.pods.partition_lifetime import partition_for_job
+
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     with contextlib.closing(RunRecording(planned, console)) as recording:
-        attempts = Attempts(planned, recording, console, descriptors, without_lost_hosts)
-        result = run_with_restarts(
-            attempts.run, config.max_restarts, attempts.failed, attempts.pause
+        held = partition_for_job(
+            config,
+            planned.environ,
+            console,
+            run_id=recording.run_id,
+            program=short_name(config.program),
+            num_ilds=planned.topology.num_ilds,
         )
+        with held as partition:
+            attempts = Attempts(
+                planned, recording, console, descriptors, without_lost_hosts, partition
+            )
+            result = run_with_restarts(
+                attempts.run, config.max_restarts, attempts.failed, attempts.pause
+            )
         recording.finish(result)
     return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,7 +76,7 @@ def make_pod(root: Path, pod: Pod) -> Path:
     if pod.name in _WORDS:
         raise InvalidRequestError(f"a pod cannot be called {pod.name!r}: choose another name")
     folder = root / pod.name
-    partial = root / f".{pod.name}.{secrets.token_hex(4)}.partial"
+    partial = root / f".{pod.name}.{os.urandom(4).hex()}.partial"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
@@ -132,7 +131,7 @@ def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
             raise InUseError(
                 f"pod {name} has the partitions {', '.join(names)}: remove them first, or force it"
             )
-    gone = root / f".{name}.{secrets.token_hex(4)}.removed"
+    gone = root / f".{name}.{os.urandom(4).hex()}.removed"
     try:
         (root / name).rename(gone)
         shutil.rmtree(gone)

@@ -14,7 +14,13 @@ from poprun_py.config.option_kinds import Option, option_name
 from poprun_py.config.origins import Origin, in_variable, variable_name
 from poprun_py.errors import UsageError, nearest
 
-__all__ = ["INTERNAL_VARIABLES", "OPTION_VARIABLES", "is_option_variable", "variables_layer"]
+__all__ = [
+    "INTERNAL_VARIABLES",
+    "OPTION_VARIABLES",
+    "POD_VARIABLES",
+    "is_option_variable",
+    "variables_layer",
+]
 
 _PREFIX = "POPRUN_"
 # What launcher and wrapper tell each other, and what the launcher tells an instance of its run.
@@ -29,6 +35,8 @@ INTERNAL_VARIABLES = frozenset(
         "POPRUN_TOKEN",
     }
 )
+# Where pods lie, and the token of a server: read by the library too (popdist_py/pods/finding.py).
+POD_VARIABLES = frozenset({"POPRUN_PODS", "POPRUN_POD_TOKEN_FILE"})
 _NAMED_WHERE_WANTED = ("from_plan", "stacks", "status")
 # One plan and one running job are named where they are wanted.
 _TYPED_ONLY = {variable_name(field): option_name(field) for field in _NAMED_WHERE_WANTED}
@@ -71,7 +79,7 @@ def variables_layer(environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[s
             if not environ.get("POPRUN_VERBOSITY"):
                 values["verbosity"] = _log_level(text)
                 origins["verbosity"] = in_variable(name)
-        elif name not in INTERNAL_VARIABLES:
+        elif name not in INTERNAL_VARIABLES | POD_VARIABLES:
             warnings.append(f"{name} is no option of poprun-py{_hint(name)}")
     return {**values, "origins": origins}, tuple(warnings)
 

@@ -51,7 +51,7 @@ GROUPS = {
     "Environment": "variables of the instances, and the names that they import",
     "MPI": "the MPI that starts the instances",
     "Configuration": "options from and to files; the other places of options",
-    "IPU hardware": "PopRun's options for real IPUs: checked, kept, exported; no effect here",
+    "IPU hardware": "the pod of emulated IPUs, and PopRun's options of its partitions",
 }
 
 # Two ways to say one thing, or a contradiction: only one of a pair may be given.
@@ -75,6 +75,9 @@ _SYNC_TYPES = (
 # Larger than any IPU system. A plan lists every IPU, so a typing slip must have a limit.
 MAX_IPUS = 1_048_576
 
+_POD = replace(
+    PATH, metavar="POD", expected="the name of a pod, its folder, http://HOST:PORT, server or none"
+)
 _JOB = replace(
     PATH, metavar="JOB", expected="a process id, the name of a run, or the folder of one"
 )
@@ -416,8 +419,12 @@ class LaunchConfig:
         False, YES_NO, "Configuration", "Let --export-config replace an existing file.", saved=False
     )
 
+    pod: str | None = option(
+        None, _POD, "IPU hardware", "The pod whose IPUs the job takes: its name, folder or http://"
+        "HOST:PORT; server: the V-IPU server below; none. Unset: the only pod of this machine.",
+    )  # fmt: skip
     vipu_server_host: str | None = option(
-        None, NAME, "IPU hardware", "Name or address of the V-IPU server."
+        None, NAME, "IPU hardware", "Name or address of the V-IPU server (--pod server)."
     )
     vipu_server_port: int = option(
         8090, whole(1, "PORT", maximum=65_535), "IPU hardware", "Port of the V-IPU server."
@@ -425,9 +432,15 @@ class LaunchConfig:
     vipu_server_timeout: int = option(
         120, whole(1, "SECONDS"), "IPU hardware", "Time limit of requests to the V-IPU server."
     )
-    vipu_partition: str | None = option(None, NAME, "IPU hardware", "V-IPU partition to use.")
+    vipu_partition: str | None = option(
+        None, NAME, "IPU hardware", "V-IPU partition to use; made if absent. Unset:"
+        " IPUOF_VIPU_API_PARTITION_ID, the only one, or one for this launch.",
+    )  # fmt: skip
     vipu_partition_attempts: int = option(
-        1, whole(1), "IPU hardware", "Tries to bind the partition."
+        1,
+        whole(1),
+        "IPU hardware",
+        "Tries to bind the partition, each of --vipu-server-timeout, until it is ACTIVE.",
     )
     vipu_cluster: str | None = option(
         None,
@@ -457,7 +470,7 @@ class LaunchConfig:
         False,
         YES_NO,
         "IPU hardware",
-        "Neither require nor attach IPUs; emulated ones are always there.",
+        "Neither require nor attach IPUs: no pod is asked.",
     )
 
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)

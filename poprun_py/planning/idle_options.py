@@ -1,7 +1,7 @@
 """Options that were given and do nothing: which, and why. Pure: a plan in, sentences out.
 
-Options for real IPUs never do anything here. Others do nothing in some jobs; of these only what was
-typed for this very job is worth a word, not what a file or a variable says for all jobs.
+Options of partitions do nothing without a pod. Others do nothing in some jobs; of these only what
+was typed for this very job is worth a word, not what a file or a variable says for all jobs.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ class _Rule:
     applies: Callable[[LaunchPlan], bool] = _always
     asks_nothing: tuple[object, ...] = (None, False)
     of_one_job: bool = False
+
+
+def _has_no_pod(planned: LaunchPlan) -> bool:
+    return planned.partition is None
 
 
 def _stays_here(planned: LaunchPlan) -> bool:
@@ -73,11 +77,22 @@ _RULES = (
         names=("vipu_server_host", "vipu_server_port", "vipu_server_timeout"),
         reason="IPUs are emulated, no V-IPU server is asked; instances only get the IPUOF_VIPU_API_"
         " variables",
+        applies=_has_no_pod,
+    ),
+    _Rule(
+        names=("vipu_server_host", "vipu_server_port"),
+        reason=lambda planned: (
+            f"the pod is {planned.partition.where if planned.partition else ''}; --pod server is "
+            "the one of these options"
+        ),
+        applies=lambda planned: not _has_no_pod(planned) and planned.config.pod != "server",
+        of_one_job=True,
     ),
     _Rule(
         names=("vipu_partition",),
         reason="IPUs are emulated, and only IPUOF_VIPU_API_PARTITION_ID, gc-info and gc-monitor "
         "show the name",
+        applies=_has_no_pod,
     ),
     _Rule(
         names=(
@@ -85,6 +100,7 @@ _RULES = (
             *("update_partition", "reset_partition", "remove_partition"),
         ),
         reason="IPUs are emulated, and no partition is made or changed",
+        applies=_has_no_pod,
     ),
     _Rule(names=("synchronise_poplar_sdk",), reason="IPUs are emulated without a Poplar SDK"),
     _Rule(

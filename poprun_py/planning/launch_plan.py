@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
@@ -42,6 +43,10 @@ from poprun_py.planning.variables import (
     user_variables,
     wire_variables,
 )
+
+# A launch without a pod does not wait for it.
+if TYPE_CHECKING:
+    from poprun_py.pods.partition_use import PartitionUse
 
 __all__ = [
     "InstancePlan",
@@ -81,7 +86,8 @@ class LaunchPlan:
     in ``folder``, where it was made; empty for wherever it is launched.
     ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
     says why the machines cannot take the job, which may be looked at but not run; empty if they
-    can.
+    can. ``partition`` is what the launch would do with which partition of the pod, as it was then;
+    None where no pod is configured. It is decided anew when the plan runs.
     """
 
     config: LaunchConfig
@@ -97,6 +103,7 @@ class LaunchPlan:
     refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
+    partition: PartitionUse | None = None
 
     @property
     def spans_hosts(self) -> bool:
@@ -169,6 +176,7 @@ def make_plan(
     inputs: Inputs,
     *,
     enforce: bool = True,
+    partition: PartitionUse | None = None,
 ) -> LaunchPlan:
     """Plan the launch of ``config``.
 
@@ -178,6 +186,7 @@ def make_plan(
         mpi_arguments: the MPI arguments of ``config``.
         inputs: what is known of the hosts of ``topology``; nothing is bound on an unknown machine.
         enforce: refuse what does not fit the machines; else the plan keeps the ``refusal``.
+        partition: what is done with which partition; None without a pod.
 
     Raises:
         UsageError: what is asked for does not fit the hosts or machines.
@@ -201,6 +210,7 @@ def make_plan(
         user_env,
         environ,
         common_variables(config, topology, environ, reached, mpi.library),
+        partition,
     )
     request = _mpi_request(config, topology, mpi_arguments, inputs, contexts)
     command = make_command(mpi, request)
@@ -221,6 +231,7 @@ def make_plan(
         network=request.network,
         refusal=refusal,
         hostnames=reached.hostnames if reached is not None else {},
+        partition=partition,
     )
 
 
@@ -259,6 +270,7 @@ def _instances(
     user_env: Pairs,
     environ: Mapping[str, str],
     common: Pairs,
+    partition: PartitionUse | None,
 ) -> tuple[tuple[InstancePlan, ...], tuple[Context, ...]]:
     """Give every instance its variables, and its part of the command.
 
@@ -287,11 +299,11 @@ def _instances(
     instances, contexts = [], []
     for instance, placement, binding in zip(topology.instances, placements, bound, strict=True):
         theirs = by_user.get(instance.index, by_everyone)
+        wire = (*wire_variables(config, topology, instance), *common)
         env = tuple(
             pair
             for pair in (
-                *wire_variables(config, topology, instance),
-                *common,
+                *(wire if partition is None else _of_partition(wire, partition, instance.index)),
                 *torchrun_variables(topology, instance),
                 *binding,
             )
@@ -318,6 +330,20 @@ def _instances(
             )
         )
     return tuple(instances), tuple(contexts)
+
+
+def _of_partition(pairs: Pairs, use: PartitionUse, instance: int) -> Pairs:
+    """Return variables of an instance with what is known of its partition already."""
+    if not use.name:
+        return pairs
+    from poprun_py.pods.held_partition import known_variables
+
+    name = None if use.is_own else use.name  # that of the process which runs the plan
+    known = known_variables(
+        use.where, name, instance, is_reconfigurable=use.is_reconfigurable, gcds=use.num_gcds
+    )
+    merged: dict[str, str | None] = {**dict(pairs), **known}
+    return tuple((n, value) for n, value in merged.items() if value is not None)
 
 
 def place_instances(

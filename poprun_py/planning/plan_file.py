@@ -112,6 +112,7 @@ def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str
         "network": plan.network,
         "compact": plan.compact,
         "folder": plan.folder,
+        **_partition(plan),
         "program": list(plan.config.program),
         "options": {
             k: v
@@ -119,6 +120,15 @@ def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str
             if k not in {"program", "env", "env_file"}
         },
     }
+
+
+def _partition(plan: LaunchPlan) -> dict[str, Any]:
+    """Return what the plan was made for; the partition is decided on anew when it runs."""
+    use = plan.partition
+    if use is None:
+        return {}
+    decided = {"action": str(use.action), "pod": use.where, "name": use.name}
+    return {"partition": {**decided, "num_ilds": use.num_ilds}}
 
 
 def _nodes(machine: Machine | None) -> list[dict[str, Any]]:

@@ -18,6 +18,9 @@ def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
     warnings: dict[str, None] = {}
     if planned.refusal:
         warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
+    partition = planned.partition
+    if partition is not None and partition.is_refused:
+        warnings[f"this can be looked at, not launched: {partition.reason}"] = None
     topology = planned.topology
     if topology.idle_hosts:
         idle = ", ".join(host.name for host in topology.idle_hosts[:_MOST_NAMED])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from popdist_py.pods.errors import (
     InUseError,
     InvalidRequestError,

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT, wait_until
+from support.pod_contract import POD16, PodContract, holder
+
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import DamagedError, InUseError, PodError, UnknownNameError
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import POD_FILE, format_pod
 from popdist_py.pods.values import PartitionRequest, PartitionState
-from support.pod_contract import POD16, PodContract, holder
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_only_the_user_reads_and_writes(folder, store):
         path.relative_to(folder.parent): stat.S_IMODE(path.stat().st_mode)
         for path in [folder, *folder.rglob("*")]
     }
-    assert {mode for mode in modes.values()} == {0o600, 0o700}, modes
+    assert set(modes.values()) == {0o600, 0o700}, modes
     for path, mode in modes.items():
         assert mode == (0o700 if (folder.parent / path).is_dir() else 0o600)
 

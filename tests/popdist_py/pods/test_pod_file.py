@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from popdist_py.pods import pod_file
 from popdist_py.pods.errors import (
     DamagedError,

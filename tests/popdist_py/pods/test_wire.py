@@ -122,6 +122,11 @@ def test_what_json_cannot_say_is_not_sent(value):
         wire.encode([value])
 
 
+def test_a_field_that_stands_twice_is_refused():
+    with pytest.raises(InvalidRequestError, match='the field "name" stands twice'):
+        wire.decode(b'{"name": "a", "name": "b"}')
+
+
 def test_fields_with_a_default_may_be_missing():
     read = wire.from_json(Holder, {k: v for k, v in HOLDER.items() if k != "run_id"}, "holder")
     assert read == Holder(host="h", pid=1, user="u", program="p")

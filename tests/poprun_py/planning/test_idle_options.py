@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
@@ -21,6 +22,7 @@ from poprun_py.hosts.survey import Survey
 from poprun_py.planning.idle_options import idle_option_warnings
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.pods.partition_use import refusal
 
 _REACHED = Survey(shell=Shell(words=("ssh",)), addresses={}, machines={}, hostnames={})
 _HARDWARE = ROOT / "tests" / "support" / "snapshots"
@@ -60,9 +62,10 @@ def read_fields():
     return names
 
 
-# What each of these is given, and still nothing happens. Those of the second kind are passed on in
-# variables that nothing here reads.
-_NEVER = {
+# What each of these is given, and still nothing happens.
+_NEVER = {"synchronise_poplar_sdk": True, "distribute_ssh_key": True}
+# What does nothing without a pod, but for variables that are passed on.
+_OF_PARTITIONS = {
     "vipu_partition_attempts": 2,
     "vipu_cluster": "c",
     "vipu_allocation": "a",
@@ -70,10 +73,6 @@ _NEVER = {
     "reset_partition": True,
     "remove_partition": True,
     "sync_type": "ST_GS2_DEFAULT",
-    "synchronise_poplar_sdk": True,
-    "distribute_ssh_key": True,
-}
-_PASSED_ON = {
     "vipu_server_host": "h",
     "vipu_server_port": 8090,
     "vipu_server_timeout": 9,
@@ -87,9 +86,9 @@ def test_every_option_is_read_by_code_or_says_that_it_does_nothing():
     assert unread == set(_NEVER)
 
 
-@pytest.mark.parametrize("name", [*_NEVER, *_PASSED_ON])
-def test_an_option_for_real_ipus_says_that_it_does_nothing(name):
-    value = {**_NEVER, **_PASSED_ON}[name]
+@pytest.mark.parametrize("name", [*_NEVER, *_OF_PARTITIONS])
+def test_an_option_for_real_ipus_says_that_it_does_nothing_without_a_pod(name):
+    value = {**_NEVER, **_OF_PARTITIONS}[name]
     (sentence,) = said(typed(**{name: value}))
     assert sentence.startswith(f"--{name.replace('_', '-')} has no effect: ")
     text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
@@ -111,10 +110,30 @@ def test_options_with_one_reason_share_a_sentence():
     )
 
 
+def test_with_a_pod_the_options_of_partitions_do_what_they_say():
+    planned = plan_blindly(
+        merged(typed(**_OF_PARTITIONS)),
+        hosts=(LOCALHOST,),
+        mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"PATH": "/bin"},
+    )
+    of_folder = replace(planned, partition=refusal("/pods/p", ""))
+    assert idle_option_warnings(of_folder) == (
+        "--vipu-server-host, --vipu-server-port have no effect: the pod is /pods/p; --pod server "
+        "is the one of these options",
+    )
+    server = replace(of_folder, config=replace(of_folder.config, pod="server"))
+    assert idle_option_warnings(server) == ()
+
+
 def test_defaults_and_wishes_for_nothing_say_nothing():
     assert said(typed()) == ()
     nothing = dict.fromkeys(
-        (n for n in _NEVER if options()[n].kind in (YES_NO, FLAG) and n != "remove_partition"),
+        (
+            n
+            for n in {**_NEVER, **_OF_PARTITIONS}
+            if options()[n].kind in (YES_NO, FLAG) and n != "remove_partition"
+        ),
         False,
     )
     assert len(nothing) == 4

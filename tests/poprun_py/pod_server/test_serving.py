@@ -113,9 +113,13 @@ def test_a_token_that_is_no_file_is_refused(folder, capfd, make):
 
 
 def test_a_link_in_place_of_the_token_is_not_followed(folder, tmp_path, capfd):
-    (folder / "token").symlink_to(tmp_path / "elsewhere")
+    elsewhere = tmp_path / "elsewhere"
+    (folder / "token").symlink_to(elsewhere)
     assert "token" in refused(capfd, folder, port=0)
-    assert not (tmp_path / "elsewhere").exists()
+    assert not elsewhere.exists()
+    elsewhere.write_text("x" * 40)
+    elsewhere.chmod(0o600)
+    assert "Too many levels of symbolic links" in refused(capfd, folder, port=0)
 
 
 def test_requests_are_logged_when_asked_for(folder):

@@ -1,0 +1,71 @@
+"""The partition that a running job holds, and what its instances are told of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from popdist_py.environment import NODE_DEVICE_ID
+
+# A launch without a pod does not wait for it.
+if TYPE_CHECKING:
+    from popdist_py.pods.values import Attachment, Partition
+
+__all__ = ["HeldPartition", "known_variables"]
+
+POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
+GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldPartition:
+    """The partition of a job while it runs.
+
+    ``where`` is the pod; ``none`` where programs are to ask none, empty where nothing is
+    configured. Without a pod there is neither ``partition`` nor ``attachment``.
+    """
+
+    where: str = ""
+    partition: Partition | None = None
+    attachment: Attachment | None = None
+
+    @property
+    def first_ipu(self) -> int:
+        """The number within the partition of the first IPU that the job holds."""
+        return min(self.attachment.ipus) if self.attachment is not None else 0
+
+    def variables(self, instance: int) -> dict[str, str | None]:
+        """Return the variables of an instance; None unsets one."""
+        if self.partition is None or self.attachment is None:
+            return {POD: self.where} if self.where else {}
+        of = self.partition
+        known = known_variables(
+            self.where, of.name, instance, is_reconfigurable=of.reconfigurable, gcds=of.num_gcds
+        )
+        if not of.reconfigurable:
+            return known
+        from popdist_py.pods.values import device_id
+
+        ipus = self.attachment.ipus
+        parent = device_id(of.size, len(ipus), self.first_ipu // len(ipus))
+        return {**known, NODE_DEVICE_ID: str(parent)}
+
+
+def known_variables(
+    where: str, name: str | None, instance: int, *, is_reconfigurable: bool, gcds: int
+) -> dict[str, str | None]:
+    """Return what an instance is told of its partition before IPUs are attached; None unsets one.
+
+    PopRun attaches a parent device for the instances of a reconfigurable partition only
+    (POPDIST_NODE_DEVICE_ID); those of another one open a GCD each.
+    """
+    from urllib.parse import urlsplit
+
+    server = urlsplit(where) if where.startswith(("http://", "https://")) else None
+    return {
+        POD: where,
+        PARTITION: name,
+        GCD: str(instance) if gcds > 1 else None,
+        **({} if is_reconfigurable else {NODE_DEVICE_ID: None}),
+        **({HOST: server.hostname, PORT: str(server.port)} if server is not None else {}),
+    }

@@ -1,0 +1,57 @@
+"""Partitions that launches make for themselves: whose launch is dead, and when that is certain."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+from support.partition_states import FITTING, HOLDER, pod_in_state
+
+from popdist_py.pods.values import Attachment
+from poprun_py.pods.own_partitions import is_left_behind, is_own, kept_name, own_name
+
+HOST = "a.host_of ours"
+
+
+@pytest.fixture
+def partition(tmp_path):
+    """A partition that this process made for itself."""
+    store = pod_in_state(tmp_path / "pods", "absent")
+    yield store.create_partition(replace(FITTING, name=own_name(HOST)))
+    store.close()
+
+
+def test_a_living_process_has_left_nothing_behind(partition):
+    assert is_own(partition.name)
+    assert not is_left_behind(partition, (), HOST)
+
+
+def test_a_process_that_is_gone_has(partition):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    of_gone = partition.name.replace(f"_{os.getpid()}_", f"_{gone.pid}_")
+    assert is_left_behind(replace(partition, name=of_gone), (), HOST)
+    # Another process got its number.
+    other = partition.name.rpartition("_")[0] + "_1"
+    assert is_left_behind(replace(partition, name=other), (), HOST)
+
+
+def test_what_somebody_holds_is_not_left_behind(partition):
+    other = partition.name.rpartition("_")[0] + "_1"
+    held = Attachment(id="", partition=other, ipus=(0,), holder=HOLDER, since=0.0)
+    assert not is_left_behind(replace(partition, name=other), (held,), HOST)
+
+
+@pytest.mark.parametrize(("age", "is_dead"), [(590, False), (660, False), (671, True)])
+def test_of_another_host_only_the_age_tells(partition, age, is_dead):
+    now = partition.created + age
+    assert is_left_behind(partition, (), "other", now=now, create_seconds=70.0) is is_dead
+
+
+@pytest.mark.parametrize("name", ["p", "poprun_", "poprun_h_1", "poprun_h_1_2_3", "xpoprun_h_1_2"])
+def test_names_that_users_give_are_never_those_of_launches(partition, name):
+    assert not is_own(name)
+    assert not is_left_behind(replace(partition, name=name), (), "other", now=1e12)
+    assert not is_own(kept_name(HOST))

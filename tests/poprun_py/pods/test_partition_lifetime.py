@@ -1,0 +1,144 @@
+"""A job's partition from before it starts until after its end, without a job."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from dataclasses import replace
+
+import pytest
+from support.partition_states import FITTING, HOLDER, pod_in_state
+
+from popdist_py.pods.database import FolderStore
+from popdist_py.pods.errors import NotEnoughIpusError
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.console import Callbacks
+from poprun_py.errors import StartError
+from poprun_py.pods.partition_lifetime import partition_for_job
+
+JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def job(tmp_path, said):
+    """Give a function that makes a pod in a state, and holds a job's partition in a context."""
+    with contextlib.ExitStack() as opened:
+
+        def held(state, create_seconds=0.0, **values):
+            store = pod_in_state(tmp_path / "pods", state, create_seconds=create_seconds)
+            opened.callback(store.close)
+            config = LaunchConfig(**{**JOB, **values})
+            return store, partition_for_job(
+                config,
+                {"POPRUN_PODS": str(tmp_path / "pods")},
+                Callbacks(said.append, said.append, said.append, said.append),
+                run_id="run",
+                program="train.py",
+                num_ilds=1,
+            )
+
+        yield held
+
+
+def test_a_job_is_seen_by_others_while_it_runs(job):
+    store, partition = job("absent")
+    with partition as held:
+        (attachment,) = store.attachments()
+        assert attachment.ipus == (0, 1, 2, 3)
+        assert (attachment.holder.program, attachment.holder.run_id) == ("train.py", "run")
+        assert held.variables(1)["IPUOF_VIPU_API_GCD_ID"] == "1"
+        assert held.variables(1)["POPDIST_NODE_DEVICE_ID"] is None
+    assert store.partitions() == ()
+
+
+def test_the_parent_device_of_a_reconfigurable_partition_is_the_one_that_is_attached(job):
+    store, partition = job("half in use, reconfigurable")
+    with partition as held:
+        # 8 IPUs: the fours are 12 and 13, and the first is taken.
+        assert held.variables(0)["POPDIST_NODE_DEVICE_ID"] == "13"
+        assert held.first_ipu == 4
+    assert len(store.attachments()) == 1
+
+
+def test_whatever_ends_the_job_everything_is_given_back(job):
+    store, partition = job("absent")
+    with pytest.raises(KeyboardInterrupt), partition:
+        raise KeyboardInterrupt
+    assert store.partitions() == store.attachments() == ()
+
+
+def test_sigterm_unwinds_and_the_handler_of_before_is_back(job):
+    store, partition = job("absent")
+    with pytest.raises(SystemExit) as ended, partition:
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert store.partitions() == ()
+
+
+def test_a_partition_that_cannot_be_changed_is_as_before(job, monkeypatch):
+    store, partition = job("other GCDs", update_partition=True)
+    create = FolderStore.create_partition
+
+    def refuses(self, request):
+        if request.num_gcds == 2:
+            raise NotEnoughIpusError("somebody was faster")
+        return create(self, request)
+
+    monkeypatch.setattr(FolderStore, "create_partition", refuses)
+    with pytest.raises(StartError, match="somebody was faster"), partition:
+        pytest.fail("the job has a partition")
+    kept = store.partition("p")
+    assert (kept.size, kept.num_gcds, kept.num_replicas) == (4, 4, 4)
+
+
+def test_what_another_job_takes_in_between_is_decided_anew(job, monkeypatch, said):
+    store, partition = job("fits, preconfigured")
+    reset = FolderStore.reset_partition
+
+    def loses(self, name):
+        store.attach("p", 4, HOLDER)
+        return reset(self, name)
+
+    monkeypatch.setattr(FolderStore, "reset_partition", loses)
+    with pytest.raises(StartError, match=r"in use by other.py of holder \(process "), partition:
+        pytest.fail("the job has a partition")
+    assert any(line.endswith(": deciding anew") for line in said)
+
+
+def test_the_wait_for_a_partition_has_an_end(job):
+    store, partition = job("absent", create_seconds=60.0, vipu_server_timeout=1)
+    with pytest.raises(StartError, match="partition p is still PENDING after 1 s: "), partition:
+        pytest.fail("the job has a partition")
+    assert store.partitions() == ()
+
+
+def test_a_plan_for_other_domains_is_refused(job, monkeypatch):
+    store, partition = job("fits, preconfigured")
+    monkeypatch.setattr(
+        FolderStore, "partitions", lambda _: (replace(store.partition("p"), num_ilds=2),)
+    )
+    with pytest.raises(StartError, match="has 2 IPU-Link domains, the plan was made for 1"):
+        partition.__enter__()
+    assert FITTING.num_ilds is None
+
+
+def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
+    console = Callbacks(said.append, said.append, said.append, said.append)
+    environ = {"POPRUN_PODS": str(tmp_path / "nowhere")}
+    for values, variables in (
+        ({}, {}),
+        ({"pod": "none"}, {"POPRUN_POD": "none"}),
+        ({"offline_mode": True}, {"POPRUN_POD": "none"}),
+    ):
+        config = LaunchConfig(**values)
+        with partition_for_job(
+            config, environ, console, run_id="r", program="p", num_ilds=1
+        ) as held:
+            assert held.variables(0) == variables
+    assert said == ["no pod is configured: the IPUs are emulated without a partition"]

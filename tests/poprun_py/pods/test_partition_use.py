@@ -1,0 +1,143 @@
+"""What a launch does with a partition, for all options and states: one table, and single rules."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.partition_states import STATES, pod_in_state
+
+from popdist_py.pods.errors import PodError
+from popdist_py.pods.rules import check_request
+from popdist_py.pods.values import LINK_DOMAIN_IPUS, SyncType
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.pods.asking import look
+from poprun_py.pods.own_partitions import is_own, kept_name, own_name
+from poprun_py.pods.partition_use import Action, decide, wanted_request
+
+OWN = own_name("host")
+JOB = {"num_instances": 2, "num_replicas": 4}
+
+
+@pytest.fixture
+def pod(tmp_path):
+    """Give a function that returns the pod in a state, as a launch sees it."""
+    with contextlib.ExitStack() as opened:
+
+        def now(state):
+            store = pod_in_state(tmp_path / str(list(STATES).index(state)), state)
+            opened.callback(store.close)
+            return replace(look(store), where="POD")
+
+        yield now
+
+
+def after(use):
+    """Return what is left of partition ``p`` when the job has ended."""
+    if use.action is Action.REFUSE or use.is_own:
+        return "as before"
+    if use.removes:
+        return "absent"
+    return {"use": "as before", "reset": "reset", "create": "new", "update": "new"}[use.action]
+
+
+def test_all_options_in_all_states(pod, golden):
+    lines = []
+    for state in STATES:
+        now, rows, reasons = pod(state), [], {}
+        for update, reset, remove, named in product(
+            (False, True), (None, False, True), (True, False), (True, False)
+        ):
+            config = LaunchConfig(
+                **JOB, update_partition=update, reset_partition=reset, remove_partition=remove,
+                vipu_partition="p" if named else None,
+            )  # fmt: skip
+            use = decide(config, {}, now, own_name=OWN)
+            reason = use.reason.replace(OWN, "OWN")
+            words = (
+                f"update {'yes' if update else 'no'}",
+                f"reset {'unset' if reset is None else 'yes' if reset else 'no'}",
+                f"remove {'yes' if remove else 'no'}",
+                "named" if named else "unnamed",
+            )
+            number = reasons.setdefault(reason, len(reasons) + 1)
+            code = 3 if use.action is Action.REFUSE else 0
+            rows.append(
+                f"  {words[0]:10} {words[1]:11} {words[2]:10} {words[3]:7} -> {use.action:6} "
+                f"exit {code}  after: {after(use):9} ({number})"
+            )
+        lines += [state, *rows, *(f"  ({n}) {text}" for text, n in reasons.items()), ""]
+    golden("decisions.txt", "\n".join(lines))
+
+
+def test_a_partition_is_named_by_option_then_variable_then_by_being_the_only_one(pod):
+    now = pod("fits, preconfigured")
+    variable = {"IPUOF_VIPU_API_PARTITION_ID": "v"}
+    named = decide(LaunchConfig(**JOB, vipu_partition="o"), variable, now, own_name=OWN)
+    assert (named.name, named.action) == ("o", Action.CREATE)
+    assert decide(LaunchConfig(**JOB), variable, now, own_name=OWN).name == "v"
+    only = decide(LaunchConfig(**JOB), {}, now, own_name=OWN)
+    assert (only.name, only.action) == ("p", Action.RESET)
+    assert "it is the only one" in only.sentence
+    (partition,) = now.partitions
+    others = replace(now, partitions=(partition, replace(partition, name=OWN)))
+    assert decide(LaunchConfig(**JOB), {}, others, own_name=OWN).name == "p"
+    several = replace(now, partitions=(partition, replace(partition, name="q")))
+    refused = decide(LaunchConfig(**JOB), {}, several, own_name=OWN)
+    assert refused.is_refused
+    assert "2 partitions (p, q): name one with --vipu-partition" in refused.reason
+
+
+def test_a_launch_without_a_partition_makes_one_of_its_own(pod):
+    use = decide(LaunchConfig(**JOB), {}, pod("absent"), own_name=OWN)
+    assert (use.name, use.is_own, use.removes) == (OWN, True, True)
+    assert is_own(OWN)
+    assert not is_own(kept_name("host"))
+
+
+@given(
+    instances=st.integers(1, 20), replicas=st.integers(1, 20), width=st.sampled_from((1, 2, 4, 16))
+)
+def test_what_is_asked_for_is_what_v_ipu_accepts_and_holds_the_job(instances, replicas, width):
+    config = LaunchConfig(
+        num_instances=instances, num_replicas=instances * replicas, ipus_per_replica=width
+    )
+    request = wanted_request(config, "p")
+    needed = instances * replicas * width
+    assert needed <= request.size < 2 * needed
+    assert not request.reconfigurable or request.size <= LINK_DOMAIN_IPUS
+    with contextlib.suppress(PodError):
+        check_request(request)
+        return
+    pytest.fail(f"{request} is refused")
+
+
+def test_odd_counts_get_the_next_larger_partition_as_one_gcd():
+    config = LaunchConfig(num_instances=3, num_replicas=3)
+    request = wanted_request(config, "p")
+    assert (request.size, request.num_gcds, request.reconfigurable) == (4, 1, True)
+    large = wanted_request(replace(config, num_replicas=96), "p")
+    assert (large.size, large.num_gcds, large.reconfigurable) == (128, 1, False)
+
+
+def test_sync_type_and_domains_decide_about_the_fit(pod):
+    now = pod("fits, preconfigured")
+    for values in ({"sync_type": "pod-native-default"}, {"num_ilds": 2}):
+        config = LaunchConfig(**JOB, **values)
+        assert "does not fit" in decide(config, {}, now, own_name=OWN).reason
+    spelled = LaunchConfig(**JOB, sync_type="c2-compatible")
+    assert wanted_request(spelled, "p").sync_type is SyncType.C2_COMPATIBLE
+    assert not decide(spelled, {}, now, own_name=OWN).is_refused
+
+
+def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
+    config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
+    use = decide(config, {}, pod("fits, preconfigured"), own_name=OWN)
+    assert use.reason == (
+        "partition q needs 16 IPUs; POD has 16, 12 of them free (p has 4): remove a partition, or "
+        "use fewer IPUs"
+    )
