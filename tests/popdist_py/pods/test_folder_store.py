@@ -326,6 +326,40 @@ def test_a_file_alone_gets_its_database(tmp_path):
         assert not list(tmp_path.glob(".pod.sqlite*"))
 
 
+def test_processes_that_open_a_file_alone_share_one_database(tmp_path):
+    (tmp_path / POD_FILE).write_text(format_pod(POD16))
+    tmp_path.chmod(0o700)
+    code = "print(store.create_partition(PartitionRequest(name=f'p{os.getpid()}', size=4)).size)"
+    started = [_program(code, tmp_path) for _ in range(4)]
+    for process in started:
+        said, wrong = process.communicate()
+        assert said == "4\n", wrong
+    with closing(FolderStore(tmp_path)) as store:
+        assert {each.name for each in store.partitions()} == {f"p{each.pid}" for each in started}
+
+
+def test_a_store_that_nobody_keeps_holds_until_its_process_ends(folder, store):
+    store.create_partition(_ask())
+    code = (
+        "import gc\n"
+        "store.attach('p', 4, me)\n"
+        "del store\n"
+        "gc.collect()\n"
+        "print('held', flush=True)\n"
+        "if os.fork() == 0: time.sleep(60)\n"
+        "sys.stdin.read()"
+    )
+    with _program(code, folder, start_new_session=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n", process.stderr.read()
+            assert len(store.attachments()) == 1
+            process.kill()
+            process.wait()
+            wait_until(lambda: store.attachments() == ())
+        finally:
+            os.killpg(process.pid, 9)
+
+
 def test_importing_the_library_does_not_pay_for_it():
     code = (
         "import sys, popdist_py, popdist_py.pods.finding as f\n"
