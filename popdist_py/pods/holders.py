@@ -11,7 +11,6 @@ import fcntl
 import os
 import secrets
 import threading
-import weakref
 from pathlib import Path
 
 from popdist_py.pods.errors import PodError
@@ -31,7 +30,6 @@ class HolderLock:
         self._name: str | None = None
         self._descriptor = -1
         self._closed = False
-        _locks.add(self)
 
     def take(self) -> str:
         """Return the name of the file, locked (PodError). Only within a transaction."""
@@ -40,6 +38,7 @@ class HolderLock:
                 raise PodError(f"the store of {self._folder.parent} is closed: open another one")
             if self._name is None:
                 self._name, self._descriptor = self._locked_file()
+                _locks.add(self)
             return self._name
 
     def _locked_file(self) -> tuple[str, int]:
@@ -71,6 +70,7 @@ class HolderLock:
                     (self._folder / self._name).unlink()
                 os.close(self._descriptor)
                 self._name = None
+                _locks.discard(self)
 
     def forget_in_child(self) -> None:
         """Let go of the parent's lock in a forked process, which holds nothing itself."""
@@ -80,12 +80,13 @@ class HolderLock:
             self._name = None
 
 
-_locks: weakref.WeakSet[HolderLock] = weakref.WeakSet()
+# Those of this process: a store that nobody keeps holds its IPUs until the process ends.
+_locks: set[HolderLock] = set()
 
 
 def _forget_all() -> None:
-    for lock in tuple(_locks):
-        lock.forget_in_child()
+    while _locks:
+        _locks.pop().forget_in_child()
 
 
 os.register_at_fork(after_in_child=_forget_all)

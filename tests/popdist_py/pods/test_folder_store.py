@@ -7,9 +7,11 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
@@ -261,8 +263,8 @@ def test_a_full_disk_loses_nothing(folder, store):
         assert "before" in {each.name for each in again.partitions()}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_another_users_folder_is_refused(folder):
+def _refusal_of_nobody(folder):
+    """Return what a user without rights is told who opens a folder."""
     code = (
         "import os, pathlib, sys, tomllib\n"
         "from popdist_py.pods.errors import PodError\n"
@@ -271,36 +273,33 @@ def test_another_users_folder_is_refused(folder):
         "try: FolderStore(pathlib.Path(sys.argv[1]))\n"
         "except PodError as error: print(error)\n"
     )
-    for parent in folder.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o111)
-    folder.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert "belongs to user 0: use a pod of your own" in done.stdout
+    return done.stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_a_folder_that_may_not_be_written_is_said(folder):
-    for path in [folder, *folder.rglob("*")]:
+@pytest.fixture
+def reachable():
+    """Make a pod in a folder that other users can reach; nobody else's permissions are changed."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield make_pod(Path(place), POD16)
+
+
+def test_another_users_folder_is_refused(reachable):
+    reachable.chmod(0o755)
+    assert "belongs to user 0: use a pod of your own" in _refusal_of_nobody(reachable)
+
+
+def test_a_folder_that_may_not_be_written_is_said(reachable):
+    for path in [reachable, *reachable.rglob("*")]:
         os.chown(path, 65534, 65534)
         path.chmod(0o500 if path.is_dir() else 0o400)
-    for parent in folder.parents[:3]:
-        parent.chmod(parent.stat().st_mode | 0o111)
-    code = (
-        "import os, pathlib, sys, tomllib\n"
-        "from popdist_py.pods.errors import PodError\n"
-        "from popdist_py.pods.database import FolderStore\n"
-        "os.seteuid(65534)\n"
-        "try: FolderStore(pathlib.Path(sys.argv[1]))\n"
-        "except PodError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert "its folder must be writable" in done.stdout
+    assert "its folder must be writable" in _refusal_of_nobody(reachable)
 
 
 def test_a_changed_file_counts_when_there_are_no_partitions(folder, store):
@@ -325,6 +324,40 @@ def test_a_file_alone_gets_its_database(tmp_path):
     with closing(FolderStore(tmp_path)) as store:
         assert store.pod() == POD16
         assert not list(tmp_path.glob(".pod.sqlite*"))
+
+
+def test_processes_that_open_a_file_alone_share_one_database(tmp_path):
+    (tmp_path / POD_FILE).write_text(format_pod(POD16))
+    tmp_path.chmod(0o700)
+    code = "print(store.create_partition(PartitionRequest(name=f'p{os.getpid()}', size=4)).size)"
+    started = [_program(code, tmp_path) for _ in range(4)]
+    for process in started:
+        said, wrong = process.communicate()
+        assert said == "4\n", wrong
+    with closing(FolderStore(tmp_path)) as store:
+        assert {each.name for each in store.partitions()} == {f"p{each.pid}" for each in started}
+
+
+def test_a_store_that_nobody_keeps_holds_until_its_process_ends(folder, store):
+    store.create_partition(_ask())
+    code = (
+        "import gc\n"
+        "store.attach('p', 4, me)\n"
+        "del store\n"
+        "gc.collect()\n"
+        "print('held', flush=True)\n"
+        "if os.fork() == 0: time.sleep(60)\n"
+        "sys.stdin.read()"
+    )
+    with _program(code, folder, start_new_session=True) as process:
+        try:
+            assert process.stdout.readline() == "held\n", process.stderr.read()
+            assert len(store.attachments()) == 1
+            process.kill()
+            process.wait()
+            wait_until(lambda: store.attachments() == ())
+        finally:
+            os.killpg(process.pid, 9)
 
 
 def test_importing_the_library_does_not_pay_for_it():
