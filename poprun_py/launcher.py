@@ -9,25 +9,37 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 from poprun_py.attempts import Attempts
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks, Console, Log
 from poprun_py.errors import StartError, TimeLimitError, UsageError
+from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host
-from poprun_py.planning.inputs import Purpose, gather_inputs, hosts_of, is_described, with_instances
+from poprun_py.leases.book import Lease
+from poprun_py.leasing import lease_share
+from poprun_py.planning.inputs import (
+    Inputs,
+    Purpose,
+    gather_inputs,
+    hosts_of,
+    is_described,
+    with_instances,
+)
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
-from poprun_py.planning.mpi_arguments import split_mpi_arguments
+from poprun_py.planning.mpi_arguments import MpiArguments, split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
 from poprun_py.planning.plan_warnings import plan_warnings
-from poprun_py.planning.topology import make_topology
+from poprun_py.planning.shared_machine import Share, beside, taken_of
+from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.recording.run_recording import RunRecording
 from poprun_py.supervision.restart import lost_hosts, run_with_restarts
 from poprun_py.supervision.supervisor import LaunchResult
 
-__all__ = ["Console", "launch", "plan", "run"]
+__all__ = ["Console", "launch", "lease", "plan", "plan_leased", "run"]
 
 
 def _silent(_: str) -> None:
@@ -64,6 +76,101 @@ def plan(
         UsageError: the options, hosts and machines do not fit together.
         StartError: no MPI is installed, or a host cannot take part.
     """
+    return _gathered(config, environ, mpi, hosts, contact_hosts).plan()
+
+
+def plan_leased(
+    config: LaunchConfig,
+    console: Console,
+    *,
+    environ: Mapping[str, str] | None = None,
+    progress: Log | None = None,
+) -> tuple[LaunchPlan, Lease]:
+    """Plan a launch beside the jobs that run on this machine, and lease what it takes of it.
+
+    Args:
+        config: what is asked for.
+        console: takes what others hold.
+        environ: the launcher's environment; ``os.environ`` by default.
+        progress: takes whom the job waits for, again and again, and at last an empty line.
+
+    Raises:
+        UsageError: the options, hosts and machines do not fit together.
+        StartError: a host cannot take part, or others hold too much of this machine.
+    """
+    gathered = _gathered(config, environ, None, None, contact_hosts=True)
+    alone = gathered.plan()
+    alone.require_fit()
+    # Nobody waits for hours to be told of a slip.
+    _require_program(alone)
+    if is_described(config):
+        # It is bound to the CPUs of another machine's plan, whoever has them here.
+        return alone, lease(alone, console, progress=progress)
+    topology, machines = gathered.topology, gathered.inputs.machines
+    leased = lease_share(
+        gathered.config,
+        _whole(alone),
+        partial(beside, gathered.config, topology, machines),
+        console,
+        progress,
+    )
+    try:
+        if leased.share.machines == machines:
+            return alone, leased.lease
+        return gathered.plan(leased.share.machines), leased.lease
+    except BaseException:
+        leased.lease.close()
+        raise
+
+
+def lease(planned: LaunchPlan, console: Console, *, progress: Log | None = None) -> Lease:
+    """Lease exactly what a plan takes of this machine; args and errors as of ``plan_leased``."""
+    whole = _whole(planned)
+    # Of a plan for another machine only what is here can be held.
+    here = frozenset(os.sched_getaffinity(0)) & whole.cpus
+    whole = replace(whole, cpus=here)
+    return lease_share(
+        planned.config,
+        whole,
+        lambda held: whole if whole.cpus.isdisjoint(held) else None,
+        console,
+        progress,
+    ).lease
+
+
+def _whole(planned: LaunchPlan) -> Share:
+    placements = tuple(p.placement for p in planned.instances)
+    return taken_of(planned.topology, planned.machines, placements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """What a plan is made of; planning again on other machines asks nobody."""
+
+    config: LaunchConfig
+    topology: Topology
+    mpi_arguments: MpiArguments
+    inputs: Inputs
+
+    def plan(self, machines: tuple[Machine | None, ...] | None = None) -> LaunchPlan:
+        inputs = self.inputs if machines is None else replace(self.inputs, machines=machines)
+        made = make_plan(
+            self.config,
+            self.topology,
+            self.mpi_arguments,
+            inputs,
+            enforce=is_described(self.config),
+        )
+        return replace(made, folder=_working_folder())
+
+
+def _gathered(
+    config: LaunchConfig,
+    environ: Mapping[str, str] | None,
+    mpi: Mpi | None,
+    hosts: tuple[Host, ...] | None,
+    contact_hosts: bool,
+) -> _Gathered:
     if not isinstance(config, LaunchConfig):
         raise UsageError(f"{config!r} cannot be planned: expected a LaunchConfig")
     environ = os.environ if environ is None else environ
@@ -78,8 +185,7 @@ def plan(
     topology = make_topology(config, found)
     purpose = Purpose.LAUNCH if contact_hosts else Purpose.DRY_RUN
     inputs = gather_inputs(config, environ, purpose, hosts=topology.hosts, mpi=mpi)
-    made = make_plan(config, topology, mpi_arguments, inputs, enforce=is_described(config))
-    return replace(made, folder=_working_folder())
+    return _Gathered(config, topology, mpi_arguments, inputs)
 
 
 def _working_folder() -> str:
@@ -90,21 +196,38 @@ def _working_folder() -> str:
         return ""
 
 
-def without_lost_hosts(planned: LaunchPlan, result: LaunchResult, warn: Log) -> LaunchPlan:
-    """Plan the same job on the hosts that are left; the old plan where that is not possible."""
+def without_lost_hosts(
+    planned: LaunchPlan, result: LaunchResult, warn: Log, held: Lease | None = None
+) -> LaunchPlan:
+    """Plan the same job on the hosts that are left; the old plan where that is not possible.
+
+    Of this machine it takes what it ``held`` before.
+    """
     hosts = planned.topology.hosts
     lost = lost_hosts(result, lambda i: hosts[planned.instances[i].instance.host_index].name)
     left = tuple(host for host in hosts if host.name not in lost)
     if not lost or not left:
         return planned
     try:
-        fewer = plan(planned.config, environ=planned.environ, hosts=left, contact_hosts=True)
+        gathered = _gathered(planned.config, planned.environ, None, left, contact_hosts=True)
+        fewer = gathered.plan(_within(gathered, held))
         fewer.require_fit()
     except (UsageError, StartError) as error:
         warn(f"the job does not fit on the hosts without {', '.join(sorted(lost))}: {error}")
         return planned
     warn(f"going on without {', '.join(sorted(lost))}")
     return fewer
+
+
+def _within(gathered: _Gathered, held: Lease | None) -> tuple[Machine | None, ...]:
+    """Return the machines of the hosts, of this one only what is leased."""
+    machines = gathered.inputs.machines
+    if held is None or not held.cpus:
+        return machines
+    return tuple(
+        replace(m, held_cpus=m.allowed_cpus.difference(held.cpus)) if host.is_local and m else m
+        for host, m in zip(gathered.topology.hosts, machines, strict=True)
+    )
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -136,15 +259,22 @@ def launch(
         TimeLimitError: the job ran into its time limit, or hung; ``result`` tells the rest.
     """
     _require_main_thread()
+    console = Callbacks(log, warn, tell_binding or log, tell=log)
+    held = None
     if not isinstance(job, LaunchPlan):
-        job = plan(job, environ=environ, contact_hosts=True)
+        job, held = plan_leased(job, console, environ=environ)
     elif environ is not None:
         job = replace(job, environ=dict(environ))
-    return run(job, Callbacks(log, warn, tell_binding or log, tell=log), descriptors=descriptors)
+    return run(job, console, descriptors=descriptors, held=held)
 
 
 def run(
-    planned: LaunchPlan, console: Console, *, descriptors: tuple[int, int] = (1, 2)
+    planned: LaunchPlan,
+    console: Console,
+    *,
+    descriptors: tuple[int, int] = (1, 2),
+    held: Lease | None = None,
+    progress: Log | None = None,
 ) -> LaunchResult:
     """Run a plan to its end, again after a failure if it may be; nothing of it is left running.
 
@@ -154,18 +284,27 @@ def run(
         planned: what to run; everything that decides it stands in there.
         console: takes what the launcher says.
         descriptors: where the instances' stdout and stderr go.
+        held: what the job has leased of this machine, given back at its end; by default what the
+            plan takes is leased now.
+        progress: takes whom the job waits for, if it has to; an empty line at last.
 
     Raises:
         UsageError: the machines cannot take the job; nothing was started.
         StartError: the launch could not start, or --strict-binding and the kernel disagrees.
         TimeLimitError: the job ran into its time limit, or hung; ``result`` tells the rest.
     """
-    _require_main_thread()
-    planned.require_fit()
-    for warning in plan_warnings(planned):
-        console.warn(warning)
-    with _inside(planned.folder):
-        result = _run_here(planned, console, descriptors)
+    with contextlib.ExitStack() as at_end:
+        if held is not None:
+            at_end.enter_context(held)
+        _require_main_thread()
+        planned.require_fit()
+        for warning in plan_warnings(planned):
+            console.warn(warning)
+        with _inside(planned.folder):
+            _require_program(planned)
+            if held is None:
+                held = at_end.enter_context(lease(planned, console, progress=progress))
+            result = _run_here(planned, console, descriptors, held)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result
@@ -198,14 +337,22 @@ def _inside(folder: str) -> Iterator[None]:
         os.close(before)
 
 
-def _run_here(planned: LaunchPlan, console: Console, descriptors: tuple[int, int]) -> LaunchResult:
-    config = planned.config
+def _require_program(planned: LaunchPlan) -> None:
     # The wrapper looks for the program as the instance that it is in front of: with its PATH.
-    require_program(config.program, {**planned.environ, **dict(planned.instances[0].user_env)})
+    environ = {**planned.environ, **dict(planned.instances[0].user_env)}
+    require_program(planned.config.program, environ)
+
+
+def _run_here(
+    planned: LaunchPlan, console: Console, descriptors: tuple[int, int], held: Lease
+) -> LaunchResult:
+    config = planned.config
     if planned.network:
         console.log(f"the hosts talk to one another over {planned.network}")
     with contextlib.closing(RunRecording(planned, console)) as recording:
-        attempts = Attempts(planned, recording, console, descriptors, without_lost_hosts)
+        held.name_run(recording.run_id)
+        replan = partial(without_lost_hosts, held=held)
+        attempts = Attempts(planned, recording, console, descriptors, replan)
         result = run_with_restarts(
             attempts.run, config.max_restarts, attempts.failed, attempts.pause
         )
