@@ -204,13 +204,13 @@ class _Leasing:
         """Say whom the job waits for, and its place; without a terminal only what is new."""
         ahead = len(book.ahead_of(ticket))
         text = (
-            f"waiting for CPUs at place {ahead + 1} of {max(len(book.waiters), ahead + 1)}: "
+            f"for CPUs at place {ahead + 1} of {max(len(book.ahead_of(None)), ahead + 1)}: "
             f"{holders_text(book.holdings) or 'others come first'}"
         )
         if self._progress is not None:
-            self._progress(f"{text} ({waited:.0f} s)")
+            self._progress(f"waiting {waited:.0f} s {text}")
         elif text != self._told:
-            self._console.tell(text)
+            self._console.tell(f"waiting {text}")
         self._told = text
 
 

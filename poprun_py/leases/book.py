@@ -129,6 +129,7 @@ class Book:
         is_outer = [(h.holder.pid, h.holder.process_start) in above for h in holdings]
         self.outer = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if is_so)
         self.holdings = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if not is_so)
+        self._outer = self.outer[-1].name if self.outer else ""
         self.waiters = tuple(sorted(waiters, key=lambda each: (each.number, each.name)))
 
     @property
@@ -137,11 +138,15 @@ class Book:
         return frozenset(cpu for each in self.holdings for cpu in each.cpus)
 
     def ahead_of(self, ticket: Ticket | None) -> tuple[Waiter, ...]:
-        """Return who came before the owner of ``ticket``; all who wait for one without."""
+        """Return who came before the owner of ``ticket``; all who wait for one without.
+
+        Jobs within another one wait for one another only: its CPUs are free for nobody else.
+        """
+        rivals = tuple(each for each in self.waiters if each.outer == self._outer)
         if ticket is None:
-            return self.waiters
+            return rivals
         place = (ticket.number, ticket.name)
-        return tuple(each for each in self.waiters if (each.number, each.name) < place)
+        return tuple(each for each in rivals if (each.number, each.name) < place)
 
     def take(
         self,
@@ -185,6 +190,7 @@ class Book:
             holder=holder,
             number=number,
             since=time.time(),
+            outer=self._outer,
         )
         return Ticket(self._folder, entry, self._folder.make(entry.name, text_of(entry)))
 

@@ -51,13 +51,17 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waiter:
-    """The ticket of a job that waits; the lowest ``number`` came first."""
+    """The ticket of a job that waits; the lowest ``number`` came first.
+
+    ``outer`` is the lease of the job in one of whose instances it runs; empty for none.
+    """
 
     name: str
     user: str
     holder: Holder
     number: int
     since: float
+    outer: str = ""
 
 
 def text_of(entry: Holding | Waiter) -> str:
@@ -72,7 +76,7 @@ def text_of(entry: Holding | Waiter) -> str:
         "since": entry.since,
     }
     if isinstance(entry, Waiter):
-        return json.dumps({**data, "number": entry.number}) + "\n"
+        return json.dumps({**data, "number": entry.number, "outer": entry.outer}) + "\n"
     lists = {
         "cpus": format_cpu_list(entry.cpus),
         "numa_nodes": format_cpu_list(entry.numa_nodes),
@@ -111,6 +115,7 @@ def waiter_of(name: str, user: str, text: bytes) -> Waiter | None:
             holder=_holder(data),
             number=_whole(data["number"]),
             since=_seconds(data["since"]),
+            outer=_name(data["outer"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

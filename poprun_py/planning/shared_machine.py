@@ -44,7 +44,7 @@ def beside(
         config: what is asked for.
         topology: who is on which host; one of them is this machine.
         machines: the machine of each host.
-        held: the CPUs that other jobs hold; those of this machine count.
+        held: the CPUs that other jobs hold; those that this one may use count.
 
     Returns:
         The share; None if it does not fit on what is left.
@@ -53,7 +53,7 @@ def beside(
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return None
-    held = held.intersection(cpu for core in machine.cores for cpu in core.cpus)
+    held = held.intersection(cpu for core in machine.usable_cores for cpu in core.cpus)
     for without in _candidates(config, machine, held):
         left = replace(machine, held_cpus=machine.held_cpus | without)
         if not left.usable_cores:
