@@ -107,7 +107,7 @@ def plan_leased(
         # It is bound to the CPUs of another machine's plan, whoever has them here.
         return alone, lease(alone, console, progress=progress)
     topology, machines = gathered.topology, gathered.inputs.machines
-    leased = lease_share(
+    share, held = lease_share(
         gathered.config,
         _whole(alone),
         partial(beside, gathered.config, topology, machines),
@@ -115,11 +115,11 @@ def plan_leased(
         progress,
     )
     try:
-        if leased.share.machines == machines:
-            return alone, leased.lease
-        return gathered.plan(leased.share.machines), leased.lease
+        if share.machines == machines:
+            return alone, held
+        return gathered.plan(share.machines), held
     except BaseException:
-        leased.lease.close()
+        held.close()
         raise
 
 
@@ -128,14 +128,14 @@ def lease(planned: LaunchPlan, console: Console, *, progress: Log | None = None)
     whole = _whole(planned)
     # Of a plan for another machine only what is here can be held.
     here = frozenset(os.sched_getaffinity(0)) & whole.cpus
-    whole = replace(whole, cpus=here)
+    whole = whole._replace(cpus=here)
     return lease_share(
         planned.config,
         whole,
         lambda held: whole if whole.cpus.isdisjoint(held) else None,
         console,
         progress,
-    ).lease
+    )[1]
 
 
 def _whole(planned: LaunchPlan) -> Share:

@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import FOREVER
@@ -38,12 +37,7 @@ __all__ = ["Leased", "lease_share"]
 _LOOK_SECONDS = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """What a job takes of this machine, and its lease."""
-
-    share: Share
-    lease: Lease
+Leased = tuple[Share, Lease]
 
 
 def lease_share(
@@ -54,6 +48,8 @@ def lease_share(
     progress: Log | None = None,
 ) -> Leased:
     """Lease what a job takes of this machine, as its options say where others hold too much.
+
+    Returns what it takes, and the lease.
 
     Args:
         config: how to go on where the job does not fit: wait, share, or neither.
@@ -69,7 +65,7 @@ def lease_share(
     """
     place = leases_folder(os.environ)
     if place is None or not whole.cpus:
-        return Leased(whole, Lease.nothing())
+        return whole, Lease.nothing()
     try:
         folder = LockedFolder(place)
     except OSError as error:
@@ -87,7 +83,7 @@ def _without(whole: Share, error: OSError, console: Console) -> Leased:
         f"no cores are kept from other jobs: {error.filename or 'leases'}: {error.strerror}; "
         f"{PLACE_VARIABLE}=FOLDER names another folder, none says that it is meant"
     )
-    return Leased(whole, Lease.nothing())
+    return whole, Lease.nothing()
 
 
 class _Leasing:
@@ -136,7 +132,7 @@ class _Leasing:
         try:
             self._say(book, leased)
         except BaseException:
-            leased.lease.close()
+            leased[1].close()
             raise
         return leased
 
@@ -154,13 +150,13 @@ class _Leasing:
             )
         except OSError as error:
             return _without(share, error, self._console)
-        return Leased(share, lease)
+        return share, lease
 
     # --- what is said -------------------------------------------------------------------------
 
     def _say(self, book: Book, leased: Leased) -> None:
         """Say what others hold: at any verbosity only where it made a difference."""
-        share = leased.share
+        share = leased[0]
         if not book.held:
             return
         holders = holders_text(book.holdings)

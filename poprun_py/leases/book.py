@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from poprun_py.errors import UsageError
@@ -74,7 +73,8 @@ class Lease:
         """Say to others which run it is."""
         if self._folder is None or self._entry is None:
             return
-        self._entry = replace(self._entry, holder=replace(self._entry.holder, run_id=run_id))
+        holder = self._entry.holder._replace(run_id=run_id)
+        self._entry = self._entry._replace(holder=holder)
         # It counts as it is, too.
         with contextlib.suppress(OSError), self._folder.alone():
             self._folder.rewrite(self._descriptor, text_of(self._entry))

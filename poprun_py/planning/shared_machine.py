@@ -6,7 +6,8 @@ that takes all there is takes all that is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.hardware.reader import Machine
@@ -17,8 +18,7 @@ from poprun_py.planning.topology import Topology
 __all__ = ["Share", "beside", "taken_of", "this_host"]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """What a job takes of this machine: the machines to plan on, CPUs, NUMA nodes, placements."""
 
     machines: tuple[Machine | None, ...]

@@ -103,6 +103,7 @@ def test_two_jobs_have_disjoint_cores_and_a_third_waits_for_one(jobs):
     assert jobs.tickets() == []
 
 
+@pytest.mark.sweep
 def test_cores_are_shared_where_that_is_asked_for(jobs):
     jobs.start("first")
     assert jobs.cpus("first") == set(CPUS)
@@ -111,6 +112,7 @@ def test_cores_are_shared_where_that_is_asked_for(jobs):
     assert "warning: cores are shared with other jobs" in done.stderr
 
 
+@pytest.mark.sweep
 def test_an_unbound_job_is_bound_to_what_is_left(jobs):
     jobs.start("first", *ONE)
     taken = jobs.cpus("first")
@@ -119,6 +121,7 @@ def test_an_unbound_job_is_bound_to_what_is_left(jobs):
     assert f"this one has CPU{'s' * (len(CPUS) > 2)} " in second.stderr.readline()
 
 
+@pytest.mark.sweep
 def test_waiters_start_in_order_of_arrival(jobs):
     jobs.start("first")
     jobs.cpus("first")
@@ -134,6 +137,7 @@ def test_waiters_start_in_order_of_arrival(jobs):
     assert jobs.cpus("b") == set(CPUS)
 
 
+@pytest.mark.sweep
 def test_a_killed_launcher_frees_its_cores(jobs):
     first = jobs.start("first", *ONE)
     jobs.cpus("first")

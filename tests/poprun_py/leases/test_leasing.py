@@ -35,9 +35,9 @@ def job(place, monkeypatch):
             return share(*left[:cores]) if len(left) >= cores else None
 
         config = LaunchConfig(program=("/x/train.py",), **options)
-        leased = lease_share(config, share(*range(cores)), beside, console, progress)
-        taken.append(leased.lease)
-        return leased
+        found, lease = lease_share(config, share(*range(cores)), beside, console, progress)
+        taken.append(lease)
+        return SimpleNamespace(share=found, lease=lease)
 
     take.said = said
     yield take
