@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import wait_until
 
+from poprun_py.cli import run
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.leasing import lease_share
@@ -148,6 +150,24 @@ def test_ctrl_c_ends_waiting_at_once(job, holder, place):
         job(wait_for_resources="forever")
     thread.join()
     assert list(place.glob("ticket-*")) == []
+
+
+def test_who_holds_and_who_waits_is_printed(job, holder, place, capsys):
+    assert run(["--print-leases"]) == 0
+    assert capsys.readouterr().out == "no job holds CPUs of this machine\n"
+    pids = [holder(cpus="0-2,5").process.pid, holder("queue").process.pid]
+    assert run(["--print-leases"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[2] for row in rows] == ["pid", *map(str, pids)]
+    assert (rows[1][4], rows[2][4:6]) == ("0-2,5", ["waits", "(1)"])
+    assert run(["--print-leases=json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["pid"] for each in told["jobs"] + told["waiting"]] == pids
+    assert run(["--print-leases", "-n", "2"]) == 0
+    assert "--num-instances has no effect: --print-leases asks" in capsys.readouterr().err
+    place.chmod(0o777)
+    assert run(["--print-leases"]) == 3
+    assert f"chmod 1777 {place}" in capsys.readouterr().err
 
 
 def test_none_keeps_no_leases(job, holder, place, monkeypatch):

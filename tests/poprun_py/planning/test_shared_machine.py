@@ -58,6 +58,16 @@ def test_alone_the_plan_is_as_without_leases():
     assert share(machine, {9999}).machines == (machine,)
 
 
+def test_of_a_cpuset_only_the_usable_cpus_count():
+    machine = snapshot("two-socket-smt")
+    halves = [core.cpus[:1] for core in machine.cores[:2]]
+    ours = replace(machine, allowed_cpus=frozenset(cpu for half in halves for cpu in half))
+    # The siblings belong to another cpuset, and may well be held there.
+    siblings = {cpu for core in machine.cores for cpu in core.cpus[1:]}
+    assert share(ours, siblings).machines == (ours,)
+    assert share(ours, siblings | set(halves[0])).cpus == set(halves[1])
+
+
 def test_a_job_that_states_its_cores_goes_to_free_nodes_first():
     machine = snapshot("epyc-nps4")
     first = share(machine, cores_per_instance=2)
