@@ -46,7 +46,8 @@ exclude one another, the one of the stronger place counts. A refusal names a val
 - **Variables.** An empty variable counts as unset. An option that may be repeated has one value on
   each line. `POPRUN_LOG_LEVEL` (`TRACE`, `DEBUG`, `INFO`, `WARN`, ...) stands for `-vv`, `-v` or
   nothing. A `POPRUN_` variable that is no option is a warning. Instances do not get them: a
-  launcher that an instance starts would take them for its own.
+  launcher that an instance starts would take them for its own. `POPRUN_LEASES` is where jobs keep
+  [the cores that they have](../placement.md#jobs-side-by-side), or `none`; instances keep it.
 - **pyproject.toml.** The nearest one that has the table counts, from the working folder upward to
   the top of the repository (the folder with `.git`); paths in it are relative to it. A file that
   another user may have left in a folder where everyone may write, such as /tmp, is not read from a

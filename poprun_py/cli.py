@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from poprun_py.command_name import command_name
 from poprun_py.config.command_line import parse
-from poprun_py.config.launch_config import LaunchConfig, is_decided_by_plan, options
+from poprun_py.config.launch_config import (
+    OF_THIS_LAUNCH,
+    LaunchConfig,
+    is_decided_by_plan,
+    options,
+)
 from poprun_py.config.option_kinds import option_name
 from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
 from poprun_py.terminal import (
@@ -37,6 +42,7 @@ from poprun_py.terminal import (
 )
 
 if TYPE_CHECKING:
+    from poprun_py.leases.book import Lease
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.supervisor import LaunchResult
 
@@ -179,6 +185,9 @@ def _launch(config: LaunchConfig) -> int:
         return 0
     if config.status is not None:
         return inspections.print_status(config)
+    if config.print_leases is not None:
+        inspections.print_leases(config)
+        return 0
     if config.check:
         return inspections.print_check(config)
     if config.print_hardware is not None:
@@ -186,13 +195,28 @@ def _launch(config: LaunchConfig) -> int:
         flush_stdout()
         if not config.program and config.from_plan is None:
             return 0
-    planned = _plan(config)
+    console = Terminal(
+        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
+    )
+    planned, lease = _plan(config, console)
+    try:
+        return _show_and_run(config, planned, lease, console)
+    finally:
+        if lease is not None:
+            lease.close()
+
+
+def _show_and_run(
+    config: LaunchConfig, planned: LaunchPlan, lease: Lease | None, console: Terminal
+) -> int:
+    """Show a plan, then run it unless only that was wanted."""
+    from poprun_py import inspections
+
     inspected = inspections.is_inspected(config)
     if inspected:
         inspections.show_plan(config, planned)
-    is_only_saved = config.export_plan is not None and not config.run
     has_no_job = inspected and not planned.config.program and not config.run
-    if config.dry_run or config.prints_file or is_only_saved or has_no_job:
+    if _is_only_planned(config) or has_no_job:
         from poprun_py.planning.plan_warnings import plan_warnings
 
         for warning in plan_warnings(planned):
@@ -201,7 +225,7 @@ def _launch(config: LaunchConfig) -> int:
         return 0
     if not planned.config.program and config.export_config is not None:
         return 0
-    return _run_plan(config, planned)
+    return _run_plan(config, planned, lease, console)
 
 
 def _say_partition(config: LaunchConfig, planned: LaunchPlan) -> None:
@@ -211,13 +235,17 @@ def _say_partition(config: LaunchConfig, planned: LaunchPlan) -> None:
         log.log(planned.partition.sentence)
 
 
-def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
+def _is_only_planned(config: LaunchConfig) -> bool:
+    is_only_saved = config.export_plan is not None and not config.run
+    return config.dry_run or config.prints_file or is_only_saved
+
+
+def _run_plan(
+    config: LaunchConfig, planned: LaunchPlan, lease: Lease | None, console: Terminal
+) -> int:
     """Run a plan and say how it ended."""
     from poprun_py import launcher
 
-    console = Terminal(
-        is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
-    )
     if config.verbosity >= 1:
         from poprun_py.views.command_text import folded
 
@@ -225,7 +253,7 @@ def _run_plan(config: LaunchConfig, planned: LaunchPlan) -> int:
     started = time.monotonic()
     gc.enable()
     try:
-        result = launcher.run(planned, console)
+        result = launcher.run(planned, console, held=lease, progress=console.progress)
     except TimeLimitError as error:
         result = cast("LaunchResult", error.result)
     console.log(f"ended with exit code {result.exit_code} after {time.monotonic() - started:.2f} s")
@@ -253,20 +281,27 @@ def _print_summary(config: LaunchConfig, result: LaunchResult) -> None:
             print_error(f"{command_name()}: {line}")
 
 
-def _plan(config: LaunchConfig) -> LaunchPlan:
-    """Make the plan or load it; one that is only looked at may be meant for a larger machine."""
+def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | None]:
+    """Make the plan or load it, and lease what it takes of this machine if it is to run.
+
+    One that is only looked at may be meant for a larger machine.
+    """
+    from poprun_py import launcher
+
     has_no_program = not config.program and config.from_plan is None
     only_looking = config.dry_run or config.prints_file or has_no_program
     if config.from_plan is not None:
         planned = _load_plan(config)
-        planned = replace(planned, config=replace(planned.config, live=config.live))
-    else:
-        from poprun_py import launcher
-
+        given = {name: getattr(config, name) for name in ("live", *OF_THIS_LAUNCH)}
+        planned = replace(planned, config=replace(planned.config, **given))
+    elif _is_only_planned(config) or has_no_program:
         planned = launcher.plan(config, contact_hosts=not only_looking)
+    else:
+        return launcher.plan_leased(config, console, progress=console.progress)
     if not only_looking:
         planned.require_fit()
-    return planned
+    # What runs as it is saved is leased when its folder and its program are known to be there.
+    return planned, None
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:

@@ -5,6 +5,7 @@ Nothing here starts a job, or decides whether one starts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.terminal import can_print, flush_stdout, print_error, print_out, wants_colour
 
 if TYPE_CHECKING:
+    from poprun_py.leases.values import Holding, Waiter
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.views.drawing import Look
 
@@ -27,6 +29,7 @@ __all__ = [
     "is_inspected",
     "print_check",
     "print_hardware",
+    "print_leases",
     "print_stacks",
     "print_status",
     "show_plan",
@@ -63,6 +66,34 @@ def print_status(config: LaunchConfig) -> int:
         pids = ", ".join(map(str, others))
         print_error(f"{command_name()}: other jobs run too: --status={pids}")
     return 0
+
+
+def print_leases(config: LaunchConfig) -> None:
+    """Print which jobs hold which CPUs of this machine, and which wait.
+
+    Raises:
+        StartError: the leases cannot be read.
+    """
+    from poprun_py.leases.book import leases_folder, opened
+    from poprun_py.leases.locked_files import LockedFolder
+    from poprun_py.leases.texts import document, table
+
+    place = leases_folder(os.environ)
+    holdings: tuple[Holding, ...] = ()
+    waiters: tuple[Waiter, ...] = ()
+    if place is not None and place.exists():
+        try:
+            folder = LockedFolder(place)
+            with contextlib.closing(folder), opened(folder) as book:
+                holdings, waiters = (*book.outer, *book.holdings), book.waiters
+        except OSError as error:
+            raise StartError(
+                f"{config.named('print_leases')}: {error.filename or place}: {error.strerror}"
+            ) from None
+    if config.print_leases == "json":
+        print_out(json.dumps(document(holdings, waiters), indent=2))
+    else:
+        print_out(table(holdings, waiters))
 
 
 def print_check(config: LaunchConfig) -> int:

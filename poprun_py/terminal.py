@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from poprun_py.command_name import command_name
 
@@ -125,6 +126,20 @@ class Terminal:
     def tell(self, sentence: str) -> None:
         """Write what became of something that the user asked for."""
         print_error(f"{command_name()}: {sentence}")
+
+    @property
+    def progress(self) -> Callable[[str], None] | None:
+        """What rewrites one line of a terminal, an empty text clears it; None without one."""
+        if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+            return None
+        return _rewrite_line
+
+
+def _rewrite_line(text: str) -> None:
+    width = shutil.get_terminal_size().columns - 1
+    shown = f"{command_name()}: {text}"[:width] if text else ""
+    with _own_write():
+        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
 
 
 def print_warning(sentence: str) -> None:

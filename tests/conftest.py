@@ -53,6 +53,7 @@ _PREFIXES = (
     "POPTORCH_",
     "TORCHELASTIC_",
 )
+_LEASES = "POPRUN_LEASES"
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
           "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK",
           "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR")  # fmt: skip
@@ -67,6 +68,14 @@ def own_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_leases(tmp_path_factory):
+    """Give this process of the tests its own leases of cores: the others run jobs too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_LEASES, str(tmp_path_factory.mktemp("leases")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
     """Remove what a surrounding job or shell might have set."""
@@ -75,7 +84,7 @@ def clean_environment(monkeypatch):
 
 def remove_surroundings(monkeypatch):
     for name in list(os.environ):
-        if name.startswith(_PREFIXES) or name in _NAMES:
+        if (name.startswith(_PREFIXES) or name in _NAMES) and name != _LEASES:
             monkeypatch.delenv(name)
 
 

@@ -28,6 +28,8 @@ INTERNAL_VARIABLES = frozenset(
     {
         "POPRUN_CONTROL",
         "POPRUN_CPUS",
+        # The folder in which launchers keep their leases of cores, or none.
+        "POPRUN_LEASES",
         "POPRUN_MEMORY_NODES",
         "POPRUN_RUN_ID",
         "POPRUN_STDIN",

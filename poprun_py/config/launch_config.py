@@ -19,12 +19,14 @@ from poprun_py.config.option_kinds import (
     COUNT_OR_AUTO,
     FILE_OR_AUTO,
     FLAG,
+    FOREVER,
     INDICES,
     MAX_INSTANCES,
     NAME,
     PATH,
     SECONDS,
     SECONDS_OR_AUTO,
+    SECONDS_OR_FOREVER,
     TEXT,
     YES_NO,
     YES_NO_WORDS,
@@ -39,7 +41,14 @@ from poprun_py.config.option_kinds import (
 from poprun_py.config.origins import Origin, as_default, from_python
 from poprun_py.errors import UsageError
 
-__all__ = ["EXCLUSIVE", "GROUPS", "LaunchConfig", "is_decided_by_plan", "options"]
+__all__ = [
+    "EXCLUSIVE",
+    "GROUPS",
+    "OF_THIS_LAUNCH",
+    "LaunchConfig",
+    "is_decided_by_plan",
+    "options",
+]
 
 GROUPS = {
     "Job": "how many instances, replicas and IPUs",
@@ -60,7 +69,11 @@ EXCLUSIVE = (
     ("hardware", "hardware_root"),
     ("num_instances", "nproc_per_node"),
     ("run", "dry_run"),
+    ("wait_for_resources", "share_cores"),
 )
+
+# Kept in files, but not decided by a saved plan: they are about one launch of it.
+OF_THIS_LAUNCH = ("verbosity", "wait_for_resources", "share_cores")
 
 # Protocol names of V-IPU, and the two that its command line is known to take.
 _SYNC_TYPES = (
@@ -230,6 +243,15 @@ class LaunchConfig:
         "Placement",
         "End the launch when the kernel reports another binding than planned.",
     )
+    wait_for_resources: float | str | None = option(
+        None, SECONDS_OR_FOREVER, "Placement", "Wait, in order of arrival, while other jobs hold"
+        " too many of this machine's cores: alone as long as it takes, =TIME so long at most.",
+        implied=FOREVER,
+    )  # fmt: skip
+    share_cores: bool = option(
+        False, YES_NO, "Placement", "Run on cores that other jobs hold where too few are left,"
+        " instead of refusing.",
+    )  # fmt: skip
     hardware: str | None = option(
         None, PATH, "Placement", "Plan for the machine saved by --print-hardware=json."
     )
@@ -250,6 +272,11 @@ class LaunchConfig:
     print_hardware: str | None = option(
         None, choice("table", "json"), "Inspection",
         "Print what is known of the hosts' processors and memory, and stop without a program.",
+        implied="table", saved=False,
+    )  # fmt: skip
+    print_leases: str | None = option(
+        None, choice("table", "json"), "Inspection",
+        "Print which jobs of all users hold which CPUs of this machine, and which wait, and stop.",
         implied="table", saved=False,
     )  # fmt: skip
     stacks: int | None = option(
@@ -655,7 +682,7 @@ def options() -> dict[str, Option]:
 def is_decided_by_plan(name: str) -> bool:
     """Tell whether a saved plan has decided an option, so that it cannot stand beside one."""
     return name in ("import_config", "export_config") or (
-        _OPTIONS[name].saved and name != "verbosity"
+        _OPTIONS[name].saved and name not in OF_THIS_LAUNCH
     )
 
 

@@ -21,12 +21,14 @@ __all__ = [
     "CPU_WORDS",
     "FILE_OR_AUTO",
     "FLAG",
+    "FOREVER",
     "INDICES",
     "MAX_INSTANCES",
     "NAME",
     "PATH",
     "SECONDS",
     "SECONDS_OR_AUTO",
+    "SECONDS_OR_FOREVER",
     "TEXT",
     "YES_NO",
     "YES_NO_WORDS",
@@ -44,6 +46,8 @@ __all__ = [
 MAX_INSTANCES = 65_536
 # What the launcher chooses by itself.
 AUTO = "auto"
+# No limit of time.
+FOREVER = "forever"
 # torchrun's words for as many processes as there are CPUs.
 CPU_WORDS = ("auto", "cpu")
 # Python refuses to write out numbers of thousands of digits.
@@ -315,6 +319,13 @@ SECONDS_OR_AUTO = Kind(
     expected=f"{_TIME_WORDS}; or auto",
     read=lambda text: "auto" if text.lower() == "auto" else _seconds(text),
     accepts=lambda v: v == "auto" or SECONDS.accepts(v),
+    is_text_in_files=True,
+)
+SECONDS_OR_FOREVER = Kind(
+    metavar=f"TIME|{FOREVER}",
+    expected=f"{_TIME_WORDS}; or {FOREVER}",
+    read=lambda text: FOREVER if text.lower() == FOREVER else _seconds(text),
+    accepts=lambda v: v == FOREVER or SECONDS.accepts(v),
     is_text_in_files=True,
 )
 INDICES = Kind(

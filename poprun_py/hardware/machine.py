@@ -57,6 +57,7 @@ class Machine:
 
     ``allowed_cpus`` and ``allowed_memory_nodes`` are what affinity and cpusets leave; ``cpu_quota``
     is the limit of CPU time in CPUs, None for no limit. Cores stand in the order of NUMA nodes.
+    ``held_cpus`` are left to other jobs.
     """
 
     cores: tuple[Core, ...]
@@ -64,6 +65,7 @@ class Machine:
     allowed_cpus: frozenset[int]
     allowed_memory_nodes: frozenset[int]
     cpu_quota: float | None = None
+    held_cpus: frozenset[int] = frozenset()
 
     @property
     def quota_cpus(self) -> int | None:
@@ -72,9 +74,14 @@ class Machine:
 
     @property
     def usable_cores(self) -> tuple[Core, ...]:
-        """Return the cores with at least one allowed CPU, reduced to their allowed CPUs."""
+        """Return the cores with at least one allowed CPU, reduced to their allowed CPUs.
+
+        Cores that another job has a part of are left out.
+        """
         usable = []
         for core in self.cores:
+            if not self.held_cpus.isdisjoint(core.cpus):
+                continue
             cpus = tuple(cpu for cpu in core.cpus if cpu in self.allowed_cpus)
             if cpus == core.cpus:
                 usable.append(core)
@@ -108,6 +115,7 @@ class Machine:
             "allowed_cpus": format_cpu_list(self.allowed_cpus),
             "allowed_memory_nodes": format_cpu_list(self.allowed_memory_nodes),
             "cpu_quota": self.cpu_quota,
+            **({"held_cpus": format_cpu_list(self.held_cpus)} if self.held_cpus else {}),
         }
 
     @classmethod
@@ -196,6 +204,7 @@ def _from_json(data: dict[str, Any]) -> Machine:
         allowed_cpus=frozenset(_cpus(data["allowed_cpus"], "allowed_cpus")),
         allowed_memory_nodes=frozenset(_cpus(data["allowed_memory_nodes"], "allowed_memory_nodes")),
         cpu_quota=quota,
+        held_cpus=frozenset(_cpus(data.get("held_cpus", ""), "held_cpus")),
     )
 
 

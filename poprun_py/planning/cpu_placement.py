@@ -65,7 +65,8 @@ class Placement:
 def place(machine: Machine, num_instances: int, policy: PlacementPolicy) -> tuple[Placement, ...]:
     """Return one placement for each of the ``num_instances`` local instances of a host.
 
-    A single instance that asks for no number of cores is not restricted, as with PopRun.
+    A single instance that asks for no number of cores is not restricted, as with PopRun, but to
+    what other jobs leave.
 
     Raises:
         UsageError: what is asked for does not fit the machine, with the numbers.
@@ -319,15 +320,18 @@ def _hardware_threads(cores: _Cores) -> _Cores:
 def _unrestricted(
     machine: Machine, cores: _Cores, num_instances: int, policy: PlacementPolicy
 ) -> tuple[Placement, ...]:
-    """Bind nothing; the threads are still an even share of what the host may use."""
+    """Bind nothing but to what other jobs leave; the threads are an even share of that."""
     nodes = tuple(sorted({core.numa_node for core in cores})) if policy.mode != "disabled" else ()
     shares = _spread_cores(cores, num_instances, policy)
     if policy.cores_per_instance is not None:
         shares = _trimmed(shares, policy)
     threads = _threads(machine, shares, len(cores) < num_instances, policy)
-    return tuple(
-        Placement(numa_nodes=nodes, memory_nodes=(), cpus=(), threads=count) for count in threads
-    )
+    bound = Placement(numa_nodes=nodes, memory_nodes=(), cpus=(), threads=1)
+    if machine.held_cpus:
+        nodes = tuple(sorted({core.numa_node for core in cores}))
+        cpus = tuple(sorted(cpu for core in cores for cpu in core.cpus))
+        bound = Placement(nodes, _memory_nodes(machine, [nodes])[0], cpus, threads=1)
+    return tuple(replace(bound, threads=count) for count in threads)
 
 
 def _threads(

@@ -27,6 +27,7 @@ _PROJECT_FILE = "pyproject.toml"
 _BESIDE = {
     "stacks": ("stacks", "verbosity"),
     "status": ("status", "status_format", "verbosity"),
+    "print_leases": ("print_leases", "verbosity"),
 }
 # The value of --import-config that leaves out every file.
 _NO_FILE = "none"
@@ -61,7 +62,8 @@ def gather_options(
         # It asks a job that runs: nothing else matters, and nothing may be in the way.
         idle = [option_name(name) for name in typed["origins"] if name not in _BESIDE[asking]]
         verb = "have" if len(idle) > 1 else "has"
-        asks = f"{option_name(asking)} asks a job that runs already"
+        whom = "about jobs that run" if asking == "print_leases" else "a job that runs"
+        asks = f"{option_name(asking)} asks {whom} already"
         why = f"{', '.join(idle)} {verb} no effect: {asks}"
         return GatheredOptions(config=merged(typed), warnings=(why,) if idle else ())
     variables, warnings = variables_layer(environ)

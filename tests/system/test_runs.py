@@ -70,8 +70,11 @@ def test_every_attempt_is_kept_with_why_it_ended(poprun, tmp_path):
 
 def test_runs_side_by_side_keep_apart(poprun, tmp_path):
     program = ("sh", "-c", "echo $POPRUN_RUN_ID; sleep 0.3")
+    shared = {"POPRUN_LEASES": "none"}
     with ThreadPoolExecutor(3) as threads:
-        jobs = [threads.submit(poprun, "--output-dir", "out", *program) for _ in range(3)]
+        jobs = [
+            threads.submit(poprun, "--output-dir", "out", *program, env=shared) for _ in range(3)
+        ]
         told = {job.result().stdout.partition(">:")[2].strip() for job in jobs}
     assert len(told) == 3
     assert names(tmp_path / "out") == [*sorted(told), "latest"]
@@ -114,7 +117,7 @@ def test_a_run_that_the_user_names_goes_on_with_its_next_attempt(poprun, tmp_pat
 
 
 def test_a_run_that_runs_is_not_joined_by_another_launcher(poprun, tmp_path):
-    named = {"POPRUN_RUN_ID": "job-17"}
+    named = {"POPRUN_RUN_ID": "job-17", "POPRUN_LEASES": "none"}
     process = poprun(
         "--output-dir", "out", "sh", "-c", "echo on; sleep 1000", start=True, env=named
     )

@@ -229,6 +229,6 @@ def test_interrupted_before_anything_is_there_it_ends_without_a_traceback():
 
 
 def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
-    monkeypatch.setattr(launcher, "run", lambda *_: LaunchResult(exit_code=130))
+    monkeypatch.setattr(launcher, "run", lambda *_, **__: LaunchResult(exit_code=130))
     assert run(["--num-instances", "1", "--num-replicas", "1", "true"]) == 130
     assert capsys.readouterr().err == ""

@@ -197,8 +197,9 @@ def test_an_instance_that_ended_holds_nothing(poprun, tmp_path, monkeypatch):
 
 @pytest.mark.mpi
 def test_an_offline_job_holds_nothing_and_a_partition_has_the_users_name(poprun, tmp_path):
+    environ = {"TMPDIR": str(tmp_path), "POPRUN_LEASES": "none"}
     jobs = {
-        name: poprun("-n", 1, *words, "sleep", "60", start=True, env={"TMPDIR": str(tmp_path)})
+        name: poprun("-n", 1, *words, "sleep", "60", start=True, env=environ)
         for name, words in (
             ("offline", ("--offline-mode", "yes")),
             ("named", ("--vipu-partition", "p-of-test")),

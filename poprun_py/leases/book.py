@@ -1,0 +1,236 @@
+"""Who holds which CPUs of this machine, and who waits: looking, taking, queueing, giving back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from poprun_py.errors import UsageError
+from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.leases.values import (
+    Holder,
+    Holding,
+    Waiter,
+    holding_of,
+    text_of,
+    waiter_of,
+)
+
+__all__ = ["PLACE_VARIABLE", "Book", "Lease", "Ticket", "leases_folder", "opened", "this_process"]
+
+PLACE_VARIABLE = "POPRUN_LEASES"
+_NONE = "none"
+_FOLDER_NAME = "poprun-py-leases"
+# The first is in memory: it is empty after a boot, and fast. Some systems lack it.
+_BASES = ("/dev/shm", "/tmp")
+_LEASE, _TICKET = "lease-", "ticket-"
+
+
+def leases_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the leases; None if there are none to be.
+
+    Raises:
+        UsageError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+    """
+    given = environ.get(PLACE_VARIABLE, "")
+    if given.lower() == _NONE:
+        return None
+    if given:
+        if not given.startswith("/") or "\0" in given:
+            raise UsageError(f"{PLACE_VARIABLE} {given!r}: expected an absolute path, or none")
+        return Path(given)
+    base = next((base for base in _BASES if os.access(base, os.W_OK | os.X_OK)), _BASES[-1])
+    return Path(base, _FOLDER_NAME)
+
+
+def this_process(program: str) -> Holder:
+    """Return who this process is, as the launcher of ``program``."""
+    pid = os.getpid()
+    started = _parent_and_start(pid)
+    return Holder(pid=pid, process_start=started[1] if started else 0, program=program)
+
+
+class Lease:
+    """CPUs that this process has to itself until ``close``, or until it is dead."""
+
+    def __init__(self, folder: LockedFolder | None, entry: Holding | None, descriptor: int) -> None:
+        self._folder, self._entry, self._descriptor = folder, entry, descriptor
+
+    @classmethod
+    def nothing(cls) -> Lease:
+        """Return what a job has where no leases are kept."""
+        return cls(None, None, -1)
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The CPUs; none where no leases are kept."""
+        return () if self._entry is None else self._entry.cpus
+
+    def name_run(self, run_id: str) -> None:
+        """Say to others which run it is."""
+        if self._folder is None or self._entry is None:
+            return
+        holder = self._entry.holder._replace(run_id=run_id)
+        self._entry = self._entry._replace(holder=holder)
+        # It counts as it is, too.
+        with contextlib.suppress(OSError), self._folder.alone():
+            self._folder.rewrite(self._descriptor, text_of(self._entry))
+
+    def close(self) -> None:
+        """Give the CPUs back; once more does nothing."""
+        if self._folder is not None and self._entry is not None:
+            self._folder.remove(self._entry.name, self._descriptor)
+            self._folder.close()
+        self._folder = self._entry = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Ticket:
+    """The place of this process among those that wait, until ``close``, or until it is dead."""
+
+    def __init__(self, folder: LockedFolder, entry: Waiter, descriptor: int) -> None:
+        self.number = entry.number
+        self.name = entry.name
+        self._folder, self._descriptor = folder, descriptor
+        self._is_open = True
+
+    def close(self) -> None:
+        """Leave the queue; once more does nothing."""
+        if self._is_open:
+            self._folder.remove(self.name, self._descriptor)
+        self._is_open = False
+
+
+class Book:
+    """Who holds and who waits, as it was when the mutex was taken, and until it is given back.
+
+    Made by ``opened``. Jobs in one of whose instances this process runs are not among
+    ``holdings`` but in ``outer``: their CPUs are this process's own to use.
+    """
+
+    def __init__(self, folder: LockedFolder) -> None:
+        self._folder = folder
+        holdings, waiters = [], []
+        for name, uid, text in folder.living():
+            if name.startswith(_LEASE) and (holding := holding_of(name, _user(uid), text)):
+                holdings.append(holding)
+            elif name.startswith(_TICKET) and (waiter := waiter_of(name, _user(uid), text)):
+                waiters.append(waiter)
+        holdings.sort(key=lambda each: (each.since, each.name))
+        above = _ancestors() if holdings else frozenset()
+        is_outer = [(h.holder.pid, h.holder.process_start) in above for h in holdings]
+        self.outer = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if is_so)
+        self.holdings = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if not is_so)
+        self._outer = self.outer[-1].name if self.outer else ""
+        self.waiters = tuple(sorted(waiters, key=lambda each: (each.number, each.name)))
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The CPUs that others hold."""
+        return frozenset(cpu for each in self.holdings for cpu in each.cpus)
+
+    def ahead_of(self, ticket: Ticket | None) -> tuple[Waiter, ...]:
+        """Return who came before the owner of ``ticket``; all who wait for one without.
+
+        Jobs within another one wait for one another only: its CPUs are free for nobody else.
+        """
+        rivals = tuple(each for each in self.waiters if each.outer == self._outer)
+        if ticket is None:
+            return rivals
+        place = (ticket.number, ticket.name)
+        return tuple(each for each in rivals if (each.number, each.name) < place)
+
+    def take(
+        self,
+        holder: Holder,
+        cpus: Sequence[int],
+        numa_nodes: Sequence[int],
+        *,
+        is_shared: bool = False,
+    ) -> Lease:
+        """Give CPUs to this process; what others hold is the caller's to look at.
+
+        Raises:
+            OSError: no lease can be kept.
+        """
+        entry = Holding(
+            name=f"{_LEASE}{holder.pid}-{os.urandom(4).hex()}",
+            user="",
+            holder=holder,
+            cpus=tuple(sorted(cpus)),
+            numa_nodes=tuple(sorted(numa_nodes)),
+            since=time.time(),
+            is_shared=is_shared,
+        )
+        descriptor = self._folder.make(entry.name, text_of(entry))
+        try:
+            return Lease(LockedFolder(self._folder.path), entry, descriptor)
+        except OSError:
+            self._folder.remove(entry.name, descriptor)
+            raise
+
+    def queue(self, holder: Holder) -> Ticket:
+        """Let this process wait behind all who wait now.
+
+        Raises:
+            OSError: no ticket can be kept.
+        """
+        number = max((each.number for each in self.waiters), default=0) + 1
+        entry = Waiter(
+            name=f"{_TICKET}{holder.pid}-{os.urandom(4).hex()}",
+            user="",
+            holder=holder,
+            number=number,
+            since=time.time(),
+            outer=self._outer,
+        )
+        return Ticket(self._folder, entry, self._folder.make(entry.name, text_of(entry)))
+
+
+@contextlib.contextmanager
+def opened(folder: LockedFolder) -> Iterator[Book]:
+    """Give the book to this process alone.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with folder.alone():
+        yield Book(folder)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _ancestors() -> frozenset[tuple[int, int]]:
+    """Return id and start of the processes above this one."""
+    found: set[tuple[int, int]] = set()
+    read = _parent_and_start(os.getpid())
+    while read is not None and read[0] > 0:
+        parent = read[0]
+        read = _parent_and_start(parent)
+        if read is not None:
+            found.add((parent, read[1]))
+    return frozenset(found)
+
+
+def _parent_and_start(pid: int) -> tuple[int, int] | None:
+    """Return a process's parent, and its start in clock ticks since the boot (proc(5))."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(fields[1]), int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,213 @@
+"""Files that are there while their maker lives: each has a lock of the kernel, gone with it.
+
+The folder may be everybody's: nothing in it is trusted, links and pipes are not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["LockedFolder"]
+
+_MUTEX = "mutex"
+_UNFINISHED = ".new-"
+# No file of ours is longer: 4096 single CPUs take 20 kB.
+_MAX_BYTES = 1 << 16
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# It is held for a millisecond: after so long its holder was stopped, or wants to be in the way.
+_MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
+
+
+class LockedFolder:
+    """A folder of locked files, with a mutex for those who make or read them.
+
+    Args:
+        path: the folder; it is made, for everybody, if it is not there.
+
+    Raises:
+        OSError: it cannot be used, or others could replace our files in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _make_for_everybody(path)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags)
+        mode = os.fstat(self._descriptor).st_mode
+        if mode & 0o022 and not mode & stat.S_ISVTX:
+            self.close()
+            raise PermissionError(
+                errno.EPERM, f"others may replace files in it (chmod 1777 {path})", str(path)
+            )
+
+    def close(self) -> None:
+        """Close the folder; files that were made stay."""
+        os.close(self._descriptor)
+
+    # --- the mutex --------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process out meanwhile.
+
+        Raises:
+            OSError: the mutex cannot be had.
+        """
+        deadline = time.monotonic() + _MUTEX_SECONDS
+        while True:
+            descriptor = self._open_mutex()
+            try:
+                _lock_before(descriptor, deadline, self.path / _MUTEX)
+                # Its owner may have removed it meanwhile: then others lock another file.
+                if self._is_mutex(descriptor):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+
+    def _open_mutex(self) -> int:
+        """Open the mutex to read it: a lock needs no more, whoever made the file."""
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(_MUTEX, _READ, dir_fd=self._descriptor)
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return descriptor
+                os.close(descriptor)
+                raise OSError(errno.EINVAL, "no regular file", str(self.path / _MUTEX))
+            with contextlib.suppress(FileExistsError):
+                # Not with the opening above: the kernel may refuse to open a stranger's file so.
+                flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                descriptor = os.open(_MUTEX, flags, 0o600, dir_fd=self._descriptor)
+                os.fchmod(descriptor, 0o644)
+                return descriptor
+
+    def _is_mutex(self, descriptor: int) -> bool:
+        try:
+            there = os.stat(_MUTEX, dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(os.fstat(descriptor), there)
+
+    # --- the files --------------------------------------------------------------------------
+
+    def make(self, name: str, text: str) -> int:
+        """Make a file that all may read, locked by the descriptor that is returned; when alone.
+
+        It is seen whole and locked, or not at all.
+
+        Raises:
+            OSError: it cannot be made; nothing is left of it.
+        """
+        unfinished = f"{_UNFINISHED}{os.getpid()}-{os.urandom(4).hex()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(unfinished, flags, 0o600, dir_fd=self._descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.rewrite(descriptor, text)
+            os.fchmod(descriptor, 0o644)
+            folder = self._descriptor
+            os.rename(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            self.remove(unfinished, descriptor)
+            raise
+        return descriptor
+
+    def rewrite(self, descriptor: int, text: str) -> None:
+        """Put other text into a file that was made; when alone.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        data = text.encode()
+        if os.pwrite(descriptor, data, 0) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        os.ftruncate(descriptor, len(data))
+
+    def remove(self, name: str, descriptor: int) -> None:
+        """Remove a file that was made, and give its lock back."""
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self._descriptor)
+        os.close(descriptor)
+
+    def living(self) -> list[tuple[str, int, bytes]]:
+        """Return name, owner and text of every file whose maker lives; remove the others' files.
+
+        When alone: unfinished files are no one's then. A stranger's cannot be removed, only passed
+        over.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        found = []
+        for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
+            if name == _MUTEX:
+                continue
+            try:
+                descriptor = os.open(name, _READ, dir_fd=self._descriptor)
+            except OSError:
+                continue
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                if not _is_locked(descriptor):
+                    self._sweep(name)
+                elif status.st_size <= _MAX_BYTES and not name.startswith("."):
+                    found.append((name, status.st_uid, os.pread(descriptor, _MAX_BYTES, 0)))
+            except OSError:
+                continue
+            finally:
+                os.close(descriptor)
+        return found
+
+    def _sweep(self, name: str) -> None:
+        # Only what a process of ours may have left: the folder may be a user's own.
+        if name.startswith((_UNFINISHED, "lease-", "ticket-")):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._descriptor)
+
+
+def _make_for_everybody(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In one step: another user may come between a folder and its mode.
+    before = os.umask(0)
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o1777)
+    finally:
+        os.umask(before)
+
+
+def _is_locked(descriptor: int) -> bool:
+    # Shared: others who look at the same moment do not take one another for the maker.
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _lock_before(descriptor: int, deadline: float, path: Path) -> None:
+    """Lock a file for this process alone.
+
+    Raises:
+        TimeoutError: another one has it for too long.
+    """
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            # A lock that waits could not end by itself.
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, "another process keeps it locked", str(path)
+                ) from None
+        time.sleep(_MUTEX_PAUSE_SECONDS)

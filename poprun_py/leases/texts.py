@@ -1,0 +1,96 @@
+"""Who holds what and who waits, in words: sentences, a table, JSON. Only text is made here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.leases.values import Holding, Waiter
+
+__all__ = ["cpus_text", "document", "holders_text", "table", "who"]
+
+_MOST_NAMED = 4
+_DAY_SECONDS = 86_400
+_COLUMNS = ("job", "user", "pid", "program", "CPUs", "NUMA nodes", "since")
+_WAITS = "waits"
+
+
+def who(entry: Holding | Waiter) -> str:
+    """Return the name of a job: ``ann's train.py (run R, pid 7)``."""
+    holder = entry.holder
+    run = f"run {holder.run_id}, " if holder.run_id else ""
+    return f"{entry.user}'s {holder.program or 'program'} ({run}pid {holder.pid})"
+
+
+def cpus_text(cpus: Sequence[int]) -> str:
+    """Return CPUs with their noun: ``CPU 3`` or ``CPUs 0-2``."""
+    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {format_cpu_list(cpus)}"
+
+
+def holders_text(holdings: Sequence[Holding]) -> str:
+    """Return who holds which CPUs since when, in one line."""
+    said = [
+        f"{who(each)} has {cpus_text(each.cpus)} since {_clock(each.since)}"
+        for each in holdings[:_MOST_NAMED]
+    ]
+    more = len(holdings) - _MOST_NAMED
+    return ", ".join(said) + (f", and {more} more (--print-leases)" if more > 0 else "")
+
+
+def _clock(since: float) -> str:
+    form = "%H:%M:%S" if 0 <= time.time() - since < _DAY_SECONDS else "%Y-%m-%d %H:%M"
+    try:
+        return time.strftime(form, time.localtime(since))
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
+def table(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> str:
+    """Return a row for each job that holds or waits, those that wait in their order."""
+    rows = [_COLUMNS]
+    for holding in holdings:
+        shared = " (shared)" if holding.is_shared else ""
+        lists = (format_cpu_list(holding.cpus) + shared, format_cpu_list(holding.numa_nodes))
+        rows.append((*_row(holding), *lists, _clock(holding.since)))
+    for place, waiter in enumerate(waiters, 1):
+        rows.append((*_row(waiter), f"{_WAITS} ({place})", "-", _clock(waiter.since)))
+    if len(rows) == 1:
+        return "no job holds CPUs of this machine"
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _row(entry: Holding | Waiter) -> tuple[str, str, str, str]:
+    holder = entry.holder
+    return holder.run_id or "-", entry.user, str(holder.pid), holder.program or "-"
+
+
+def document(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> dict[str, Any]:
+    """Return the same as JSON values; times are in seconds since the epoch."""
+    return {
+        "jobs": [
+            {
+                **_described(each),
+                "cpus": list(each.cpus),
+                "numa_nodes": list(each.numa_nodes),
+                "shared": each.is_shared,
+            }
+            for each in holdings
+        ],
+        "waiting": [_described(each) for each in waiters],
+    }
+
+
+def _described(entry: Holding | Waiter) -> dict[str, Any]:
+    return {
+        "run_id": entry.holder.run_id,
+        "user": entry.user,
+        "pid": entry.holder.pid,
+        "program": entry.holder.program,
+        "since": entry.since,
+    }

@@ -1,0 +1,153 @@
+"""What stands in the files of the folder, as values: leases and tickets, with their JSON.
+
+The files are written by others, perhaps by strangers: what cannot be understood is no lease. Pure.
+Every launch waits for this module: its tuples are made in an eighth of the time of data classes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list
+
+__all__ = ["Holder", "Holding", "Waiter", "holding_of", "text_of", "waiter_of"]
+
+_VERSION = 1
+_MAX_NAME = 80
+_MAX_NUMBER = 1 << 53
+
+
+class Holder(NamedTuple):
+    """A job: its launcher's process, the name of its program, and of its run once it has one.
+
+    ``process_start`` is when the process started, in clock ticks since the boot: with it the
+    process is the same one, not a later one of the same id.
+    """
+
+    pid: int
+    process_start: int
+    program: str
+    run_id: str = ""
+
+
+class Holding(NamedTuple):
+    """The lease of a job. ``user`` owns the file; ``since`` is in seconds since the epoch.
+
+    ``is_shared``: it was taken although others hold some of the CPUs.
+    """
+
+    name: str
+    user: str
+    holder: Holder
+    cpus: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
+    since: float
+    is_shared: bool = False
+
+
+class Waiter(NamedTuple):
+    """The ticket of a job that waits; the lowest ``number`` came first.
+
+    ``outer`` is the lease of the job in one of whose instances it runs; empty for none.
+    """
+
+    name: str
+    user: str
+    holder: Holder
+    number: int
+    since: float
+    outer: str = ""
+
+
+def text_of(entry: Holding | Waiter) -> str:
+    """Return what stands in the file of a lease or a ticket; who owns the file is its user."""
+    holder = entry.holder
+    data: dict[str, Any] = {
+        "version": _VERSION,
+        "pid": holder.pid,
+        "process_start": holder.process_start,
+        "program": holder.program,
+        "run_id": holder.run_id,
+        "since": entry.since,
+    }
+    if isinstance(entry, Waiter):
+        return json.dumps({**data, "number": entry.number, "outer": entry.outer}) + "\n"
+    lists = {
+        "cpus": format_cpu_list(entry.cpus),
+        "numa_nodes": format_cpu_list(entry.numa_nodes),
+        "shared": entry.is_shared,
+    }
+    return json.dumps({**data, **lists}) + "\n"
+
+
+def holding_of(name: str, user: str, text: bytes) -> Holding | None:
+    """Return the lease that ``text`` describes; None if it describes none."""
+    try:
+        data = _document(text)
+        cpus = parse_cpu_list(data["cpus"])
+        if not cpus:
+            return None
+        return Holding(
+            name=name,
+            user=user,
+            holder=_holder(data),
+            cpus=cpus,
+            numa_nodes=parse_cpu_list(data["numa_nodes"]),
+            since=_seconds(data["since"]),
+            is_shared=data["shared"] is True,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def waiter_of(name: str, user: str, text: bytes) -> Waiter | None:
+    """Return the ticket that ``text`` describes; None if it describes none."""
+    try:
+        data = _document(text)
+        return Waiter(
+            name=name,
+            user=user,
+            holder=_holder(data),
+            number=_whole(data["number"]),
+            since=_seconds(data["since"]),
+            outer=_name(data["outer"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    data = json.loads(text)
+    if not isinstance(data, dict) or data["version"] != _VERSION:
+        raise ValueError(text)
+    return data
+
+
+def _holder(data: dict[str, Any]) -> Holder:
+    return Holder(
+        pid=_whole(data["pid"]),
+        process_start=_whole(data["process_start"]),
+        program=_name(data["program"]),
+        run_id=_name(data["run_id"]),
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+        raise ValueError(value)
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < _MAX_NUMBER:
+        raise ValueError(value)
+    return float(value)
+
+
+def _name(value: Any) -> str:
+    """Return a name as it may be printed: a stranger's may hold what a terminal obeys."""
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return "".join(c if c.isprintable() else "?" for c in value[:_MAX_NAME])

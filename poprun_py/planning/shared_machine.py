@@ -1,0 +1,100 @@
+"""What a job takes of a machine, and of one on which other jobs run. Pure.
+
+A job that says how many cores it needs goes where no other job has memory, if it fits there. One
+that takes all there is takes all that is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.hardware.reader import Machine
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.launch_plan import place_instances
+from poprun_py.planning.topology import Topology
+
+__all__ = ["Share", "beside", "taken_of", "this_host"]
+
+
+class Share(NamedTuple):
+    """What a job takes of this machine: the machines to plan on, CPUs, NUMA nodes, placements."""
+
+    machines: tuple[Machine | None, ...]
+    cpus: frozenset[int]
+    numa_nodes: frozenset[int]
+    placements: tuple[Placement, ...]
+
+
+def this_host(topology: Topology) -> int | None:
+    """Return the index of the host that is this machine, None where the job does not run here."""
+    return next((i for i, host in enumerate(topology.hosts) if host.is_local), None)
+
+
+def beside(
+    config: LaunchConfig,
+    topology: Topology,
+    machines: tuple[Machine | None, ...],
+    held: frozenset[int],
+) -> Share | None:
+    """Return what the job takes of this machine beside jobs that hold CPUs.
+
+    Args:
+        config: what is asked for.
+        topology: who is on which host; one of them is this machine.
+        machines: the machine of each host.
+        held: the CPUs that other jobs hold; those that this one may use count.
+
+    Returns:
+        The share; None if it does not fit on what is left.
+    """
+    index = this_host(topology)
+    machine = None if index is None else machines[index]
+    if index is None or machine is None:
+        return None
+    held = held.intersection(cpu for core in machine.usable_cores for cpu in core.cpus)
+    for without in _candidates(config, machine, held):
+        left = replace(machine, held_cpus=machine.held_cpus | without)
+        if not left.usable_cores:
+            continue
+        planned_on = (*machines[:index], left, *machines[index + 1 :])
+        placements, refusal = place_instances(config, topology, planned_on)
+        if not refusal:
+            return _share(topology, planned_on, tuple(placements))
+    return None
+
+
+def taken_of(
+    topology: Topology, machines: tuple[Machine | None, ...], placements: tuple[Placement, ...]
+) -> Share:
+    """Return what a job takes of this machine by placements that stand already."""
+    return _share(topology, machines, placements)
+
+
+def _candidates(
+    config: LaunchConfig, machine: Machine, held: frozenset[int]
+) -> tuple[frozenset[int], ...]:
+    """Return the CPUs to leave to others, the best first."""
+    if config.cores_per_instance is None or not held:
+        return (held,)
+    beside_others = {
+        cpu for node in machine.numa_nodes if not held.isdisjoint(node.cpus) for cpu in node.cpus
+    }
+    return (frozenset(beside_others), held)
+
+
+def _share(
+    topology: Topology, machines: tuple[Machine | None, ...], placements: tuple[Placement, ...]
+) -> Share:
+    index = this_host(topology)
+    machine = None if index is None else machines[index]
+    if index is None or machine is None:
+        return Share(machines, frozenset(), frozenset(), placements)
+    count = topology.instances_per_host
+    ours = placements[index * count : (index + 1) * count]
+    usable = {cpu for core in machine.usable_cores for cpu in core.cpus}
+    # Who is not bound may run anywhere.
+    cpus = {cpu for each in ours for cpu in (each.cpus or usable)}
+    nodes = {node.index for node in machine.numa_nodes if not cpus.isdisjoint(node.cpus)}
+    return Share(machines, frozenset(cpus), frozenset(nodes), placements)

@@ -1,0 +1,40 @@
+"""A folder of leases, and processes that hold some of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+
+HOLDER = ROOT / "tests" / "support" / "lease_holder.py"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Return a folder for leases that is not there yet."""
+    return tmp_path / "leases"
+
+
+@pytest.fixture
+def holder(place):
+    """Start a process that holds CPUs (or waits, or looks), and return it with what it saw."""
+    started = []
+
+    def start(verb="hold", cpus="0", folder=place, through=(), user=()):
+        process = subprocess.Popen(
+            [*through, sys.executable, str(HOLDER), str(folder), verb, cpus, *user],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        started.append(process)
+        return SimpleNamespace(process=process, seen=json.loads(process.stdout.readline()))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,204 @@
+"""Looking, taking, queueing and giving back, with real processes and their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, wait_until
+
+from poprun_py.errors import UsageError
+from poprun_py.leases.book import leases_folder, opened, this_process
+from poprun_py.leases.locked_files import LockedFolder
+
+WORKER = ROOT / "tests" / "support" / "lease_worker.py"
+NOBODY, SOMEBODY = 65_534, 54_321
+
+
+@pytest.fixture
+def folder(place):
+    with contextlib.closing(LockedFolder(place)) as made:
+        yield made
+
+
+def held(folder):
+    with opened(folder) as book:
+        return book.held
+
+
+def test_a_lease_is_seen_until_it_is_given_back(folder, holder):
+    with opened(folder) as book:
+        lease = book.take(this_process("mine"), (1, 3), (0,))
+    # Who looks is a child of this process.
+    seen = holder("look").seen["outer"][0]
+    assert (seen["cpus"], seen["pid"], seen["program"]) == ([1, 3], os.getpid(), "mine")
+    lease.name_run("run-7")
+    assert holder("look").seen["outer"][0]["run_id"] == "run-7"
+    lease.close()
+    lease.close()
+    assert holder("look").seen["outer"] == []
+
+
+def test_a_killed_holder_frees_its_cpus_at_once(folder, holder):
+    first, second = holder(cpus="0-1").process, holder(cpus="2").process
+    assert held(folder) == {0, 1, 2}
+    first.kill()
+    first.wait()
+    assert held(folder) == {2}
+    second.communicate("")
+    assert held(folder) == frozenset()
+
+
+def test_the_queue_is_in_order_of_arrival_and_forgets_the_dead(folder, holder):
+    waiting = [holder("queue").process for _ in range(3)]
+    with opened(folder) as book:
+        assert [each.holder.pid for each in book.waiters] == [p.pid for p in waiting]
+        mine = book.queue(this_process("mine"))
+    waiting[0].kill()
+    waiting[0].wait()
+    with opened(folder) as book:
+        assert [w.holder.pid for w in book.ahead_of(mine)] == [p.pid for p in waiting[1:]]
+        assert len(book.ahead_of(None)) == 3
+    mine.close()
+    with opened(folder) as book:
+        assert [each.holder.pid for each in book.waiters] == [p.pid for p in waiting[1:]]
+
+
+def test_the_cpus_of_an_outer_job_are_its_instances_own(folder, holder):
+    with opened(folder) as book:
+        lease = book.take(this_process("outer"), (0, 1), (0,))
+    inner = holder("look", through=("sh", "-c", '"$@"; true', "sh")).seen
+    assert (inner["jobs"], [job["cpus"] for job in inner["outer"]]) == ([], [[0, 1]])
+    # Who waits for the outer job is not waited for within it: both would wait for ever.
+    with opened(folder) as book:
+        ticket = book.queue(this_process("behind the outer job"))
+    assert holder("look").seen["ahead"] == 0
+    inside = holder("queue").process
+    assert holder("look").seen["ahead"] == 1
+    with opened(folder) as book:
+        assert [each.holder.pid for each in book.ahead_of(None)] == [os.getpid()]
+    inside.communicate("")
+    ticket.close()
+    lease.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("none", None), ("NONE", None), ("/x/y", Path("/x/y"))],
+)
+def test_the_folder_that_is_named(given, found):
+    assert leases_folder({"POPRUN_LEASES": given}) == found
+
+
+def test_the_folder_that_is_not_named():
+    assert leases_folder({}) in (Path("/dev/shm/poprun-py-leases"), Path("/tmp/poprun-py-leases"))
+    with pytest.raises(UsageError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
+        leases_folder({"POPRUN_LEASES": "x"})
+
+
+# --- many processes, and kills --------------------------------------------------------------------
+
+
+def workers(place, cores, count, kills):
+    """Run 8 workers, of which some are killed, and return what they say and who was killed."""
+    import random
+
+    chance = random.Random(1)
+
+    def start(seed):
+        words = [sys.executable, str(WORKER), str(place), str(cores), str(count), str(seed)]
+        out = (cores.parent / f"said-{seed}").open("w")
+        with out:
+            return subprocess.Popen(
+                words, stdout=out, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=-3
+            )
+
+    running, killed, seeds = {seed: start(seed) for seed in range(8)}, set(), iter(range(8, 999))
+
+    def said():
+        return sum(f.read_text().count("\n") for f in cores.parent.glob("said-*"))
+
+    try:
+        for number in range(kills):
+            # The next kill comes after more of the work, somewhere in the middle of an operation.
+            wait_until(lambda n=number: said() > (n + 1) * count * 4 // kills)
+            alive = sorted(s for s, p in running.items() if p.poll() is None)
+            victim = running[chance.choice(alive)]
+            victim.kill()
+            victim.wait()
+            killed.add(victim.pid)
+            seed = next(seeds)
+            running[seed] = start(seed)
+        for process in running.values():
+            process.wait(60)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    codes = {p.returncode for p in running.values() if p.pid not in killed}
+    lines = [f.read_text().splitlines() for f in cores.parent.glob("said-*")]
+    return [line for each in lines for line in each], killed, codes
+
+
+@pytest.mark.parametrize(
+    ("count", "kills"),
+    [(12, 3), pytest.param(125, 30, marks=pytest.mark.sweep)],
+)
+def test_no_core_has_two_holders_and_none_is_lost(folder, place, tmp_path, count, kills):
+    cores = tmp_path / "cores"
+    cores.mkdir()
+    for cpu in range(4):
+        (cores / str(cpu)).touch()
+    said, killed, codes = workers(place, cores, count, kills)
+    assert codes == {0}
+    assert len(killed) == kills
+    assert said.count("had") > count
+    # The locks of a killed process go one after another.
+    twice = [line.split() for line in said if line.startswith("twice")]
+    assert [words for words in twice if int(words[2]) not in killed] == []
+    assert held(folder) == frozenset()
+    assert [each.name for each in place.iterdir()] == ["mutex"]
+
+
+# --- users side by side ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared():
+    """Return a folder that all users reach; pytest's own are private."""
+    made = Path(tempfile.mkdtemp(prefix="leases-of-users-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_two_users_without_rights_respect_one_another(shared, holder):
+    place = shared / "leases"
+    LockedFolder(place).close()
+    users = {uid: {"user": [str(uid)], "folder": place} for uid in (NOBODY, SOMEBODY)}
+    # The mutex belongs to the first; the other locks it all the same.
+    first = holder(cpus="0", **users[NOBODY])
+    assert (place / "mutex").stat().st_uid == NOBODY
+    second = holder(cpus="1", **users[SOMEBODY])
+    assert [(job["user"], job["cpus"]) for job in second.seen["jobs"]] == [("nobody", [0])]
+    look = holder("look", **users[NOBODY]).seen["jobs"]
+    assert [job["user"] for job in look] == ["nobody", str(SOMEBODY)]
+    # The file of a dead one cannot be removed by the other user, and counts no more.
+    first.process.kill()
+    first.process.wait()
+    assert [j["cpus"] for j in holder("look", **users[SOMEBODY]).seen["jobs"]] == [[1]]
+    assert len(list(place.glob("lease-*"))) == 2
+    assert [j["cpus"] for j in holder("look", **users[NOBODY]).seen["jobs"]] == [[1]]
+    assert len(list(place.glob("lease-*"))) == 1
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
+    # What another user hides is passed over.
+    (place / "lease-hidden").touch(mode=0o600)
+    assert [j["cpus"] for j in holder("look", **users[NOBODY]).seen["jobs"]] == [[1]]

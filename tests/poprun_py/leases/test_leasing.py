@@ -1,0 +1,200 @@
+"""On the way to a lease: taking, refusing, sharing, waiting, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import wait_until
+
+from poprun_py.cli import run
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import StartError, UsageError
+from poprun_py.leasing import lease_share
+from poprun_py.planning.shared_machine import Share
+
+
+def share(*cpus):
+    return Share((), frozenset(cpus), frozenset({0}), (cpus,))
+
+
+@pytest.fixture
+def job(place, monkeypatch):
+    """Lease one of CPUs 0 and 1, whichever is left; both are the whole machine."""
+    monkeypatch.setenv("POPRUN_LEASES", str(place))
+    said = SimpleNamespace(log=[], warn=[], tell=[], binding=[])
+    console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
+    taken = []
+
+    def take(*, cores=1, progress=None, **options):
+        def beside(held):
+            left = [cpu for cpu in (0, 1) if cpu not in held]
+            return share(*left[:cores]) if len(left) >= cores else None
+
+        config = LaunchConfig(program=("/x/train.py",), **options)
+        found, lease = lease_share(config, share(*range(cores)), beside, console, progress)
+        taken.append(lease)
+        return SimpleNamespace(share=found, lease=lease)
+
+    take.said = said
+    yield take
+    for lease in taken:
+        lease.close()
+
+
+def test_alone_nothing_is_said(job, holder):
+    leased = job()
+    assert leased.share.cpus == {0}
+    assert vars(job.said) == {"log": [], "warn": [], "tell": [], "binding": []}
+    seen = holder("look").seen["outer"][0]
+    assert (seen["program"], seen["cpus"]) == ("train.py", [0])
+
+
+def test_beside_another_it_is_told_only_what_made_a_difference(job, holder):
+    holder(cpus="1")
+    leased = job()
+    assert leased.share.cpus == {0}
+    assert "has CPU 1 since" in job.said.log[0]
+    assert "the memory of a NUMA node is shared with" in job.said.log[1]
+    assert (job.said.tell, job.said.warn) == ([], [])
+
+
+def test_what_changed_the_plan_is_told(job, holder):
+    other = holder(cpus="0").process
+    assert job().share.cpus == {1}
+    assert job.said.tell == [
+        line for line in job.said.tell
+        if f"holder (pid {other.pid}) has CPU 0 since" in line and "this one has CPU 1" in line
+    ]  # fmt: skip
+    assert len(job.said.tell) == 1
+
+
+def test_a_refusal_names_the_holders_and_the_ways_out(job, holder):
+    other = holder(cpus="0-1").process
+    with pytest.raises(StartError) as caught:
+        job()
+    said = str(caught.value)
+    assert "of the CPUs 0 that this job can take 0 are free" in said
+    assert f"holder (pid {other.pid}) has CPUs 0-1 since" in said
+    for way in ("--cores-per-instance", "--wait-for-resources", "--share-cores yes"):
+        assert way in said
+    assert len(list(holder("look").seen["jobs"])) == 1
+
+
+def test_sharing_takes_the_whole_and_warns(job, holder):
+    holder(cpus="0")
+    leased = job(cores=2, share_cores=True)
+    assert leased.share.cpus == {0, 1}
+    assert len(job.said.warn) == 1
+    assert "has CPU 0 since" in job.said.warn[0]
+    assert holder("look").seen["outer"][0]["shared"] is True
+
+
+def test_sharing_that_is_not_needed_is_none(job, holder):
+    holder(cpus="0")
+    assert job(share_cores=True).share.cpus == {1}
+    assert job.said.warn == []
+    assert holder("look").seen["outer"][0]["shared"] is False
+
+
+def test_who_waits_goes_first(job, holder):
+    waiter = holder("queue").process
+    with pytest.raises(StartError, match=r"waiter \(pid \d+\) waits for CPUs in front of this job"):
+        job()
+    waiter.communicate("")
+    assert job().share.cpus == {0}
+
+
+def test_waiting_ends_with_the_holder(job, holder, place):
+    other = holder(cpus="0-1").process
+    lines = []
+
+    def progress(line):
+        lines.append(line)
+        if other.poll() is None and line:
+            other.kill()
+            other.wait()
+
+    leased = job(wait_for_resources="forever", progress=progress)
+    assert leased.share.cpus == {0}
+    assert lines[0].startswith("waiting 0 s for CPUs at place 1 of 1: ")
+    assert lines[-1] == ""
+    assert len(list(place.glob("ticket-*"))) == 0
+
+
+def test_the_time_for_waiting_is_kept(job, holder, place):
+    holder(cpus="0-1")
+    began = time.monotonic()
+    with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; of the"):
+        job(wait_for_resources=0.3)
+    assert time.monotonic() - began >= 0.3
+    assert len(job.said.tell) == 1
+    assert list(place.glob("ticket-*")) == []
+
+
+def test_ctrl_c_ends_waiting_at_once(job, holder, place):
+    holder(cpus="0-1")
+
+    def interrupt():
+        wait_until(lambda: job.said.tell)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        job(wait_for_resources="forever")
+    thread.join()
+    assert list(place.glob("ticket-*")) == []
+
+
+def test_who_holds_and_who_waits_is_printed(job, holder, place, capsys):
+    assert run(["--print-leases"]) == 0
+    assert capsys.readouterr().out == "no job holds CPUs of this machine\n"
+    pids = [holder(cpus="0-2,5").process.pid, holder("queue").process.pid]
+    assert run(["--print-leases"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[2] for row in rows] == ["pid", *map(str, pids)]
+    assert (rows[1][4], rows[2][4:6]) == ("0-2,5", ["waits", "(1)"])
+    assert run(["--print-leases=json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [each["pid"] for each in told["jobs"] + told["waiting"]] == pids
+    assert run(["--print-leases", "-n", "2"]) == 0
+    assert "--num-instances has no effect: --print-leases asks" in capsys.readouterr().err
+    place.chmod(0o777)
+    assert run(["--print-leases"]) == 3
+    assert f"chmod 1777 {place}" in capsys.readouterr().err
+
+
+def test_none_keeps_no_leases(job, holder, place, monkeypatch):
+    holder(cpus="0-1")
+    monkeypatch.setenv("POPRUN_LEASES", "none")
+    leased = job(cores=2)
+    assert (leased.share.cpus, leased.lease.cpus) == ({0, 1}, ())
+    monkeypatch.setenv("POPRUN_LEASES", "here")
+    with pytest.raises(UsageError, match="expected an absolute path"):
+        job()
+
+
+def test_without_a_folder_the_job_runs_with_a_warning(job, place):
+    place.write_text("no folder")
+    leased = job()
+    assert leased.lease.cpus == ()
+    assert len(job.said.warn) == 1
+    assert f"no cores are kept from other jobs: {place}: Not a directory" in job.said.warn[0]
+
+
+def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, monkeypatch):
+    holder(cpus="0")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    leased = job()
+    assert (leased.share.cpus, leased.lease.cpus) == ({1}, ())
+    assert "No space left on device" in job.said.warn[0]

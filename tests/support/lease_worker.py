@@ -1,0 +1,54 @@
+"""Takes and gives back leases at random until its input ends; tells of every core it met twice.
+
+Words: the folder of the leases, a folder with a file ``N`` for each CPU N, how many operations, a
+seed. That a core has one holder is checked apart from the leases: by a lock on the core's file.
+"""
+
+import fcntl
+import os
+import random
+import sys
+from pathlib import Path
+
+from poprun_py.leases.book import opened, this_process
+from poprun_py.leases.locked_files import LockedFolder
+
+
+def main(place: str, cores: str, count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    folder = LockedFolder(Path(place))
+    files = [os.open(path, os.O_RDWR) for path in sorted(Path(cores).iterdir())]
+    me = this_process("worker")
+    ticket = None
+    for _ in range(count):
+        wanted = chance.randint(1, len(files))
+        with opened(folder) as book:
+            free = sorted(set(range(len(files))) - book.held)
+            lease = None
+            if wanted <= len(free) and not book.ahead_of(ticket):
+                cpus = chance.sample(free, wanted)
+                lease = book.take(me, cpus, [0])
+            elif ticket is None and chance.random() < 0.5:
+                ticket = book.queue(me)
+        if lease is None:
+            if ticket is not None and chance.random() < 0.3:
+                ticket.close()
+                ticket = None
+            print("busy", flush=True)
+            continue
+        if ticket is not None:
+            ticket.close()
+            ticket = None
+        for cpu in cpus:
+            try:
+                fcntl.flock(files[cpu], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("twice", cpu, os.pread(files[cpu], 20, 0).decode(), flush=True)
+            os.pwrite(files[cpu], f"{os.getpid():<20}".encode(), 0)
+        for cpu in cpus:
+            fcntl.flock(files[cpu], fcntl.LOCK_UN)
+        lease.close()
+        print("had", flush=True)
+
+
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
