@@ -134,7 +134,10 @@ sys.stdin.read() if popdist_py.getInstanceIndex() == 0 else popdist_py.barrier()
 
 
 @pytest.mark.sweep
-def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(poprun, script, tmp_path):
+def test_a_stopped_launcher_is_said_to_be_and_hides_no_other_job(
+    poprun, script, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("POPRUN_LEASES", "none")  # two jobs at once
     program, pipe = script(WAITS), subprocess.PIPE
     jobs = [poprun("-n", 1, "--output-dir", name, program, start=True, stdin=pipe) for name in "ab"]
     for job in jobs:
