@@ -284,6 +284,11 @@ class ServerStore:
                 f"{self._address} answers (HTTP {status}), but not as a server of pods of this "
                 f"version does: {problem}; check the address, and upgrade the older of the two"
             ) from None
+        if error.error == "unknown-call":
+            raise UnreachableError(
+                f"{self._address} is a server of pods, but does not know {call.path}: it is of "
+                "another version; upgrade the older of the two"
+            )
         message = " ".join(error.message.split())
         if status == 401:
             message = f"the token for {self.where} {_TOKEN_ADVICE}"
