@@ -227,7 +227,10 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         self.asyncore.close_all(self._map, ignore_all=True)
 
     def end(self) -> None:
-        """Let ``run`` return; once more does nothing. Any thread may, and a signal's handler."""
+        """Let ``run`` return; once more does nothing.
+
+        Only in the thread of ``run``: in a signal's handler, or by its trigger.
+        """
         if not self._is_ending:
             self._is_ending = True
             self.pull_trigger()
