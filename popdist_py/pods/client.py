@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import secrets
 import time
@@ -28,6 +27,7 @@ from popdist_py.pods.errors import (
     UnreachableError,
 )
 from popdist_py.pods.renewal import Renewal
+from popdist_py.pods.store import own_user
 from popdist_py.pods.values import (
     Allocation,
     Attachment,
@@ -91,7 +91,7 @@ class ServerStore:
         token = token.strip()
         if not re.fullmatch(r"[!-~]+", token):
             raise NotAllowedError(f"the token for {self.where} {_TOKEN_ADVICE}")
-        self.user = _own_user() if user is None else user
+        self.user = own_user() if user is None else user
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
@@ -318,11 +318,3 @@ _TOKEN_ADVICE: Final = (
 def _took_all_time(error: HTTPError) -> bool:
     # A host that drops packets takes the whole time to connect: once is enough.
     return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
-
-
-def _own_user() -> str:
-    uid = os.geteuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # containers run under numbers without a name
-        return str(uid)

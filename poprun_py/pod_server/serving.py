@@ -23,15 +23,15 @@ from waitress.server import TcpWSGIServer
 from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import InUseError, PodError
+from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
 from poprun_py.pod_server.application import make_application
 from poprun_py.pod_server.lease_clock import LeaseClock
-from poprun_py.pod_server.token import TOKEN_FILE, own_token
+from poprun_py.pod_server.token import own_token
 from poprun_py.terminal import UnwritableError, print_error, print_problem
 
-__all__ = ["HOST", "NETWORK_ADVICE", "PORT", "SECONDS", "PodServer", "listen", "serve"]
+__all__ = ["HOST", "NETWORK_ADVICE", "SECONDS", "PodServer", "listen", "serve"]
 
 HOST: Final = "127.0.0.1"
-PORT: Final = 8090
 # How long a holder lives that does not renew its attachments; it does so six times in it.
 SECONDS: Final = 30.0
 
@@ -54,7 +54,7 @@ def serve(
     folder: Path,
     *,
     host: str = HOST,
-    port: int = PORT,
+    port: int = DEFAULT_PORT,
     verbose: bool | int = False,
     seconds: float = SECONDS,
 ) -> int:
@@ -249,7 +249,7 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
     )
     _say(
         f"serving the pod {name} at http://{shown}:{port}; clients say "
-        f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN_FILE} as "
+        f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN} as "
         "~/.config/poprun-py/pod-token"
     )
     if not is_here:
