@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import secrets
 import time
@@ -28,6 +27,7 @@ from popdist_py.pods.errors import (
     UnreachableError,
 )
 from popdist_py.pods.renewal import Renewal
+from popdist_py.pods.store import own_user
 from popdist_py.pods.values import (
     Allocation,
     Attachment,
@@ -91,7 +91,7 @@ class ServerStore:
         token = token.strip()
         if not re.fullmatch(r"[!-~]+", token):
             raise NotAllowedError(f"the token for {self.where} {_TOKEN_ADVICE}")
-        self.user = _own_user() if user is None else user
+        self.user = own_user() if user is None else user
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
@@ -284,6 +284,11 @@ class ServerStore:
                 f"{self._address} answers (HTTP {status}), but not as a server of pods of this "
                 f"version does: {problem}; check the address, and upgrade the older of the two"
             ) from None
+        if error.error == "unknown-call":
+            raise UnreachableError(
+                f"{self._address} is a server of pods, but does not know {call.path}: it is of "
+                "another version; upgrade the older of the two"
+            )
         message = " ".join(error.message.split())
         if status == 401:
             message = f"the token for {self.where} {_TOKEN_ADVICE}"
@@ -313,11 +318,3 @@ _TOKEN_ADVICE: Final = (
 def _took_all_time(error: HTTPError) -> bool:
     # A host that drops packets takes the whole time to connect: once is enough.
     return isinstance(error, TimeoutError) and not isinstance(error, NewConnectionError)
-
-
-def _own_user() -> str:
-    uid = os.geteuid()
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # containers run under numbers without a name
-        return str(uid)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
-import pwd
 import secrets
 import sqlite3
 import time
@@ -29,6 +27,7 @@ from popdist_py.pods.holders import HolderLock, is_alive, remove_strays
 from popdist_py.pods.layout import check_allocation, check_cluster
 from popdist_py.pods.pod_file import POD_FILE, read_pod
 from popdist_py.pods.rules import check_request, free_ipus
+from popdist_py.pods.store import own_user
 from popdist_py.pods.tables import (
     DATABASE,
     check_folder,
@@ -81,7 +80,7 @@ class FolderStore:
             DamagedError: its file or database cannot be read; nothing is changed.
         """
         self.where = str(folder)
-        self.user = _own_name() if user is None else user
+        self.user = own_user() if user is None else user
         self._folder = folder.absolute()
         self._patience = patience
         check_folder(self._folder)
@@ -382,11 +381,3 @@ def _holders(held: Sequence[Attachment]) -> str:
     ]
     more = [f"{len(held) - 3} more have others"] if len(held) > 3 else []
     return ", ".join(shown + more)
-
-
-def _own_name() -> str:
-    """Return the name of the user whose process this is; variables are not asked."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

@@ -87,7 +87,7 @@ def machine_pod(name: str, num_ipus: int = MACHINE_IPUS) -> Pod:
 def _uniform_pod(
     name: str, machines: Sequence[int], num_ilds: int, hosts: Sequence[str] | None
 ) -> Pod:
-    given = tuple(hosts or (os.uname().nodename,))
+    given = tuple(hosts or (os.uname().nodename or "localhost",))
     if len(given) > len(machines) or len(machines) % len(given) or len(set(given)) < len(given):
         raise InvalidRequestError(
             f"{len(given)} hosts cannot share {len(machines)} IPU-Machines equally: give hosts "

@@ -6,6 +6,8 @@ middle leaves nothing half done. Nothing here is kept, decided or sent.
 
 from __future__ import annotations
 
+import os
+import pwd
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,7 +21,16 @@ from popdist_py.pods.values import (
     Pod,
 )
 
-__all__ = ["PodStore"]
+__all__ = ["PodStore", "own_user"]
+
+
+def own_user() -> str:
+    """Return as whom a store asks by default: whose process this is; variables are not asked."""
+    uid = os.geteuid()
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # containers run under numbers without a name
+        return str(uid)
 
 
 class PodStore(Protocol):

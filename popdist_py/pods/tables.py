@@ -26,6 +26,9 @@ __all__ = [
 ]
 
 DATABASE = "pod.sqlite"
+# SQLite's log, which holds the last changes where a process was killed.
+_LOG = f"{DATABASE}-wal"
+_ASIDE = f"put it and {_LOG} aside to begin anew"
 SCHEMA_VERSION = 1
 # That no IPU is given twice, neither to partitions nor to holders, the keys guarantee.
 _SCHEMA = """
@@ -106,10 +109,19 @@ def check_folder(folder: Path) -> None:
 def make_database(folder: Path, described: str) -> None:
     """Make the database of a pod, whole or not at all; another process may be first.
 
+    Refuses (DamagedError) where the log of a database that is gone is left: SQLite would write it
+    into the new one.
+
     Args:
         folder: the pod's.
         described: what its file says, as it is kept.
     """
+    # In this order: another process that is first makes its database before its log.
+    if (folder / _LOG).exists() and not (folder / DATABASE).exists():
+        raise DamagedError(
+            f"{folder / DATABASE} is gone and {_LOG}, its last changes, is there: bring it back, "
+            f"or {_ASIDE}"
+        )
     partial = folder / f".{DATABASE}.{os.getpid()}-{secrets.token_hex(4)}.partial"
     try:
         (folder / HOLDERS).mkdir(mode=0o700, exist_ok=True)
@@ -152,14 +164,18 @@ def check_integrity(folder: Path, patience: float) -> None:
     """Read the whole database (DamagedError)."""
     file = folder / DATABASE
     with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise PodError(f"{file} was made by a newer version: install that one")
-        if version != SCHEMA_VERSION:
-            raise DamagedError(f"{file} is no database of a pod: put it aside to begin anew")
+        _check_version(file, connection)
         wrong = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if wrong != "ok":
             raise _damaged(file, str(wrong).splitlines()[-1])
+
+
+def _check_version(file: Path, connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise PodError(f"{file} was made by a newer version: install that one")
+    if version != SCHEMA_VERSION:
+        raise DamagedError(f"{file} is no database of a pod: {_ASIDE}")
 
 
 @contextlib.contextmanager
@@ -181,6 +197,8 @@ def transaction(folder: Path, patience: float) -> Iterator[sqlite3.Connection]:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("BEGIN IMMEDIATE")
         try:
+            # A store may be open for days, and the file another one by now.
+            _check_version(file, connection)
             yield connection
             connection.execute("COMMIT")
         except BaseException:
@@ -220,6 +238,4 @@ def _plain_errors(file: Path) -> Iterator[None]:
 
 
 def _damaged(file: Path, why: str) -> DamagedError:
-    return DamagedError(
-        f"{file} is damaged ({why}): nothing was changed; put it aside to begin anew"
-    )
+    return DamagedError(f"{file} is damaged ({why}): nothing was changed; {_ASIDE}")

@@ -31,6 +31,8 @@ __all__ = [
 # One rack: no more IPUs are joined by IPU-Links; domains are joined by GW-Links.
 LINK_DOMAIN_IPUS = 64
 IPUS_PER_MACHINE = 4
+# The longest name of a file.
+_MOST_CHARACTERS = 255
 
 
 class SyncType(StrEnum):
@@ -228,13 +230,25 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """Who holds IPUs: a job's launcher for its instances, or a program that no launcher started."""
+    """Who holds IPUs: a job's launcher for its instances, or a program that no launcher started.
+
+    Its texts are names of files and users, which may be any bytes: what cannot be printed stands as
+    ``?``, and no more than 255 characters stand.
+    """
 
     host: str
     pid: int
     user: str
     program: str
     run_id: str = ""
+
+    def __post_init__(self) -> None:
+        """Make the texts such that they can be kept, sent and shown."""
+        for name in ("host", "user", "program", "run_id"):
+            text = getattr(self, name)[:_MOST_CHARACTERS]
+            if not text.isprintable():
+                text = "".join(each if each.isprintable() else "?" for each in text)
+            object.__setattr__(self, name, text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

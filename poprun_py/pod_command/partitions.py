@@ -17,8 +17,9 @@ from poprun_py.pod_command.asking import (
 )
 from poprun_py.pod_command.documents import ipuof_config, partition_document
 from poprun_py.pod_command.grammar import NAME, Names, Sync, action
+from poprun_py.pod_command.routing import ROUTINGS, misrouted
 from poprun_py.pod_command.views import partition_facts, partition_table
-from poprun_py.terminal import print_out
+from poprun_py.terminal import print_out, print_warning
 
 __all__ = ["CREATE", "FAIL", "GET", "LIST", "REMOVE", "RESET"]
 
@@ -78,13 +79,18 @@ _WAIT = click.option(
     metavar="TYPE",
     help="c2-compatible (the default), pod-native-default, ..., or the protocol's name.",
 )
+@click.option(
+    "--routing",
+    type=click.Choice(list(ROUTINGS), case_sensitive=False),
+    help="Of the IPU-Links. Size and topology choose it; a warning says where it is another one.",
+)
 @click.option("--allocation", type=_ALLOCATIONS, metavar="NAME", help="Where its IPUs are from.")
 @click.option("--cluster", type=_CLUSTERS, metavar="NAME", help="The same; use --allocation.")
 @_WAIT
 def CREATE(
     *, name: str, size: int, num_gcds: int, num_ilds: int | None,
     total_num_replicas: int | None, reconfigurable: bool, sync_type: SyncType | None,
-    allocation: str | None, cluster: str | None, wait: float | None,
+    routing: str | None, allocation: str | None, cluster: str | None, wait: float | None,
 ) -> None:  # fmt: skip
     """Make a partition of free IPUs."""
     request = PartitionRequest(
@@ -100,6 +106,10 @@ def CREATE(
     )
     with opened_pod() as store, doing("create", _KIND, name):
         partition = store.create_partition(request)
+        if routing is not None:
+            clusters = {each.name: each for each in store.pod().clusters}
+            if fault := misrouted(partition, clusters, routing):
+                print_warning(fault)
         if wait is not None:
             wait_until_active(store, "create", partition, wait)
     success("create", _KIND, name)

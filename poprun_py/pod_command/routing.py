@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 from popdist_py.pods.values import IPUS_PER_MACHINE, LINK_DOMAIN_IPUS, Cluster, Partition
 
-__all__ = ["gw_routing", "ild_routing"]
+__all__ = ["ROUTINGS", "gw_routing", "ild_routing", "misrouted"]
+
+# What the command line takes: V-IPU's names over time, and how tables call them.
+ROUTINGS = {
+    "default": "",
+    "dnc": "DNC",
+    "swnc": "SWNC",
+    "btnc": "BTNC",
+    "ringswnc": "RINGSWNC",
+    "ring-swnc": "RINGSWNC",
+}
 
 
 def ild_routing(partition: Partition, clusters: Mapping[str, Cluster]) -> str:
@@ -29,3 +39,14 @@ def gw_routing(partition: Partition, clusters: Mapping[str, Cluster]) -> str:
         return "DEFAULT"
     cluster = clusters.get(partition.cluster)
     return "RING" if cluster is not None and cluster.is_looped else "SWRING"
+
+
+def misrouted(partition: Partition, clusters: Mapping[str, Cluster], asked: str) -> str:
+    """Say how a partition is routed where it is not as ``asked``, a key of ROUTINGS; else empty."""
+    wanted, has = ROUTINGS[asked], ild_routing(partition, clusters)
+    if wanted in ("", has):
+        return ""
+    return (
+        f"partition {partition.name} has the routing {has}, not {wanted}: its size and the "
+        "topology of its cluster choose it, and emulated IPUs give the same numbers with each"
+    )

@@ -6,13 +6,15 @@ Nothing here knows the calls (application).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
@@ -20,16 +22,16 @@ from waitress.server import TcpWSGIServer
 
 from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import PodError
+from popdist_py.pods.errors import InUseError, PodError
+from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
 from poprun_py.pod_server.application import make_application
 from poprun_py.pod_server.lease_clock import LeaseClock
-from poprun_py.pod_server.token import TOKEN_FILE, own_token
+from poprun_py.pod_server.token import own_token
 from poprun_py.terminal import UnwritableError, print_error, print_problem
 
-__all__ = ["HOST", "NETWORK_ADVICE", "PORT", "SECONDS", "PodServer", "listen", "serve"]
+__all__ = ["HOST", "NETWORK_ADVICE", "SECONDS", "PodServer", "listen", "serve"]
 
 HOST: Final = "127.0.0.1"
-PORT: Final = 8090
 # How long a holder lives that does not renew its attachments; it does so six times in it.
 SECONDS: Final = 30.0
 
@@ -52,7 +54,7 @@ def serve(
     folder: Path,
     *,
     host: str = HOST,
-    port: int = PORT,
+    port: int = DEFAULT_PORT,
     verbose: bool | int = False,
     seconds: float = SECONDS,
 ) -> int:
@@ -71,11 +73,8 @@ def serve(
         0 when it was told to end; 3 where it could not start, after one line that says why.
     """
     try:
-        store = FolderStore(folder)
-        try:
+        with contextlib.closing(FolderStore(folder)) as store, _only_server(folder):
             return _serve(store, folder, listen(host, port), bool(verbose), seconds)
-        finally:
-            store.close()
     except (PodError, OSError) as error:
         print_problem(str(error))
         return _COULD_NOT_START
@@ -96,19 +95,38 @@ def _serve(
             access_log=_log_access if verbose else None,
             clock=clock,
         )
+        # Nobody could renew while there was no server.
+        store.renew_all(seconds)
+        name = store.pod().name
+        server = PodServer(application, listener)
+        # Until here a signal ends the process as it ends any other. An exception in place of a
+        # handler that only takes note would be lost where something catches everything.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)
-        try:
-            # Nobody could renew while there was no server.
-            store.renew_all(seconds)
-            server = PodServer(application, listener)
-            _announce(store.pod().name, folder, listener)
-            with clock.running():
-                server.run()
-        except SystemExit:
-            return 0
-        server.end()
+            signal.signal(number, lambda *_: server.end())
+        _announce(name, folder, listener)
+        with clock.running():
+            server.run()
     return 0
+
+
+@contextlib.contextmanager
+def _only_server(folder: Path) -> Iterator[None]:
+    """Be the only server of a pod: each would free what is renewed at the other, or repeat it.
+
+    Raises:
+        InUseError: there is one.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUseError(
+                f"{folder} has a server already: use that one, or end it first"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -146,7 +164,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 class PodServer(TcpWSGIServer):  # type: ignore[misc]
-    """Serves an application on a socket until its thread gets SystemExit, with limits.
+    """Serves an application on a socket until it is told to end, with limits.
 
     Args:
         application: what answers (WSGI).
@@ -164,6 +182,7 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
         patience: float = _PATIENCE,
     ) -> None:
         self._patience = patience
+        self._is_ending = False
         limits = Adjustments(
             threads=_THREADS,
             connection_limit=_MOST_CONNECTIONS,
@@ -193,10 +212,28 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             if not channel.requests and (is_slow or channel.last_activity < oldest):
                 channel.will_close = True
 
-    def end(self) -> None:
-        """End all threads and connections."""
+    def run(self) -> None:
+        """Serve until ``end`` is called; then end all threads and connections."""
+        limits = self.adj
+        while not self._is_ending:
+            # Returns after every event, so that the end is seen.
+            self.asyncore.loop(
+                timeout=limits.asyncore_loop_timeout,
+                use_poll=limits.asyncore_use_poll,
+                map=self._map,
+                count=1,
+            )
         self.task_dispatcher.shutdown()
-        self.asyncore.close_all(self._map)
+        self.asyncore.close_all(self._map, ignore_all=True)
+
+    def end(self) -> None:
+        """Let ``run`` return; once more does nothing.
+
+        Only in the thread of ``run``: in a signal's handler, or by its trigger.
+        """
+        if not self._is_ending:
+            self._is_ending = True
+            self.pull_trigger()
 
 
 def _announce(name: str, folder: Path, listener: socket.socket) -> None:
@@ -212,7 +249,7 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
     )
     _say(
         f"serving the pod {name} at http://{shown}:{port}; clients say "
-        f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN_FILE} as "
+        f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN} as "
         "~/.config/poprun-py/pod-token"
     )
     if not is_here:
@@ -233,10 +270,3 @@ def _quieten_waitress() -> None:
     # It warns of every request that waits for a thread.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     logging.getLogger("waitress").setLevel(logging.ERROR)
-
-
-def _end(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Once is enough: another one must not disturb the end.
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, signal.SIG_IGN)
-    raise SystemExit(0)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from popdist_py.pods.errors import DamagedError, NotAllowedError
+from popdist_py.pods.finding import TOKEN
 
-__all__ = ["TOKEN_FILE", "own_token"]
+__all__ = ["own_token"]
 
-TOKEN_FILE: Final = "token"
 _MOST_CHARACTERS: Final = 4096
 
 
@@ -28,7 +28,7 @@ def own_token(folder: Path) -> str:
         DamagedError: it holds no token.
         OSError: it cannot be read or written.
     """
-    path = folder / TOKEN_FILE
+    path = folder / TOKEN
     with contextlib.suppress(FileExistsError):
         _make(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -172,6 +172,17 @@ class PodContract:
         store.detach(first)
         assert other.attach("p", 2, holder()).ipus == (0, 1)
 
+    def test_a_program_may_be_called_anything(self, opened):
+        store = opened(POD16)("alice")
+        store.create_partition(_ask())
+        # The name of a file on Linux, as Python reads it.
+        store.attach("p", 1, holder("tr\udcffain\n\x1b[31m.py" + 300 * "y"))
+        (held,) = store.attachments()
+        assert held.holder.program == "tr?ain??[31m.py" + 240 * "y"
+        with pytest.raises(InUseError) as caught:
+            store.remove_partition("p")
+        assert str(caught.value).isprintable()
+
     def test_named_ipus_are_those(self, opened):
         store = opened(POD16)("alice")
         store.create_partition(_ask("p", 8))

@@ -33,7 +33,6 @@ def served(store, *, seconds=30.0, patience=20.0, log=None, access_log=None):
         try:
             yield port
         finally:
-            # In its own thread, as a signal would.
             server.trigger.pull_trigger(server.end)
             thread.join(10)
             assert not thread.is_alive()

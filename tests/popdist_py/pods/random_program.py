@@ -1,8 +1,9 @@
 """Processes that do random operations on one pod, while one after the other is killed.
 
-``random_program.py FOLDER LOGS WORKERS OPERATIONS SEED``: each of WORKERS does OPERATIONS; who is
-killed has a successor, which does the rest. Every operation stands in LOGS/SLOT, a line before and
-a line after it; kills stand in LOGS/kills. Times are of the machine's monotonic clock.
+``random_program.py WHERE LOGS WORKERS OPERATIONS SEED``: each of WORKERS does OPERATIONS on the pod
+of a folder or server; who is killed has a successor, which does the rest. Every operation stands in
+LOGS/SLOT, a line before and a line after it; kills stand in LOGS/kills. Times are of the machine's
+monotonic clock.
 """
 
 from __future__ import annotations
@@ -16,16 +17,26 @@ import time
 import traceback
 from pathlib import Path
 
+from popdist_py.pods.client import ServerStore
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import (
     InUseError,
+    NameTakenError,
     NotEnoughIpusError,
     PodError,
     UnknownNameError,
+    UnreachableError,
 )
 from popdist_py.pods.values import Holder, PartitionRequest
 
-REFUSALS = (InUseError, NotEnoughIpusError, UnknownNameError)
+REFUSALS = (InUseError, NotEnoughIpusError)
+
+
+def open_store(where: str, user: str):
+    if "://" not in where:
+        return FolderStore(Path(where), user=user)
+    token = Path(os.environ["POPRUN_POD_TOKEN_FILE"]).read_text()
+    return ServerStore(where, token, 20.0, user=user)
 
 
 class Log:
@@ -42,9 +53,10 @@ class Log:
 class Worker:
     """One process of a slot; it acts as a user of its own."""
 
-    def __init__(self, folder: Path, log: Log, slot: int, done: int) -> None:
+    def __init__(self, where: str, log: Log, slot: int, done: int) -> None:
         self.user = f"u{slot}"
-        self.store = FolderStore(folder, user=self.user)
+        self.store = open_store(where, self.user)
+        self.is_served = "://" in where
         self.log, self.slot = log, slot
         self.random = random.Random(f"{slot} {done} {sys.argv[5]}")
         self.held = []
@@ -61,10 +73,21 @@ class Worker:
                 ("reset", self.reset),
             ]
         )
-        target = self.target(name, number)
+        while True:
+            try:
+                target = self.target(name, number)
+                break
+            except UnreachableError:  # the server is killed too, and starts again
+                pass
         self.log.write(phase="begin", number=number, operation=name, **target)
         try:
             found = act(**target)
+        except UnreachableError:
+            self.log.write(phase="unknown", number=number)
+        except (NameTakenError, UnknownNameError) as error:
+            # A request that a server did right before it was killed is repeated at the next one.
+            phase = "unknown" if self.is_served else "refused"
+            self.log.write(phase=phase, number=number, why=type(error).__name__)
         except REFUSALS as error:
             self.log.write(phase="refused", number=number, why=type(error).__name__)
         except PodError as error:
@@ -112,23 +135,23 @@ class Worker:
         return {"generation": self.store.reset_partition(partition).generation}
 
 
-def work(folder: Path, logs: Path, slot: int, operations: int) -> None:
+def work(where: str, logs: Path, slot: int, operations: int) -> None:
     file = logs / str(slot)
     lines = [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
     done = sum(line["phase"] == "begin" for line in lines)
     log = Log(file)
-    worker = Worker(folder, log, slot, done)
+    worker = Worker(where, log, slot, done)
     for number in range(done, operations):
         worker.operate(number)
     log.write(phase="leave")
     worker.store.close()
 
 
-def start(folder: Path, logs: Path, slot: int, operations: int) -> int:
+def start(where: str, logs: Path, slot: int, operations: int) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            work(folder, logs, slot, operations)
+            work(where, logs, slot, operations)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -138,11 +161,11 @@ def start(folder: Path, logs: Path, slot: int, operations: int) -> int:
 
 
 def main() -> int:
-    folder, logs = Path(sys.argv[1]), Path(sys.argv[2])
+    where, logs = sys.argv[1], Path(sys.argv[2])
     workers, operations = int(sys.argv[3]), int(sys.argv[4])
     chance = random.Random(sys.argv[5])
     kills = Log(logs / "kills")
-    slots = {start(folder, logs, slot, operations): slot for slot in range(workers)}
+    slots = {start(where, logs, slot, operations): slot for slot in range(workers)}
     # The next kill comes when the logs have grown so far: there is progress on any machine.
     next_kill = 0
     while slots:
@@ -150,7 +173,7 @@ def main() -> int:
         if pid:
             slot = slots.pop(pid)
             if os.WIFSIGNALED(status):
-                slots[start(folder, logs, slot, operations)] = slot
+                slots[start(where, logs, slot, operations)] = slot
             elif status:
                 for other in slots:
                     os.kill(other, signal.SIGKILL)

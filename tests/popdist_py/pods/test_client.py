@@ -16,7 +16,7 @@ from conftest import wait_until
 from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
 
-from popdist_py.pods import client
+from popdist_py.pods import client, wire
 from popdist_py.pods.client import ServerStore
 from popdist_py.pods.errors import (
     InvalidRequestError,
@@ -148,6 +148,13 @@ def test_something_else_at_the_address_is_recognised(status, body):
         ):
             store.pod()
         thread.join(20)
+
+
+def test_a_server_of_another_version_is_said(port, monkeypatch):
+    with opened(port) as store:
+        monkeypatch.setattr(wire, "API", 2)
+        with pytest.raises(UnreachableError, match=r"does not know /v2/pod: it is of another"):
+            store.pod()
 
 
 def _whole_request(link):

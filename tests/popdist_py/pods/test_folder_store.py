@@ -202,7 +202,7 @@ def test_a_damaged_database_is_said_and_left(folder, damage):
     file = folder / "pod.sqlite"
     damage(file)
     before = file.read_bytes()
-    with pytest.raises(DamagedError, match="put it aside") as caught:
+    with pytest.raises(DamagedError, match=r"put it and pod\.sqlite-wal aside") as caught:
         FolderStore(folder)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == before
@@ -221,6 +221,42 @@ def test_a_database_of_a_newer_version_is_left(folder):
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(PodError, match="newer version"):
         FolderStore(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "words"),
+    [(2, PodError, "newer version"), (0, DamagedError, "no database of a pod")],
+)
+def test_a_database_that_is_another_one_by_now_is_left(folder, store, version, error, words):
+    with closing(sqlite3.connect(folder / "pod.sqlite")) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(error, match=words):
+        store.create_partition(_ask())
+
+
+def test_the_log_of_a_database_that_is_gone_is_not_taken_for_a_new_one(folder):
+    killed = subprocess.run(
+        [
+            sys.executable, "-c",
+            "import os, pathlib, sys\n"
+            "from popdist_py.pods.tables import transaction\n"
+            "with transaction(pathlib.Path(sys.argv[1]), 5) as connection:\n"
+            "    connection.execute('UPDATE layout SET id = 1')\n"
+            "    connection.execute('COMMIT')\n"
+            "    os.kill(os.getpid(), 9)\n",
+            str(folder),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert killed.returncode == -9
+    assert (folder / "pod.sqlite-wal").stat().st_size
+    (folder / "pod.sqlite").rename(folder / "aside")
+    with pytest.raises(DamagedError, match=r"pod\.sqlite is gone and pod\.sqlite-wal.*aside"):
+        FolderStore(folder)
+    assert not (folder / "pod.sqlite").exists()
+    (folder / "pod.sqlite-wal").rename(folder / "aside-wal")
+    with closing(FolderStore(folder)) as store:
+        assert store.partitions() == ()
 
 
 def test_a_folder_that_goes_away_is_said_and_not_made_anew(folder, store):
@@ -345,7 +381,8 @@ def test_a_store_that_nobody_keeps_holds_until_its_process_ends(folder, store):
         "store.attach('p', 4, me)\n"
         "del store\n"
         "gc.collect()\n"
-        "if os.fork() == 0: print('held', flush=True); time.sleep(60)\n"
+        "if os.fork() == 0: time.sleep(60)\n"
+        "print('held', flush=True)\n"
         "sys.stdin.read()"
     )
     with _program(code, folder, start_new_session=True) as process:

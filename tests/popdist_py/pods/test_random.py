@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, wait_until
+from support.pod_servers import ServerProcess
 
+from popdist_py.pods.client import ServerStore
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
@@ -41,6 +44,9 @@ def _events(logs: Path):
                 if begun is not None:
                     operations.append((begun, None))
                 begun = entry
+            elif entry["phase"] == "unknown":
+                operations.append((begun, None))
+                begun = None
             elif entry["phase"] == "leave":
                 leaves[entry["pid"]] = entry["time"]
             else:
@@ -104,18 +110,59 @@ def _check_log(logs: Path):
     return made - set(removed) - set(tried), (made | half) - set(removed), operations
 
 
-def _play(folder: Path, logs: Path, workers: int, operations: int, seed: int):
+def _command(where, *words):
     program = Path(__file__).with_name("random_program.py")
-    words = [folder, logs, workers, operations, seed]
+    return [sys.executable, str(program), *map(str, (where, *words))]
+
+
+def _play(folder: Path, logs: Path, workers: int, operations: int, seed: int):
     done = subprocess.run(
-        [sys.executable, str(program), *map(str, words)], capture_output=True, text=True,
+        _command(folder, logs, workers, operations, seed), capture_output=True, text=True,
         check=False, timeout=100, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
 
 
-def _check(folder: Path, logs: Path):
+def _play_served(folder: Path, logs: Path, *words):
+    """Play through a server that is killed every few seconds, and wait for the end of the leases.
+
+    Returns:
+        how often it was killed.
+    """
+    port, kills = 0, 0
+    with ExitStack() as stack:
+        play = None
+        while True:
+            server = stack.enter_context(ServerProcess(folder, port=port, seconds=5.0))
+            port = server.port
+            if play is None:
+                play = stack.enter_context(
+                    subprocess.Popen(
+                        _command(server.url, logs, *words), stderr=subprocess.PIPE, text=True,
+                        env={
+                            **os.environ,
+                            "PYTHONPATH": str(ROOT),
+                            "POPRUN_POD_TOKEN_FILE": str(folder / "token"),
+                        },
+                    )
+                )  # fmt: skip
+            with suppress(subprocess.TimeoutExpired):
+                play.wait(3)
+            if play.returncode is not None:
+                break
+            server.end(signal.SIGKILL)
+            kills += 1
+        assert play.returncode == 0, play.stderr.read()
+        # A warning of an attachment that a kill lost may be there, and nothing worse.
+        assert "Traceback" not in play.stderr.read()
+        with closing(ServerStore(server.url, (folder / "token").read_text())) as store:
+            wait_until(lambda: store.attachments() == (), 30)
+        assert server.end(signal.SIGTERM)[:2] == (0, "")
+    return kills
+
+
+def _check(folder: Path, logs: Path, *more: str):
     certain, possible, operations = _check_log(logs)
     with closing(sqlite3.connect(folder / "pod.sqlite")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -133,7 +180,8 @@ def _check(folder: Path, logs: Path):
         whole = store.create_partition(PartitionRequest(name="whole", size=len(store.pod().ipus())))
         assert whole.ipus == store.pod().ipus()
     assert list((folder / "holders").iterdir()) == []
-    assert sorted(path.name for path in folder.iterdir()) == ["holders", "pod.sqlite", "pod.toml"]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["holders", "pod.sqlite", "pod.toml", *more]
     return operations
 
 
@@ -153,3 +201,16 @@ def test_no_ipu_is_given_twice_and_none_is_lost(tmp_path, workers, number, seed)
     assert len(operations) == workers * number
     kinds = {begin["operation"] for begin, _ in operations}
     assert kinds == {"create", "attach", "detach", "remove", "reset"}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(2))
+def test_nor_through_a_server_that_is_killed_too(tmp_path, seed):
+    folder = make_pod(tmp_path, system_pod("POD64", "p"))
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    assert _play_served(folder, logs, 8, 125, seed) > 0
+    operations = _check(folder, logs, "token")
+    assert len(operations) == 8 * 125
+    ended = sum(outcome is not None for _, outcome in operations)
+    assert ended > len(operations) // 2

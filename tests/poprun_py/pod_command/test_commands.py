@@ -140,6 +140,16 @@ def test_sync_types_have_two_names(given, pod, ask):
     assert pod.partition("p").sync_type.value == "ST_GS2_DEFAULT"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"), [("swnc", ""), ("default", ""), ("ring-swnc", "SWNC, not RINGSWNC")]
+)
+def test_another_routing_than_was_asked_for_is_warned_of(given, said, pod, ask):
+    done = ask("create", "partition", "p8", "--size", 8, "--routing", given)
+    assert (done.code, done.out) == (0, "create partition (p8): success.\n")
+    assert said in done.err
+    assert done.err.count("\n") == bool(said)
+
+
 def test_each_gcd_has_a_configuration(pod, ask, golden):
     pod.create_partition(PartitionRequest(name="p4", size=4, num_gcds=2))
     first = json.loads(ask("get", "partition", "p4", "--ipuof-configs").out)

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from support.pod_servers import ServerProcess
 
 from popdist_py.pods.client import ServerStore
 from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import InUseError, NotAllowedError
+from popdist_py.pods.errors import InUseError, NotAllowedError, PodError
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
@@ -66,6 +67,40 @@ def test_it_says_where_it_is_and_ends_at_once(folder, number):
         store.close()
     assert (code, printed) == (0, "")
     assert seconds < 5
+
+
+def test_it_ends_in_the_midst_of_requests(folder):
+    with ServerProcess(folder) as server:
+        answered = threading.Semaphore(0)
+
+        def ask():
+            with contextlib.closing(client(server, folder)) as store, contextlib.suppress(PodError):
+                while True:
+                    store.partitions()
+                    answered.release()
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(40):
+            assert answered.acquire(timeout=20)
+        # Impatient ones send it again and again.
+        for _ in range(3):
+            server.process.send_signal(signal.SIGTERM)
+        code, printed, _ = server.end(signal.SIGTERM)
+        for thread in threads:
+            thread.join(20)
+    assert (code, printed) == (0, "")
+
+
+def test_a_pod_has_one_server_and_the_next_after_it(folder, capfd):
+    with ServerProcess(folder) as server:
+        assert f"{folder} has a server already: use that one, or end it" in refused(
+            capfd, folder, port=0
+        )
+        assert server.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    with ServerProcess(folder) as server:
+        assert client(server, folder).pod().name == "p16"
 
 
 def test_what_cannot_be_listened_on_is_one_line(folder, capfd):
