@@ -17,8 +17,10 @@ from poprun_py.pod_command.asking import (
 )
 from poprun_py.pod_command.documents import ipuof_config, partition_document
 from poprun_py.pod_command.grammar import NAME, Names, Sync, action
+from poprun_py.pod_command.routing import ild_routing
+from poprun_py.pod_command.tables import printable
 from poprun_py.pod_command.views import partition_facts, partition_table
-from poprun_py.terminal import print_out
+from poprun_py.terminal import print_out, print_warning
 
 __all__ = ["CREATE", "FAIL", "GET", "LIST", "REMOVE", "RESET"]
 
@@ -78,13 +80,18 @@ _WAIT = click.option(
     metavar="TYPE",
     help="c2-compatible (the default), pod-native-default, ..., or the protocol's name.",
 )
+@click.option(
+    "--routing",
+    metavar="TYPE",
+    help="As scripts for V-IPU give it. Size and cluster decide; a warning tells if they differ.",
+)
 @click.option("--allocation", type=_ALLOCATIONS, metavar="NAME", help="Where its IPUs are from.")
 @click.option("--cluster", type=_CLUSTERS, metavar="NAME", help="The same; use --allocation.")
 @_WAIT
 def CREATE(
     *, name: str, size: int, num_gcds: int, num_ilds: int | None,
     total_num_replicas: int | None, reconfigurable: bool, sync_type: SyncType | None,
-    allocation: str | None, cluster: str | None, wait: float | None,
+    routing: str | None, allocation: str | None, cluster: str | None, wait: float | None,
 ) -> None:  # fmt: skip
     """Make a partition of free IPUs."""
     request = PartitionRequest(
@@ -102,6 +109,14 @@ def CREATE(
         partition = store.create_partition(request)
         if wait is not None:
             wait_until_active(store, "create", partition, wait)
+        clusters = {} if routing is None else {each.name: each for each in store.pod().clusters}
+    if routing is not None:
+        found = ild_routing(partition, clusters)
+        if routing.upper().replace("-", "") not in (found, "DEFAULT"):
+            print_warning(
+                f"--routing {printable(routing)}: partition {name} has {found}, by its size and "
+                "its cluster"
+            )
     success("create", _KIND, name)
 
 

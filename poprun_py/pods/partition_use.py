@@ -125,21 +125,15 @@ def refusal(where: str, reason: str) -> PartitionUse:
     return PartitionUse(action=Action.REFUSE, where=where, reason=reason)
 
 
-def _busy(
-    now: PodNow,
-    reason: str,
-    *,
-    partition: Partition | None = None,
-    request: PartitionRequest | None = None,
-) -> PartitionUse:
+def _busy(now: PodNow, reason: str, wanted: Partition | PartitionRequest) -> PartitionUse:
     """Refuse because of what others have; a plan is made for what the job would get later."""
     return PartitionUse(
         action=Action.REFUSE,
         where=now.where,
-        name=(request or partition).name if request or partition else "",
+        name=wanted.name,
         reason=reason,
-        partition=partition,
-        request=request,
+        partition=wanted if isinstance(wanted, Partition) else None,
+        request=wanted if isinstance(wanted, PartitionRequest) else None,
         is_busy=True,
     )
 
@@ -262,15 +256,13 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
     held = [each for each in now.attachments if each.partition == present.name]
     free = present.size - sum(len(each.ipus) for each in held)
     if resets and held:
-        return _busy(
-            now, f"{_in_use(present, held)}, and cannot be reset: {_WAIT}", partition=present
-        )
+        return _busy(now, f"{_in_use(present, held)}, and cannot be reset: {_WAIT}", present)
     if free < num_ipus:
         return _busy(
             now,
             f"{_in_use(present, held)}: {num_ipus} IPUs are needed, {free} of {present.size} are "
             f"free: {_WAIT}",
-            partition=present,
+            present,
         )
     waits = "; it is still PENDING" if present.state is PartitionState.PENDING else ""
     return PartitionUse(
@@ -304,9 +296,7 @@ def _update(
         )
     held = [each for each in now.attachments if each.partition == present.name]
     if held:
-        return _busy(
-            now, f"{_in_use(present, held)}, and cannot be changed: {_WAIT}", request=request
-        )
+        return _busy(now, f"{_in_use(present, held)}, and cannot be changed: {_WAIT}", request)
     others = tuple(each for each in now.partitions if each is not present)
     lack = _lack(now, request, others)
     if lack is not None:
@@ -340,7 +330,7 @@ def _lack(
     )
     if request.size > total:
         return refusal(now.where, f"{lack}use fewer IPUs")
-    return _busy(now, f"{lack}remove a partition, or use fewer IPUs", request=request)
+    return _busy(now, f"{lack}remove a partition, or use fewer IPUs", request)
 
 
 def _in_use(present: Partition, held: list[Attachment]) -> str:

@@ -230,12 +230,22 @@ def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
     assert held.partitions() == held.attachments() == ()
 
 
+@pytest.mark.parametrize("routing", ["dnc", "DEFAULT", "ring-swnc"])
+def test_a_routing_that_is_not_got_is_a_warning(routing, pod, ask):
+    found = ask("create", "partition", "r4", "--size", "4", "--routing", routing)
+    assert (found.code, found.out) == (0, "create partition (r4): success.\n")
+    differs = "poprun-py-pod: warning: --routing ring-swnc: partition r4 has DNC, by its size"
+    assert found.err.startswith(differs) if routing == "ring-swnc" else found.err == ""
+
+
 NOT_UNDERSTOOD = [
     ("", "expected a verb"),
     ("lits partitions", "unknown verb 'lits'; did you mean list?"),
     ("list", "expected an object: one of partitions, devices"),
     ("list partitons", "did you mean partitions?"),
     ("update partition p", "unknown verb 'update'"),
+    ("delete partition p", "unknown verb 'delete'; did you mean remove?"),
+    ("partitions list", "unknown verb 'partitions': a verb comes first, such as list partitions"),
     ("create partition", "Missing argument 'NAME'"),
     ("create partition p", "Missing option '--size'"),
     ("create partition p --size x", "'x' is not a valid integer"),
