@@ -345,8 +345,8 @@ def test_a_store_that_nobody_keeps_holds_until_its_process_ends(folder, store):
         "store.attach('p', 4, me)\n"
         "del store\n"
         "gc.collect()\n"
-        "print('held', flush=True)\n"
         "if os.fork() == 0: time.sleep(60)\n"
+        "print('held', flush=True)\n"
         "sys.stdin.read()"
     )
     with _program(code, folder, start_new_session=True) as process:
