@@ -213,7 +213,8 @@ def _partition_of(
     from poprun_py.pods.asking import ask
 
     use = ask(config, environ)
-    if use is not None and is_launch and use.is_refused:
+    waits = use is not None and use.is_busy and config.wait_for_resources is not None
+    if use is not None and is_launch and use.is_refused and not waits:
         raise StartError(use.reason)
     return use
 

@@ -361,15 +361,17 @@ def _set_pod(connection: sqlite3.Connection, pod: Pod) -> None:
 
 def _refuse_unknown(name: str, what: str, known: Sequence[str]) -> None:
     if name not in known:
-        there = f"there are {', '.join(known)}" if known else "there is none"
+        verb = "is" if len(known) < 2 else "are"
+        there = f"there {verb} {', '.join(known) or 'none'}"
         raise UnknownNameError(f"there is no {what} {name!r}: {there}")
 
 
 def _refuse_held(name: str, held: Sequence[Attachment], done: str) -> None:
     if held:
-        raise InUseError(
-            f"partition {name} cannot be {done}: {_holders(held)}; wait for them, or end them"
-        )
+        # Whoever came by a server that is gone may be dead, and nobody here knows.
+        force = ", or force it" if done == "removed" else ""
+        ways = f"wait for them{',' if force else ', or'} end them{force}"
+        raise InUseError(f"partition {name} cannot be {done}: {_holders(held)}; {ways}")
 
 
 def _holders(held: Sequence[Attachment]) -> str:

@@ -105,8 +105,8 @@ def _token(host: str, root: Path, environ: Mapping[str, str]) -> str:
     if len(files) != 1:
         several = f"{len(files)} pods of this machine have one" if files else "there is none"
         raise UnknownNameError(
-            f"which token the pod's server wants is not known ({several}): put it into a file of "
-            "yours alone, and name that in POPRUN_POD_TOKEN_FILE"
+            f"which token the pod's server wants is not known ({several}): copy the file {TOKEN!r} "
+            "of its pod to ~/.config/poprun-py/pod-token, or name a copy in POPRUN_POD_TOKEN_FILE"
         )
     try:
         token = files[0].read_text(encoding="ascii").strip()

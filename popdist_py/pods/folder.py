@@ -142,5 +142,6 @@ def remove_pod(root: Path, name: str, *, force: bool = False) -> None:
 def _refuse_unknown(root: Path, name: str) -> None:
     known = list_pods(root)
     if name not in known:
-        there = f"there are {', '.join(known)}" if known else "there is none"
+        verb = "is" if len(known) < 2 else "are"
+        there = f"there {verb} {', '.join(known) or 'none'}"
         raise UnknownNameError(f"there is no pod {name!r} in {root}: {there}")

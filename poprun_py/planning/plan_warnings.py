@@ -19,7 +19,11 @@ def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
     if planned.refusal:
         warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
     partition = planned.partition
-    if partition is not None and partition.is_refused:
+    if (
+        partition is not None
+        and partition.is_refused
+        and not (partition.is_busy and planned.config.wait_for_resources is not None)
+    ):
         warnings[f"this can be looked at, not launched: {partition.reason}"] = None
     topology = planned.topology
     if topology.idle_hosts:

@@ -29,6 +29,7 @@ __all__ = [
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _CALLED = "poprun-py-pod"
+_OTHER_VERBS = {"delete": "remove", "rm": "remove", "ls": "list", "show": "get"}
 # Under this key a context keeps the global options that were given, wherever they stood.
 KEPT = "poprun_py.pod_command"
 
@@ -107,6 +108,10 @@ class _Words(click.Group):
 
     what = "command"
 
+    def hint(self, word: str, names: Sequence[str]) -> str:
+        """Return what may have been meant by an unknown word."""
+        return nearest(word, names) or f": expected one of {', '.join(names)}"
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -119,8 +124,7 @@ class _Words(click.Group):
         if found is None and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
             word = args[0]
-            hint = nearest(word, names) or f": expected one of {', '.join(names)}"
-            raise click.UsageError(f"unknown {self.what} {word!r}{hint}", ctx)
+            raise click.UsageError(f"unknown {self.what} {word!r}{self.hint(word, names)}", ctx)
         return (found.name if found else None), found, args[1:]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -146,6 +150,16 @@ class Verbs(_Words):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.params += _global_options()
+
+    def hint(self, word: str, names: Sequence[str]) -> str:
+        """Know V-IPU's older verb, those of other commands, and an object in a verb's place."""
+        if word in _OTHER_VERBS:
+            return f"; did you mean {_OTHER_VERBS[word]}?"
+        groups = (each for each in self.commands.values() if isinstance(each, Objects))
+        if any(word.removesuffix("s") in (name, name.removesuffix("s"))
+               for group in groups for name in group.commands):  # fmt: skip
+            return f": a verb comes first, such as list {word}"
+        return super().hint(word, names)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of all verbs, and the verbs."""

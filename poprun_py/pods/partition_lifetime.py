@@ -7,6 +7,7 @@ other jobs use the pod too.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from popdist_py.pods.errors import (
     UnknownNameError,
 )
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.config.option_kinds import FOREVER
 from poprun_py.console import Console
 from poprun_py.errors import StartError
 from poprun_py.pods.asking import NO_POD, decide_now, open_pod
@@ -105,6 +107,33 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class _Patience:
+    """How long a job waits for IPUs that others have (--wait-for-resources), and what it says."""
+
+    def __init__(self, config: LaunchConfig, console: Console) -> None:
+        wait = config.wait_for_resources
+        self._limit = math.inf if wait == FOREVER else float(wait or 0)
+        self._console = console
+        self._began = time.monotonic()
+        self._pause, self._told = _FIRST_PAUSE, ""
+        # What a refusal begins with after all.
+        shown = config.shown("wait_for_resources")
+        self.over = "" if wait is None else f"{shown}: the time is over; "
+
+    def waits(self, reason: str) -> bool:
+        """Wait a moment; False if the time is over. ``reason`` ends with what could be done."""
+        left = self._began + self._limit - time.monotonic()
+        if left <= 0:
+            return False
+        said = reason.rpartition(": ")[0]
+        if said != self._told:
+            self._told, self._pause = said, _FIRST_PAUSE
+            self._console.tell(f"waiting for IPUs: {said}")
+        time.sleep(min(self._pause, left))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return True
+
+
 class _JobPartition:
     """What one job takes of a pod, and has to give back."""
 
@@ -129,18 +158,28 @@ class _JobPartition:
     def take(self, run_id: str, program: str) -> HeldPartition:
         """Make or reset the partition as is decided, and attach the job's IPUs."""
         self._debug(f"connecting to V-IPU: {self._store.where}")
-        for left in reversed(range(_MOST_DECISIONS)):
+        patience = _Patience(self._config, self._console)
+        left = _MOST_DECISIONS
+        while True:
             use, now = decide_now(self._store, self._config, self._environ)
+            if use.is_busy and patience.waits(use.reason):
+                continue
             self._remove_left_behind(now, use)
             self._console.log(use.sentence)
-            self._check(use)
+            self._check(use, over=patience.over)
             try:
                 partition = self._wait(self._prepare(use))
                 attachment = self._attach(use, partition, run_id, program)
-            except (InUseError, NameTakenError, UnknownNameError) as error:
-                if not left or (isinstance(error, UnknownNameError) and use.request is not None):
-                    raise
+            except (NotEnoughIpusError, InUseError, NameTakenError, UnknownNameError) as error:
                 self._give_back_partition()
+                # Enough may be free, but not as one group.
+                is_busy = isinstance(error, (NotEnoughIpusError, InUseError))
+                if is_busy and patience.waits(str(error)):
+                    continue
+                left -= 1
+                is_named = isinstance(error, UnknownNameError) and use.request is not None
+                if not left or is_named or isinstance(error, NotEnoughIpusError):
+                    raise StartError(f"{patience.over if is_busy else ''}{error}") from None
                 self._console.log(f"{error}: deciding anew")
                 continue
             self._attachment = attachment
@@ -149,14 +188,13 @@ class _JobPartition:
             return HeldPartition(
                 where=self._store.where, partition=partition, attachment=attachment
             )
-        raise AssertionError
 
-    def _check(self, use: PartitionUse) -> None:
+    def _check(self, use: PartitionUse, *, over: str) -> None:
         """Refuse what was decided to be refused, and what the plan was not made for."""
         from poprun_py.pods.partition_use import Action
 
         if use.action is Action.REFUSE:
-            raise StartError(use.reason)
+            raise StartError(f"{over if use.is_busy else ''}{use.reason}")
         found, instances = use.num_ilds, self._config.num_instances
         if found is not None and instances % found == 0 and found != self._num_ilds:
             raise StartError(
@@ -263,10 +301,7 @@ class _JobPartition:
             program=program,
             run_id=run_id,
         )
-        try:
-            return self._store.attach(partition.name, use.num_ipus, holder)
-        except NotEnoughIpusError as error:
-            raise StartError(str(error)) from None
+        return self._store.attach(partition.name, use.num_ipus, holder)
 
     # --- after it -------------------------------------------------------------------------------
 

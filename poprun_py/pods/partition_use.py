@@ -67,6 +67,7 @@ class PartitionUse:
         request: the one to be made; None if none is.
         removes: whether the partition is removed at the end.
         is_own: whether the launch makes it for itself, under a name of its process.
+        is_busy: whether what refuses it passes once others have given back what they have.
     """
 
     action: Action
@@ -78,6 +79,7 @@ class PartitionUse:
     request: PartitionRequest | None = None
     removes: bool = False
     is_own: bool = False
+    is_busy: bool = False
 
     @property
     def is_refused(self) -> bool:
@@ -121,6 +123,19 @@ class PartitionUse:
 def refusal(where: str, reason: str) -> PartitionUse:
     """Return that the job cannot have IPUs, and why."""
     return PartitionUse(action=Action.REFUSE, where=where, reason=reason)
+
+
+def _busy(now: PodNow, reason: str, wanted: Partition | PartitionRequest) -> PartitionUse:
+    """Refuse because of what others have; a plan is made for what the job would get later."""
+    return PartitionUse(
+        action=Action.REFUSE,
+        where=now.where,
+        name=wanted.name,
+        reason=reason,
+        partition=wanted if isinstance(wanted, Partition) else None,
+        request=wanted if isinstance(wanted, PartitionRequest) else None,
+        is_busy=True,
+    )
 
 
 def decide(
@@ -210,8 +225,8 @@ def _create(
     config: LaunchConfig, now: PodNow, request: PartitionRequest, *, is_own: bool
 ) -> PartitionUse:
     lack = _lack(now, request, now.partitions)
-    if lack:
-        return refusal(now.where, lack)
+    if lack is not None:
+        return lack
     why = "there is none that could be used" if is_own else "there is none of this name"
     return PartitionUse(
         action=Action.CREATE,
@@ -241,12 +256,13 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
     held = [each for each in now.attachments if each.partition == present.name]
     free = present.size - sum(len(each.ipus) for each in held)
     if resets and held:
-        return refusal(now.where, f"{_in_use(present, held)}, and cannot be reset: {_WAIT}")
+        return _busy(now, f"{_in_use(present, held)}, and cannot be reset: {_WAIT}", present)
     if free < num_ipus:
-        return refusal(
-            now.where,
+        return _busy(
+            now,
             f"{_in_use(present, held)}: {num_ipus} IPUs are needed, {free} of {present.size} are "
             f"free: {_WAIT}",
+            present,
         )
     waits = "; it is still PENDING" if present.state is PartitionState.PENDING else ""
     return PartitionUse(
@@ -259,7 +275,7 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
     )
 
 
-_WAIT = "wait until the job has ended, or use another partition"
+_WAIT = "wait for it with --wait-for-resources, or use another partition"
 
 
 def _update(
@@ -280,11 +296,11 @@ def _update(
         )
     held = [each for each in now.attachments if each.partition == present.name]
     if held:
-        return refusal(now.where, f"{_in_use(present, held)}, and cannot be changed: {_WAIT}")
+        return _busy(now, f"{_in_use(present, held)}, and cannot be changed: {_WAIT}", request)
     others = tuple(each for each in now.partitions if each is not present)
     lack = _lack(now, request, others)
-    if lack:
-        return refusal(now.where, lack)
+    if lack is not None:
+        return lack
     return PartitionUse(
         action=Action.UPDATE,
         where=now.where,
@@ -297,20 +313,24 @@ def _update(
     )
 
 
-def _lack(now: PodNow, request: PartitionRequest, others: Iterable[Partition]) -> str:
-    """Return why there are too few IPUs for a new partition; empty if there are enough."""
+def _lack(
+    now: PodNow, request: PartitionRequest, others: Iterable[Partition]
+) -> PartitionUse | None:
+    """Refuse where there are too few IPUs for a new partition; None if there are enough."""
     total = len(now.pod.ipus())
     taken = {each.name: each.size for each in others}
     free = total - sum(taken.values())
     if request.size <= free:
-        return ""
+        return None
     names = ", ".join(f"{name} has {size}" for name, size in list(taken.items())[:_MOST_NAMED])
     more = ", ..." if len(taken) > _MOST_NAMED else ""
-    todo = "remove a partition, or use fewer IPUs" if request.size <= total else "use fewer IPUs"
-    return (
+    lack = (
         f"partition {request.name} needs {request.size} IPUs; {now.where} has {total}, {free} of "
-        f"them free{f' ({names}{more})' if taken else ''}: {todo}"
+        f"them free{f' ({names}{more})' if taken else ''}: "
     )
+    if request.size > total:
+        return refusal(now.where, f"{lack}use fewer IPUs")
+    return _busy(now, f"{lack}remove a partition, or use fewer IPUs", request)
 
 
 def _in_use(present: Partition, held: list[Attachment]) -> str:

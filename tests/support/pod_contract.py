@@ -114,7 +114,7 @@ class PodContract:
             lambda: store.attach("gone", 1, holder()),
         )
         for call in calls:
-            with pytest.raises(UnknownNameError, match="'gone': there are there"):
+            with pytest.raises(UnknownNameError, match="'gone': there is there"):
                 call()
         for call in (store.remove_cluster, store.remove_allocation):
             with pytest.raises(UnknownNameError, match="'gone'"):

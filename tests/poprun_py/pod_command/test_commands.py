@@ -240,12 +240,15 @@ def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
     assert held.partitions() == held.attachments() == ()
 
 
+
 NOT_UNDERSTOOD = [
     ("", "expected a verb"),
     ("lits partitions", "unknown verb 'lits'; did you mean list?"),
     ("list", "expected an object: one of partitions, devices"),
     ("list partitons", "did you mean partitions?"),
     ("update partition p", "unknown verb 'update'"),
+    ("delete partition p", "unknown verb 'delete'; did you mean remove?"),
+    ("partitions list", "unknown verb 'partitions': a verb comes first, such as list partitions"),
     ("create partition", "Missing argument 'NAME'"),
     ("create partition p", "Missing option '--size'"),
     ("create partition p --size x", "'x' is not a valid integer"),
