@@ -240,7 +240,6 @@ def test_force_removes_what_is_in_use_and_what_is_anothers(held, ask):
     assert held.partitions() == held.attachments() == ()
 
 
-
 NOT_UNDERSTOOD = [
     ("", "expected a verb"),
     ("lits partitions", "unknown verb 'lits'; did you mean list?"),
