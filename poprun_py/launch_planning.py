@@ -206,7 +206,7 @@ def _partition_of(
     """Return what a launch would do with which partition; None where no pod is configured.
 
     Raises:
-        StartError: it is a launch, and cannot have its IPUs.
+        StartError: it is a launch, and cannot have its IPUs, not even by waiting for them.
     """
     if config.offline_mode or config.pod == _NO_POD:
         return None
@@ -214,6 +214,9 @@ def _partition_of(
 
     use = ask(config, environ)
     if use is not None and is_launch and use.is_refused:
+        # A job that waits has its cores before its IPUs: nobody waits in a circle.
+        if use.busy and config.wait_for_resources is not None:
+            return use
         raise StartError(use.reason)
     return use
 

@@ -13,13 +13,22 @@ __all__ = ["plan_warnings"]
 _MOST_NAMED = 8
 
 
-def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
-    """Return what is questionable about a plan, one sentence each; equal hosts are said once."""
+def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
+    """Return what is questionable about a plan, one sentence each; equal hosts are said once.
+
+    Whether a plan that is launched has its IPUs is decided then, not when it was made.
+    """
     warnings: dict[str, None] = {}
     if planned.refusal:
         warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
     partition = planned.partition
-    if partition is not None and partition.is_refused:
+    waits = planned.config.wait_for_resources is not None
+    if (
+        partition is not None
+        and partition.is_refused
+        and not is_launched
+        and not (partition.busy and waits)
+    ):
         warnings[f"this can be looked at, not launched: {partition.reason}"] = None
     topology = planned.topology
     if topology.idle_hosts:

@@ -34,6 +34,19 @@ class HeldPartition:
         """The number within the partition of the first IPU that the job holds."""
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
+    def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
+        """Return IPUs of the job as they are numbered within the partition.
+
+        Args:
+            of_job: neighbours, numbered within the job.
+            domain: the IPU-Link domain that they lie in.
+            domain_ipus: how many the job has of each domain; the partition may have more.
+        """
+        first = self.first_ipu
+        if self.partition is not None and self.partition.num_ilds > 1 and domain:
+            first += domain * (self.partition.size // self.partition.num_ilds - domain_ipus)
+        return range(of_job.start + first, of_job.stop + first)
+
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the variables of an instance; None unsets one."""
         if self.partition is None or self.attachment is None:
@@ -65,7 +78,8 @@ def known_variables(
     return {
         POD: where,
         PARTITION: name,
-        GCD: str(instance) if gcds > 1 else None,
+        # A launch within an instance may have more of its own than GCDs.
+        GCD: str(instance % gcds) if gcds > 1 else None,
         **({} if is_reconfigurable else {NODE_DEVICE_ID: None}),
         **({HOST: server.hostname, PORT: str(server.port)} if server is not None else {}),
     }

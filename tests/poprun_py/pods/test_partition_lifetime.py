@@ -10,7 +10,7 @@ import pytest
 from support.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import NotEnoughIpusError
+from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
@@ -29,7 +29,7 @@ def job(tmp_path, said):
     """Give a function that makes a pod in a state, and holds a job's partition in a context."""
     with contextlib.ExitStack() as opened:
 
-        def held(state, create_seconds=0.0, **values):
+        def held(state, create_seconds=0.0, given=None, **values):
             store = pod_in_state(tmp_path / "pods", state, create_seconds=create_seconds)
             opened.callback(store.close)
             config = LaunchConfig(**{**JOB, **values})
@@ -40,6 +40,7 @@ def job(tmp_path, said):
                 run_id="run",
                 program="train.py",
                 num_ilds=1,
+                **(given or {}),
             )
 
         yield held
@@ -142,3 +143,61 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
         ) as held:
             assert held.variables(0) == variables
     assert said == ["no pod is configured: the IPUs are emulated without a partition"]
+
+
+def test_a_job_waits_until_the_ipus_it_needs_are_free(job):
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if len(told) == 2:
+            store.detach(taken)
+
+    store, partition = job(
+        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
+    )
+    taken = store.attach("p", 4, HOLDER)
+    with partition as held:
+        assert held.partition.generation == 1
+    assert told[0].startswith("waiting 0 s for IPUs: partition p is in use by other.py of holder")
+    assert (len(told), told[-1]) == (3, "")
+
+
+def test_a_server_that_goes_while_a_job_waits_is_waited_for_too(job, monkeypatch):
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if len(told) == 1:
+            monkeypatch.setattr(FolderStore, "partitions", gone)
+        elif len(told) == 2:
+            monkeypatch.setattr(FolderStore, "partitions", there)
+            store.detach(taken)
+
+    def gone(_):
+        raise UnreachableError("nobody answers")
+
+    there = FolderStore.partitions
+    store, partition = job(
+        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
+    )
+    taken = store.attach("p", 4, HOLDER)
+    with partition:
+        assert "nobody answers" in told[1]
+
+
+def test_the_time_for_waiting_counts_that_for_cores(job, said):
+    store, partition = job("in use", wait_for_resources=600.0, given={"waited_seconds": 599.9})
+    with pytest.raises(StartError) as refused, partition:
+        pytest.fail("the job has its IPUs")
+    assert str(refused.value).startswith("wait_for_resources=600.0: the time is over; partition p")
+    assert len([line for line in said if line.startswith("waiting for IPUs: ")]) == 1
+    assert len(store.attachments()) == 1
+
+
+def test_what_was_made_anew_under_the_name_stays(job):
+    store, partition = job("absent")
+    with partition:
+        store.remove_partition("p", force=True)
+        made = store.create_partition(FITTING)
+    assert store.partitions() == (made,)
