@@ -11,7 +11,7 @@ from popdist_py.environment import NODE_DEVICE_ID
 if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition
 
-__all__ = ["HeldPartition", "known_variables"]
+__all__ = ["GCD", "HeldPartition", "known_variables"]
 
 POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
@@ -22,12 +22,14 @@ class HeldPartition:
     """The partition of a job while it runs.
 
     ``where`` is the pod; ``none`` where programs are to ask none, empty where nothing is
-    configured. Without a pod there is neither ``partition`` nor ``attachment``.
+    configured. Without a pod there is neither ``partition`` nor ``attachment``. What is held by
+    the job around this one is of its ``inherited_gcd``.
     """
 
     where: str = ""
     partition: Partition | None = None
     attachment: Attachment | None = None
+    inherited_gcd: str | None = None
 
     @property
     def first_ipu(self) -> int:
@@ -52,9 +54,8 @@ class HeldPartition:
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
         of = self.partition
-        known = known_variables(
-            self.where, of.name, instance, is_reconfigurable=of.reconfigurable, gcds=of.num_gcds
-        )
+        gcd = self.inherited_gcd or (str(instance) if of.num_gcds > 1 else None)
+        known = known_variables(self.where, of.name, is_reconfigurable=of.reconfigurable, gcd=gcd)
         if not of.reconfigurable:
             return known
         from popdist_py.pods.values import device_id
@@ -65,7 +66,7 @@ class HeldPartition:
 
 
 def known_variables(
-    where: str, name: str | None, instance: int, *, is_reconfigurable: bool, gcds: int
+    where: str, name: str | None, *, is_reconfigurable: bool, gcd: str | None
 ) -> dict[str, str | None]:
     """Return what an instance is told of its partition before IPUs are attached; None unsets one.
 
@@ -78,8 +79,7 @@ def known_variables(
     return {
         POD: where,
         PARTITION: name,
-        # A launch within an instance may have more of its own than GCDs.
-        GCD: str(instance % gcds) if gcds > 1 else None,
+        GCD: gcd,
         **({} if is_reconfigurable else {NODE_DEVICE_ID: None}),
         **({HOST: server.hostname, PORT: str(server.port)} if server is not None else {}),
     }

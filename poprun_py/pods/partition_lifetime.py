@@ -153,7 +153,10 @@ class _JobPartition:
             self._check(use)
             if use.inherited is not None:
                 return HeldPartition(
-                    where=self._store.where, partition=use.partition, attachment=use.inherited
+                    where=self._store.where,
+                    partition=use.partition,
+                    attachment=use.inherited,
+                    inherited_gcd=use.inherited_gcd,
                 )
             try:
                 partition = self._wait(self._prepare(use))

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from popdist_py.environment import RUN_ID
 from popdist_py.pods.choice import place_partition
 from popdist_py.pods.errors import NotEnoughIpusError, PodError
 from popdist_py.pods.rules import free_ipus
@@ -23,6 +22,8 @@ from popdist_py.pods.values import (
     SyncType,
 )
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.pods.held_partition import GCD
+from poprun_py.pods.job_around import held_around
 from poprun_py.pods.own_partitions import is_own
 from poprun_py.pods.partition_texts import in_use_text, shape_text, taken_text
 
@@ -40,7 +41,7 @@ _SYNC_TYPES = {
 class Action(StrEnum):
     """What is done before the job.
 
-    ``UPDATE`` is to remove and create; ``INHERIT`` to run on IPUs that the job around it holds.
+    ``UPDATE`` is to remove and create; ``INHERIT`` to run within an instance, on its IPUs.
     """
 
     USE = "use"
@@ -77,7 +78,8 @@ class PartitionUse:
         request: the one to be made; None if none is.
         removes: whether the partition is removed at the end.
         is_own: whether the launch makes it for itself, under a name of its process.
-        inherited: of ``INHERIT`` what the job around it holds.
+        inherited: of ``INHERIT`` the IPUs, as the job around it holds them.
+        inherited_gcd: the graph compilation domain that they are.
     """
 
     action: Action
@@ -91,6 +93,7 @@ class PartitionUse:
     is_own: bool = False
     busy: str = ""
     inherited: Attachment | None = None
+    inherited_gcd: str | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -110,11 +113,12 @@ class PartitionUse:
         made = self.request or self.partition
         return made is not None and made.reconfigurable
 
-    @property
-    def num_gcds(self) -> int:
-        """The graph compilation domains of the partition."""
+    def gcd(self, instance: int) -> str | None:
+        """Return the graph compilation domain of an instance; None of a partition that has one."""
+        if self.inherited is not None:
+            return self.inherited_gcd
         made = self.request or self.partition
-        return 1 if made is None else made.num_gcds
+        return str(instance) if made is not None and made.num_gcds > 1 else None
 
     @property
     def sentence(self) -> str:
@@ -160,9 +164,9 @@ def decide(
         )
     name = named or (shared[0].name if shared else own_name)
     present = next((each for each in now.partitions if each.name == name), None)
-    around = _held_around(environ, now, name)
+    around = held_around(environ, now.attachments, name)
     if present is not None and around is not None:
-        return _inherit(config, now, present, around)
+        return _inherit(config, environ, now, present, around)
     request = wanted_request(config, name)
     if present is None:
         return _create(config, now, request, is_own=not named)
@@ -228,26 +232,21 @@ def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) 
     return (partition.num_gcds, partition.num_replicas) == (wanted.num_gcds, replicas)
 
 
-def _held_around(environ: Mapping[str, str], now: PodNow, name: str) -> Attachment | None:
-    """Return what the job holds in one of whose instances this launch is; None in none."""
-    run_id = environ.get(RUN_ID)
-    found = (
-        each for each in now.attachments if each.partition == name and each.holder.run_id == run_id
-    )
-    return next(found, None) if run_id else None
-
-
 def _inherit(
-    config: LaunchConfig, now: PodNow, present: Partition, around: Attachment
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    now: PodNow,
+    present: Partition,
+    around: Attachment,
 ) -> PartitionUse:
-    """Use IPUs that the job around this one holds: they are its own to use, as its cores are."""
+    """Use the IPUs of the instance in which this launch is: they are its own, as its cores are."""
     num_ipus = _num_ipus(config)
     if num_ipus > len(around.ipus):
         return refusal(
             now.where,
-            f"{num_ipus} IPUs are needed, and the job around this one ({around.holder.program}, "
-            f"process {around.holder.pid}) holds {len(around.ipus)} of partition {present.name}: "
-            "name another partition with --vipu-partition, or say --pod none",
+            f"{num_ipus} IPUs are needed, and the instance of {around.holder.program} (process "
+            f"{around.holder.pid}) in which this launch is has {len(around.ipus)} of partition "
+            f"{present.name}: name another one with --vipu-partition, or say --pod none",
         )
     return PartitionUse(
         action=Action.INHERIT,
@@ -257,6 +256,7 @@ def _inherit(
         num_ipus=num_ipus,
         partition=present,
         inherited=replace(around, ipus=around.ipus[:num_ipus]),
+        inherited_gcd=environ.get(GCD),
     )
 
 
@@ -375,7 +375,7 @@ def _with_room(use: PartitionUse, now: PodNow, others: Sequence[Partition]) -> P
     more = ", ..." if len(others) > _MOST_NAMED else ""
     return _busy(
         use,
-        f"partition {request.name} needs {request.size} IPUs; {now.where} has {len(ipus)}, {free} "
-        f"of them free{apart} ({names}{more})",
+        f"{'the job' if use.is_own else f'partition {use.name}'} needs {request.size} IPUs; "
+        f"{now.where} has {len(ipus)}, {free} of them free{apart} ({names}{more})",
         "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
     )

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.partition_states import HOLDER, STATES, pod_in_state
 
+from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.errors import PodError
 from popdist_py.pods.rules import check_request
 from popdist_py.pods.values import LINK_DOMAIN_IPUS, Attachment, SyncType
@@ -169,19 +170,30 @@ def test_ipus_that_do_not_lie_together_are_not_enough(pod):
     assert "POD has 16, 12 of them free, but not together where it may lie (p0 of " in use.busy
 
 
-def test_a_launch_within_an_instance_runs_on_the_ipus_of_its_job(pod):
+def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
     now = pod("fits, preconfigured")
     holder = replace(HOLDER, run_id="outer")
     around = Attachment(id="", partition="p", ipus=(0, 1, 2, 3), holder=holder, since=0.0)
     now = replace(now, attachments=(around,))
-    outer = {"IPUOF_VIPU_API_PARTITION_ID": "p", "POPRUN_RUN_ID": "outer"}
-    use = decide(LaunchConfig(num_replicas=2), outer, now, own_name=OWN)
-    assert use.inherited is not None
-    assert (use.action, use.inherited.ipus, use.removes) == (Action.INHERIT, (0, 1), False)
-    larger = decide(LaunchConfig(num_replicas=8), outer, now, own_name=OWN)
+    outer = {
+        "IPUOF_VIPU_API_PARTITION_ID": "p",
+        "IPUOF_VIPU_API_GCD_ID": "1",
+        "POPRUN_RUN_ID": "outer",
+        **InstanceEnvironment(
+            num_total_replicas=4, num_local_replicas=2, replica_index_offset=2
+        ).to_environ(),
+    }
+    for replicas, ipus in ((2, (2, 3)), (1, (2,))):
+        use = decide(LaunchConfig(num_replicas=replicas), outer, now, own_name=OWN)
+        assert use.inherited is not None
+        assert (use.action, use.inherited.ipus, use.removes) == (Action.INHERIT, ipus, False)
+        assert use.gcd(7) == "1"
+    larger = decide(LaunchConfig(num_replicas=4), outer, now, own_name=OWN)
     assert larger.is_refused
     assert not larger.busy
-    assert "8 IPUs are needed, and the job around this one (other.py, " in larger.reason
+    assert (
+        "4 IPUs are needed, and the instance of other.py (process 4711) in which" in larger.reason
+    )
     # Another partition is one like any other.
     named = LaunchConfig(**JOB, vipu_partition="q")
     assert decide(named, outer, now, own_name=OWN).action is Action.CREATE
