@@ -104,7 +104,7 @@ class PartitionUse:
     def num_ilds(self) -> int | None:
         """The IPU-Link domains of the partition; None where that is not known."""
         if self.request is not None:
-            return self.request.num_ilds or -(-self.request.size // LINK_DOMAIN_IPUS)
+            return self.request.num_ilds
         return None if self.partition is None else self.partition.num_ilds
 
     @property
@@ -181,11 +181,12 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
 
     R replicas of P IPUs in I instances: R x P IPUs in I GCDs. Counts that are no powers of two,
     which V-IPU refuses, get the next larger partition as one GCD; it is reconfigurable where one
-    IPU-Link domain holds it.
+    IPU-Link domain holds it, and the sync type is that of such ones.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
     size = _rounded_up(needed)
+    sync_type = _sync_type(config)
     is_even = size == needed and _rounded_up(config.num_instances) == config.num_instances
     return PartitionRequest(
         name=name,
@@ -195,8 +196,11 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
         num_gcds=config.num_instances if is_even else 1,
         num_ilds=config.num_ilds,
         num_replicas=config.num_replicas if is_even else None,
-        reconfigurable=not is_even and size <= LINK_DOMAIN_IPUS and config.num_ilds in (None, 1),
-        sync_type=_sync_type(config),
+        reconfigurable=not is_even
+        and size <= LINK_DOMAIN_IPUS
+        and config.num_ilds in (None, 1)
+        and sync_type in (None, SyncType.C2_COMPATIBLE),
+        sync_type=sync_type,
     )
 
 
@@ -359,23 +363,24 @@ def _with_room(use: PartitionUse, now: PodNow, others: Sequence[Partition]) -> P
     assert use.request is not None
     request, ipus = use.request, now.pod.ipus()
     try:
-        place_partition(now.pod, others, request, owner=now.user, created=0.0)
-        return use
+        made = place_partition(now.pod, others, request, owner=now.user, created=0.0)
+        return replace(use, request=replace(request, num_ilds=made.num_ilds))
     except NotEnoughIpusError:
         pass
     except PodError as error:
         return refusal(now.where, str(error))
     try:
-        place_partition(now.pod, (), request, owner=now.user, created=0.0)
+        made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
     except PodError as error:
         return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
     free = len(ipus) - sum(each.size for each in others)
     apart = ", but not together where it may lie" if free >= request.size else ""
     names = ", ".join(taken_text(each, now.attachments) for each in others[:_MOST_NAMED])
     more = ", ..." if len(others) > _MOST_NAMED else ""
+    needed = f"{request.size} IPU{'s' * (request.size != 1)}"
     return _busy(
-        use,
-        f"{'the job' if use.is_own else f'partition {use.name}'} needs {request.size} IPUs; "
-        f"{now.where} has {len(ipus)}, {free} of them free{apart} ({names}{more})",
+        replace(use, request=replace(request, num_ilds=made.num_ilds)),
+        f"{'the job' if use.is_own else f'partition {use.name}'} needs {needed}; {now.where} has "
+        f"{len(ipus)}, {free} of them free{apart} ({names}{more})",
         "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
     )

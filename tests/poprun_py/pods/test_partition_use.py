@@ -121,6 +121,8 @@ def test_odd_counts_get_the_next_larger_partition_as_one_gcd():
     config = LaunchConfig(num_instances=3, num_replicas=3)
     request = wanted_request(config, "p")
     assert (request.size, request.num_gcds, request.reconfigurable) == (4, 1, True)
+    native = wanted_request(replace(config, sync_type="pod-native-default"), "p")
+    assert (native.size, native.num_gcds, native.reconfigurable) == (4, 1, False)
     large = wanted_request(replace(config, num_replicas=96), "p")
     assert (large.size, large.num_gcds, large.reconfigurable) == (128, 1, False)
 
@@ -199,3 +201,12 @@ def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
     assert decide(named, outer, now, own_name=OWN).action is Action.CREATE
     other = {**outer, "POPRUN_RUN_ID": "another"}
     assert decide(LaunchConfig(**JOB), other, now, own_name=OWN).busy
+
+
+def test_link_domains_are_those_that_the_pod_has(pod):
+    now = pod("absent")
+    (cluster,) = now.pod.clusters
+    halves = replace(now.pod, clusters=(replace(cluster, num_ilds=2),))
+    config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
+    assert decide(config, {}, now, own_name=OWN).num_ilds == 1
+    assert decide(config, {}, replace(now, pod=halves), own_name=OWN).num_ilds == 2
