@@ -79,8 +79,22 @@ VARIABLES = """
   traceback anyway.
 """
 
+PODS = """
+What a job does with which partition, and how pods are made and served: [Pods](../pods.md).
+"""
+
+LEASES = """
+Cores are leased from other jobs: [Jobs side by side](../placement.md#jobs-side-by-side). IPUs are shared
+by [pods](../pods.md).
+"""
+
 # What the declarations do not say, by page.
-_BELOW = {"Configuration": PLACES, "Environment": VARIABLES}
+_BELOW = {
+    "Configuration": PLACES,
+    "Environment": VARIABLES,
+    "IPU hardware": PODS,
+    "Placement": LEASES,
+}
 
 
 def pages() -> dict[str, str]:

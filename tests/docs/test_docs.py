@@ -26,6 +26,7 @@ TRANSCRIPTS = [
         "compare",
         "devices",
         "horovod",
+        "pods",
         "report",
         "sdk-programs",
         "torch-backend",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, survivors, wait_until
+from support.own_commands import make_commands
 from support.transcript import File, Terminal, differences, parse
 
 # A page is a sweep where a quicker test runs the same program.
@@ -25,6 +26,7 @@ PAGES = [
     pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     "devices.md",
+    "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
 ]
@@ -47,10 +49,11 @@ def checkout(tmp_path):
 
 
 @pytest.fixture
-def terminal(checkout):
+def terminal(checkout, tmp_path_factory):
     """Open a terminal in the project's folder; afterwards nothing that it started is left."""
     name, value = "PAGE_TEST_MARK", f"page-{os.getpid()}-{time.monotonic_ns()}"
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    commands = make_commands(ROOT, tmp_path_factory.mktemp("commands") / "bin")
+    path = f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {
         **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), name: value,
         # Two threads would wait for one another where other tests have the cores.
