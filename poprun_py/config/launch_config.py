@@ -245,7 +245,8 @@ class LaunchConfig:
     )
     wait_for_resources: float | str | None = option(
         None, SECONDS_OR_FOREVER, "Placement", "Wait, in order of arrival, while other jobs hold"
-        " too many of this machine's cores: alone as long as it takes, =TIME so long at most.",
+        " too many of this machine's cores, then while others have the pod's IPUs: alone as long"
+        " as it takes, =TIME so long at most.",
         implied=FOREVER,
     )  # fmt: skip
     share_cores: bool = option(
