@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,12 @@ from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
+from poprun_py.launcher import plan
+from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.pods.held_partition import HeldPartition
+from poprun_py.pods.own_partitions import own_name
 from poprun_py.pods.partition_lifetime import partition_for_job
+from poprun_py.pods.partition_use import refusal
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 
@@ -201,3 +207,33 @@ def test_what_was_made_anew_under_the_name_stays(job):
         store.remove_partition("p", force=True)
         made = store.create_partition(FITTING)
     assert store.partitions() == (made,)
+
+
+def test_what_a_dead_launch_of_another_user_made_is_not_counted_as_free(job):
+    store, partition = job("absent", num_replicas=16)
+    dead = own_name(socket.gethostname()).rpartition("_")[0] + "_1"
+    store.with_user("alice").create_partition(replace(FITTING, name=dead))
+    with pytest.raises(StartError, match=f"12 of them free .{dead} of alice has 4"), partition:
+        pytest.fail("the job has IPUs that it cannot have")
+
+
+def test_ipus_of_a_job_are_numbered_domain_by_domain(job):
+    store, _ = job("absent")
+    made = store.create_partition(replace(FITTING, name="wide", size=8, num_gcds=1))
+    wide = replace(made, num_ilds=2)
+    held = HeldPartition(where="POD", partition=wide, attachment=store.attach("wide", 8, HOLDER))
+    # Three of each domain, which has four.
+    assert [held.ipus(range(0, 3), 0, 3), held.ipus(range(3, 6), 1, 3)] == [range(3), range(4, 7)]
+    assert HeldPartition().ipus(range(3, 6), 1, 3) == range(3, 6)
+
+
+def test_what_a_plan_was_refused_for_is_no_warning_when_it_is_launched(monkeypatch):
+    monkeypatch.setenv("POPRUN_POD", "none")
+    config = LaunchConfig(program=("true",))
+    planned = replace(plan(config), partition=refusal("POD", "nothing is free"))
+    said = "this can be looked at, not launched: nothing is free"
+    assert said in plan_warnings(planned)
+    assert said not in plan_warnings(planned, is_launched=True)
+    busy = replace(planned.partition, busy="others")
+    waits = replace(planned, partition=busy, config=replace(config, wait_for_resources="forever"))
+    assert said not in plan_warnings(waits)
