@@ -84,8 +84,8 @@ What a job does with which partition, and how pods are made and served: [Pods](.
 """
 
 LEASES = """
-Cores are leased from other jobs: [Jobs side by side](../placement.md#jobs-side-by-side). IPUs are shared
-by [pods](../pods.md).
+Cores are leased from other jobs: [Jobs side by side](../placement.md#jobs-side-by-side). IPUs are
+shared by [pods](../pods.md).
 """
 
 # What the declarations do not say, by page.

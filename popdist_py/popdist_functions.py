@@ -6,8 +6,8 @@ Source: the PopDist Python API (``popdist.*``). No state lives here.
 from __future__ import annotations
 
 from popdist_py import context
+from popdist_py.device_numbers import device_id
 from popdist_py.errors import PopdistError
-from popdist_py.pods.values import device_id
 
 __all__ = [
     "checkNumIpusPerReplica",

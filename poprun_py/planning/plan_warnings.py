@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.idle_options import idle_option_warnings

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from popdist_py.device_numbers import device_id
 from popdist_py.environment import NODE_DEVICE_ID
 
 # A launch without a pod does not wait for it.
@@ -17,8 +17,7 @@ POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldPartition:
+class HeldPartition(NamedTuple):
     """The partition of a job while it runs.
 
     ``where`` is the pod; ``none`` where programs are to ask none, empty where nothing is
@@ -58,8 +57,6 @@ class HeldPartition:
         known = known_variables(self.where, of.name, is_reconfigurable=of.reconfigurable, gcd=gcd)
         if not of.reconfigurable:
             return known
-        from popdist_py.pods.values import device_id
-
         ipus = self.attachment.ipus
         parent = device_id(of.size, len(ipus), self.first_ipu // len(ipus))
         return {**known, NODE_DEVICE_ID: str(parent)}
