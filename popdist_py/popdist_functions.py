@@ -6,6 +6,7 @@ Source: the PopDist Python API (``popdist.*``). No state lives here.
 from __future__ import annotations
 
 from popdist_py import context
+from popdist_py.device_numbers import device_id
 from popdist_py.errors import PopdistError
 
 __all__ = [
@@ -90,9 +91,6 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     """
     if ipusPerReplica < 0:
         raise ValueError(f"getDeviceId({ipusPerReplica}): expected 0, or the IPUs of one replica")
-    # Programs that ask for no id do not wait for it.
-    from popdist_py.pods.values import device_id
-
     instance = context.environment()
     width = ipusPerReplica or instance.num_ipus_per_replica
     return device_id(

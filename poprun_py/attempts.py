@@ -185,10 +185,13 @@ def job_of(
 
 def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
     """Yield the IPUs of each instance, numbered within the partition."""
-    first = held.first_ipu if held is not None else 0
     for each in planned.instances:
-        ipus = each.instance.ipus
-        yield range(ipus.start + first, ipus.stop + first)
+        instance = each.instance
+        yield (
+            instance.ipus
+            if held is None
+            else held.ipus(instance.ipus, instance.ild, planned.topology.ipus_per_ild)
+        )
 
 
 def _listen_address(others: list[Host], network: str) -> str:

@@ -206,15 +206,17 @@ def _partition_of(
     """Return what a launch would do with which partition; None where no pod is configured.
 
     Raises:
-        StartError: it is a launch, and cannot have its IPUs.
+        StartError: it is a launch, and cannot have its IPUs, not even by waiting for them.
     """
     if config.offline_mode or config.pod == _NO_POD:
         return None
     from poprun_py.pods.asking import ask
 
     use = ask(config, environ)
-    waits = use is not None and use.is_busy and config.wait_for_resources is not None
-    if use is not None and is_launch and use.is_refused and not waits:
+    if use is not None and is_launch and use.is_refused:
+        # A job that waits has its cores before its IPUs: nobody waits in a circle.
+        if use.busy and config.wait_for_resources is not None:
+            return use
         raise StartError(use.reason)
     return use
 

@@ -107,13 +107,13 @@ def run(
             at_end.enter_context(held)
         _require_main_thread()
         planned.require_fit()
-        for warning in plan_warnings(planned):
+        for warning in plan_warnings(planned, is_launched=True):
             console.warn(warning)
         with _inside(planned.folder):
             require_start(planned)
             if held is None:
                 held = at_end.enter_context(lease(planned, console, progress=progress))
-            result = _run_here(planned, console, descriptors, held)
+            result = _run_here(planned, console, descriptors, held, progress)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result
@@ -147,7 +147,11 @@ def _inside(folder: str) -> Iterator[None]:
 
 
 def _run_here(
-    planned: LaunchPlan, console: Console, descriptors: tuple[int, int], lease: Lease
+    planned: LaunchPlan,
+    console: Console,
+    descriptors: tuple[int, int],
+    lease: Lease,
+    progress: Log | None,
 ) -> LaunchResult:
     from poprun_py.pods.partition_lifetime import partition_for_job
 
@@ -163,6 +167,8 @@ def _run_here(
             run_id=recording.run_id,
             program=short_name(config.program),
             num_ilds=planned.topology.num_ilds,
+            progress=progress,
+            waited_seconds=lease.waited_seconds,
         )
         with ipus as partition:
             attempts = Attempts(

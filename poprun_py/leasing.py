@@ -129,6 +129,7 @@ class _Leasing:
                 ticket.close()
                 if self._progress is not None:
                     self._progress("")
+        leased[1].waited_seconds = waited
         try:
             self._say(book, leased)
         except BaseException:

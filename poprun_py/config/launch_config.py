@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import Any
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
 from poprun_py.config.link_domains import roomy_link_domains
 from poprun_py.config.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.config.option_kinds import (
@@ -245,8 +245,8 @@ class LaunchConfig:
     )
     wait_for_resources: float | str | None = option(
         None, SECONDS_OR_FOREVER, "Placement", "Wait, in order of arrival, while other jobs hold"
-        " too many of this machine's cores, then of the pod's IPUs: alone as long as it takes,"
-        " =TIME so long at most, for each.",
+        " too many of this machine's cores, then while others have the pod's IPUs: alone as long"
+        " as it takes, =TIME so long at most.",
         implied=FOREVER,
     )  # fmt: skip
     share_cores: bool = option(

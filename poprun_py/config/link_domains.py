@@ -6,7 +6,7 @@ divide the instances.
 
 from __future__ import annotations
 
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 
 __all__ = ["fewest_link_domains", "roomy_link_domains"]
 

@@ -58,6 +58,7 @@ class Lease:
 
     def __init__(self, folder: LockedFolder | None, entry: Holding | None, descriptor: int) -> None:
         self._folder, self._entry, self._descriptor = folder, entry, descriptor
+        self.waited_seconds = 0.0  # by its job, before it got this
 
     @classmethod
     def nothing(cls) -> Lease:

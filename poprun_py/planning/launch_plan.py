@@ -340,7 +340,7 @@ def _of_partition(pairs: Pairs, use: PartitionUse, instance: int) -> Pairs:
 
     name = None if use.is_own else use.name  # that of the process which runs the plan
     known = known_variables(
-        use.where, name, instance, is_reconfigurable=use.is_reconfigurable, gcds=use.num_gcds
+        use.where, name, is_reconfigurable=use.is_reconfigurable, gcd=use.gcd(instance)
     )
     merged: dict[str, str | None] = {**dict(pairs), **known}
     return tuple((n, value) for n, value in merged.items() if value is not None)

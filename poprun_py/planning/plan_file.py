@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError

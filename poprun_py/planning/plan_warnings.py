@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from popdist_py.pods.values import LINK_DOMAIN_IPUS
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.cpu_placement import placement_warnings
 from poprun_py.planning.idle_options import idle_option_warnings
@@ -13,16 +13,21 @@ __all__ = ["plan_warnings"]
 _MOST_NAMED = 8
 
 
-def plan_warnings(planned: LaunchPlan) -> tuple[str, ...]:
-    """Return what is questionable about a plan, one sentence each; equal hosts are said once."""
+def plan_warnings(planned: LaunchPlan, *, is_launched: bool = False) -> tuple[str, ...]:
+    """Return what is questionable about a plan, one sentence each; equal hosts are said once.
+
+    Whether a plan that is launched has its IPUs is decided then, not when it was made.
+    """
     warnings: dict[str, None] = {}
     if planned.refusal:
         warnings[f"this can be looked at, not launched: {planned.refusal}"] = None
     partition = planned.partition
+    waits = planned.config.wait_for_resources is not None
     if (
         partition is not None
         and partition.is_refused
-        and not (partition.is_busy and planned.config.wait_for_resources is not None)
+        and not is_launched
+        and not (partition.busy and waits)
     ):
         warnings[f"this can be looked at, not launched: {partition.reason}"] = None
     topology = planned.topology

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popdist_py.device_numbers import LINK_DOMAIN_IPUS, device_id
 from popdist_py.environment import (
     DEBUGGER,
     EXECUTABLE_CACHE_PATH,
@@ -29,7 +30,6 @@ from popdist_py.environment import (
     TORCH_BACKEND,
     InstanceEnvironment,
 )
-from popdist_py.pods.values import LINK_DOMAIN_IPUS, device_id
 from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_variable
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word

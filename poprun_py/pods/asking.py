@@ -14,6 +14,7 @@ from poprun_py.errors import StartError
 
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
+    from popdist_py.pods.values import Partition
     from poprun_py.pods.partition_use import PartitionUse, PodNow
 
 __all__ = ["NO_POD", "ask", "decide_now", "look", "open_pod"]
@@ -57,21 +58,27 @@ def look(store: PodStore) -> PodNow:
 
 def decide_now(
     store: PodStore, config: LaunchConfig, environ: Mapping[str, str]
-) -> tuple[PartitionUse, PodNow]:
-    """Decide what a launch does, as the pod is now without what dead launches left (PodError)."""
+) -> tuple[PartitionUse, tuple[Partition, ...]]:
+    """Decide what a launch does, as the pod is now without what launches left behind (PodError).
+
+    Returns that, and the partitions which are to be removed first: another one may have done it.
+    """
     from dataclasses import replace
 
     from poprun_py.pods.own_partitions import is_left_behind, kept_name, own_name
     from poprun_py.pods.partition_use import decide
 
     now, host = look(store), socket.gethostname()
-    living = tuple(
+    left = tuple(
         each
         for each in now.partitions
-        if not is_left_behind(each, now.attachments, host, create_seconds=now.pod.create_seconds)
+        # Nobody can remove what belongs to another user.
+        if each.owner == now.user
+        and is_left_behind(each, now.attachments, host, create_seconds=now.pod.create_seconds)
     )
+    living = tuple(each for each in now.partitions if each not in left)
     name = own_name(host) if config.remove_partition else kept_name(host)
-    return decide(config, environ, replace(now, partitions=living), own_name=name), now
+    return decide(config, environ, replace(now, partitions=living), own_name=name), left
 
 
 def ask(config: LaunchConfig, environ: Mapping[str, str]) -> PartitionUse | None:

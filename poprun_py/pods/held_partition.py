@@ -2,57 +2,68 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from popdist_py.device_numbers import device_id
 from popdist_py.environment import NODE_DEVICE_ID
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
     from popdist_py.pods.values import Attachment, Partition
 
-__all__ = ["HeldPartition", "known_variables"]
+__all__ = ["GCD", "HeldPartition", "known_variables"]
 
 POD, PARTITION = "POPRUN_POD", "IPUOF_VIPU_API_PARTITION_ID"
 GCD, HOST, PORT = "IPUOF_VIPU_API_GCD_ID", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldPartition:
+class HeldPartition(NamedTuple):
     """The partition of a job while it runs.
 
     ``where`` is the pod; ``none`` where programs are to ask none, empty where nothing is
-    configured. Without a pod there is neither ``partition`` nor ``attachment``.
+    configured. Without a pod there is neither ``partition`` nor ``attachment``. What is held by
+    the job around this one is of its ``inherited_gcd``.
     """
 
     where: str = ""
     partition: Partition | None = None
     attachment: Attachment | None = None
+    inherited_gcd: str | None = None
 
     @property
     def first_ipu(self) -> int:
         """The number within the partition of the first IPU that the job holds."""
         return min(self.attachment.ipus) if self.attachment is not None else 0
 
+    def ipus(self, of_job: range, domain: int, domain_ipus: int) -> range:
+        """Return IPUs of the job as they are numbered within the partition.
+
+        Args:
+            of_job: neighbours, numbered within the job.
+            domain: the IPU-Link domain that they lie in.
+            domain_ipus: how many the job has of each domain; the partition may have more.
+        """
+        first = self.first_ipu
+        if self.partition is not None and self.partition.num_ilds > 1 and domain:
+            first += domain * (self.partition.size // self.partition.num_ilds - domain_ipus)
+        return range(of_job.start + first, of_job.stop + first)
+
     def variables(self, instance: int) -> dict[str, str | None]:
         """Return the variables of an instance; None unsets one."""
         if self.partition is None or self.attachment is None:
             return {POD: self.where} if self.where else {}
         of = self.partition
-        known = known_variables(
-            self.where, of.name, instance, is_reconfigurable=of.reconfigurable, gcds=of.num_gcds
-        )
+        gcd = self.inherited_gcd or (str(instance) if of.num_gcds > 1 else None)
+        known = known_variables(self.where, of.name, is_reconfigurable=of.reconfigurable, gcd=gcd)
         if not of.reconfigurable:
             return known
-        from popdist_py.pods.values import device_id
-
         ipus = self.attachment.ipus
         parent = device_id(of.size, len(ipus), self.first_ipu // len(ipus))
         return {**known, NODE_DEVICE_ID: str(parent)}
 
 
 def known_variables(
-    where: str, name: str | None, instance: int, *, is_reconfigurable: bool, gcds: int
+    where: str, name: str | None, *, is_reconfigurable: bool, gcd: str | None
 ) -> dict[str, str | None]:
     """Return what an instance is told of its partition before IPUs are attached; None unsets one.
 
@@ -65,7 +76,7 @@ def known_variables(
     return {
         POD: where,
         PARTITION: name,
-        GCD: str(instance) if gcds > 1 else None,
+        GCD: gcd,
         **({} if is_reconfigurable else {NODE_DEVICE_ID: None}),
         **({HOST: server.hostname, PORT: str(server.port)} if server is not None else {}),
     }

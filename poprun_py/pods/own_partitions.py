@@ -48,8 +48,9 @@ def is_left_behind(
 ) -> bool:
     """Tell whether the launch that made a partition for itself is dead.
 
-    Nobody holds its IPUs. A launch of this host is dead when its process is gone; one of another
-    host when the partition has been ready for so long that a living launch would hold it.
+    Nobody holds its IPUs. A launch of this host is dead when its process is gone, or is this one,
+    which is at a launch now that has made none; one of another host when the partition has been
+    ready for so long that a living launch would hold it.
 
     Args:
         partition: which one.
@@ -62,7 +63,8 @@ def is_left_behind(
     if match is None or any(each.partition == partition.name for each in attachments):
         return False
     if match["host"] == _host(host):
-        return _started(int(match["pid"])) != int(match["started"])
+        pid = int(match["pid"])
+        return pid == os.getpid() or _started(pid) != int(match["started"])
     age = (time.time() if now is None else now) - partition.created
     return age > create_seconds + _GRACE_SECONDS
 

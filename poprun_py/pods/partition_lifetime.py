@@ -7,7 +7,6 @@ other jobs use the pod too.
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import socket
 import sys
@@ -22,18 +21,19 @@ from popdist_py.pods.errors import (
     NotEnoughIpusError,
     PodError,
     UnknownNameError,
+    UnreachableError,
 )
 from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.config.option_kinds import FOREVER
-from poprun_py.console import Console
+from poprun_py.console import Console, Log
 from poprun_py.errors import StartError
 from poprun_py.pods.asking import NO_POD, decide_now, open_pod
 from poprun_py.pods.held_partition import HeldPartition
+from poprun_py.pods.waiting import IpuWait
 
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
     from popdist_py.pods.values import Attachment, Partition, PartitionRequest
-    from poprun_py.pods.partition_use import PartitionUse, PodNow
+    from poprun_py.pods.partition_use import PartitionUse
 
 __all__ = ["partition_for_job"]
 
@@ -52,6 +52,8 @@ def partition_for_job(
     run_id: str,
     program: str,
     num_ilds: int,
+    progress: Log | None = None,
+    waited_seconds: float = 0.0,
 ) -> Iterator[HeldPartition]:
     """Give a job its partition, and give back at the end what it had.
 
@@ -62,6 +64,9 @@ def partition_for_job(
         run_id: the name of the run.
         program: its short name, for those who look at the pod.
         num_ilds: the IPU-Link domains that the job was planned for.
+        progress: takes whom the job waits for, again and again, and at last an empty line; by
+            default the console is told once.
+        waited_seconds: how long the job has waited already, for cores.
 
     Raises:
         StartError: the job cannot have its IPUs.
@@ -73,13 +78,16 @@ def partition_for_job(
         is_off = config.offline_mode or config.pod == NO_POD
         yield HeldPartition(where=NO_POD if is_off else "")
         return
-    job = _JobPartition(store, config, environ, console, num_ilds)
+    wait = IpuWait(config, console, progress, waited_seconds)
+    job = _JobPartition(store, config, environ, console, num_ilds, wait)
     with contextlib.closing(store), _ended_by_signals():
         try:
             try:
                 held = job.take(run_id, program)
             except PodError as error:
                 raise StartError(str(error)) from None
+            finally:
+                wait.end()
             yield held
         finally:
             job.give_back()
@@ -107,33 +115,6 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class _Patience:
-    """How long a job waits for IPUs that others have (--wait-for-resources), and what it says."""
-
-    def __init__(self, config: LaunchConfig, console: Console) -> None:
-        wait = config.wait_for_resources
-        self._limit = math.inf if wait == FOREVER else float(wait or 0)
-        self._console = console
-        self._began = time.monotonic()
-        self._pause, self._told = _FIRST_PAUSE, ""
-        # What a refusal begins with after all.
-        shown = config.shown("wait_for_resources")
-        self.over = "" if wait is None else f"{shown}: the time is over; "
-
-    def waits(self, reason: str) -> bool:
-        """Wait a moment; False if the time is over. ``reason`` ends with what could be done."""
-        left = self._began + self._limit - time.monotonic()
-        if left <= 0:
-            return False
-        said = reason.rpartition(": ")[0]
-        if said != self._told:
-            self._told, self._pause = said, _FIRST_PAUSE
-            self._console.tell(f"waiting for IPUs: {said}")
-        time.sleep(min(self._pause, left))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return True
-
-
 class _JobPartition:
     """What one job takes of a pod, and has to give back."""
 
@@ -144,79 +125,83 @@ class _JobPartition:
         environ: Mapping[str, str],
         console: Console,
         num_ilds: int,
+        wait: IpuWait,
     ) -> None:
         self._store = store
         self._config = config
         self._environ = environ
         self._console = console
         self._num_ilds = num_ilds
+        self._ipu_wait = wait
         self._attachment: Attachment | None = None
         self._made = ""  # the partition to remove at the end
+        self._made_at = 0.0
 
     # --- before the job -------------------------------------------------------------------------
 
     def take(self, run_id: str, program: str) -> HeldPartition:
         """Make or reset the partition as is decided, and attach the job's IPUs."""
         self._debug(f"connecting to V-IPU: {self._store.where}")
-        patience = _Patience(self._config, self._console)
         left = _MOST_DECISIONS
         while True:
-            use, now = decide_now(self._store, self._config, self._environ)
-            if use.is_busy and patience.waits(use.reason):
+            use = self._decided()
+            if use is None:
+                left = _MOST_DECISIONS
                 continue
-            self._remove_left_behind(now, use)
+            self._ipu_wait.end()
             self._console.log(use.sentence)
-            self._check(use, over=patience.over)
+            self._check(use)
+            if use.inherited is not None:
+                return HeldPartition(
+                    where=self._store.where,
+                    partition=use.partition,
+                    attachment=use.inherited,
+                    inherited_gcd=use.inherited_gcd,
+                )
             try:
                 partition = self._wait(self._prepare(use))
                 attachment = self._attach(use, partition, run_id, program)
-            except (NotEnoughIpusError, InUseError, NameTakenError, UnknownNameError) as error:
-                self._give_back_partition()
-                # Enough may be free, but not as one group.
-                is_busy = isinstance(error, (NotEnoughIpusError, InUseError))
-                if is_busy and patience.waits(str(error)):
-                    continue
+            except (InUseError, NameTakenError, NotEnoughIpusError, UnknownNameError) as error:
                 left -= 1
-                is_named = isinstance(error, UnknownNameError) and use.request is not None
-                if not left or is_named or isinstance(error, NotEnoughIpusError):
-                    raise StartError(f"{patience.over if is_busy else ''}{error}") from None
+                if not left:
+                    raise
+                self._give_back_partition()
                 self._console.log(f"{error}: deciding anew")
                 continue
             self._attachment = attachment
-            ipus = ", ".join(map(str, attachment.ipus[:1])) + f"-{attachment.ipus[-1]}"
+            ipus = f"{attachment.ipus[0]}-{attachment.ipus[-1]}"
             self._console.log(f"attached to IPUs {ipus} of partition {partition.name}")
             return HeldPartition(
                 where=self._store.where, partition=partition, attachment=attachment
             )
 
-    def _check(self, use: PartitionUse, *, over: str) -> None:
+    def _decided(self) -> PartitionUse | None:
+        """Decide what is done; None where others have the IPUs, and the job has waited a moment."""
+        try:
+            use, left_behind = decide_now(self._store, self._config, self._environ)
+        except UnreachableError as error:
+            # The server of a pod may be started again meanwhile.
+            if self._ipu_wait.has_begun and self._ipu_wait.goes_on(str(error)):
+                return None
+            raise
+        for each in left_behind:
+            with contextlib.suppress(UnknownNameError, InUseError):
+                self._store.remove_partition(each.name)
+                self._console.log(f"removed partition {each.name} of a launch that is dead")
+        return None if use.busy and self._ipu_wait.goes_on(use.busy) else use
+
+    def _check(self, use: PartitionUse) -> None:
         """Refuse what was decided to be refused, and what the plan was not made for."""
         from poprun_py.pods.partition_use import Action
 
         if use.action is Action.REFUSE:
-            raise StartError(f"{over if use.is_busy else ''}{use.reason}")
+            raise StartError((self._ipu_wait.over() if use.busy else "") + use.reason)
         found, instances = use.num_ilds, self._config.num_instances
         if found is not None and instances % found == 0 and found != self._num_ilds:
             raise StartError(
                 f"partition {use.name} has {found} IPU-Link domains, the plan was made for "
                 f"{self._num_ilds}: make a new plan"
             )
-
-    def _remove_left_behind(self, now: PodNow, use: PartitionUse) -> None:
-        """Remove what launches made for themselves that are dead: another one may have done it."""
-        from poprun_py.pods.own_partitions import is_left_behind
-
-        for each in now.partitions:
-            dead = is_left_behind(
-                each,
-                now.attachments,
-                socket.gethostname(),
-                create_seconds=now.pod.create_seconds,
-            )
-            if dead and each.name != use.name and each.owner == now.user:
-                with contextlib.suppress(UnknownNameError, InUseError):
-                    self._store.remove_partition(each.name)
-                    self._console.log(f"removed partition {each.name} of a launch that is dead")
 
     def _prepare(self, use: PartitionUse) -> Partition:
         """Do what is decided, and return the partition."""
@@ -235,12 +220,14 @@ class _JobPartition:
 
     def _create(self, request: PartitionRequest, use: PartitionUse) -> Partition:
         # Interrupted in the call, it may be there or not.
-        self._made = request.name if use.removes else ""
+        self._made, self._made_at = (request.name if use.removes else ""), 0.0
         try:
-            return self._store.create_partition(request)
+            made = self._store.create_partition(request)
         except PodError:
             self._made = ""
             raise
+        self._made_at = made.created
+        return made
 
     def _change(self, use: PartitionUse) -> Partition:
         """Put another partition in place of one; what cannot be made leaves the old one."""
@@ -323,9 +310,16 @@ class _JobPartition:
     def _give_back_partition(self) -> None:
         if not self._made:
             return
-        with contextlib.suppress(UnknownNameError):
-            self._store.remove_partition(self._made)
-            self._console.log(f"removed partition {self._made}")
+        name = self._made
+        try:
+            # Somebody may have removed it, and somebody made one of this name.
+            if self._made_at in (0.0, self._store.partition(name).created):
+                self._store.remove_partition(name)
+                self._console.log(f"removed partition {name}")
+        except UnknownNameError:
+            pass
+        except InUseError as error:
+            self._console.warn(f"the partition stays, since others use it too: {error}")
         self._made = ""
 
     def _debug(self, line: str) -> None:

@@ -5,10 +5,13 @@ Nothing is asked or changed here: partition_lifetime.py acts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from popdist_py.pods.choice import place_partition
+from popdist_py.pods.errors import NotEnoughIpusError, PodError
+from popdist_py.pods.rules import free_ipus
 from popdist_py.pods.values import (
     LINK_DOMAIN_IPUS,
     Attachment,
@@ -19,7 +22,10 @@ from popdist_py.pods.values import (
     SyncType,
 )
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.pods.held_partition import GCD
+from poprun_py.pods.job_around import held_around
 from poprun_py.pods.own_partitions import is_own
+from poprun_py.pods.partition_texts import in_use_text, shape_text, taken_text
 
 __all__ = ["Action", "PartitionUse", "PodNow", "decide", "refusal", "wanted_request"]
 
@@ -33,12 +39,16 @@ _SYNC_TYPES = {
 
 
 class Action(StrEnum):
-    """What is done before the job; ``UPDATE`` is to remove and create."""
+    """What is done before the job.
+
+    ``UPDATE`` is to remove and create; ``INHERIT`` to run within an instance, on its IPUs.
+    """
 
     USE = "use"
     RESET = "reset"
     CREATE = "create"
     UPDATE = "update"
+    INHERIT = "inherit"
     REFUSE = "refuse"
 
 
@@ -62,12 +72,14 @@ class PartitionUse:
         where: the pod, as ``POPRUN_POD`` names it.
         name: the partition; empty where none is decided on.
         reason: why, in one line; of ``REFUSE`` what to do about it.
+        busy: who has now what it needs, if it is refused only for that: it may wait.
         num_ipus: what the job attaches.
         partition: as it is before; None if it is absent.
         request: the one to be made; None if none is.
         removes: whether the partition is removed at the end.
         is_own: whether the launch makes it for itself, under a name of its process.
-        is_busy: whether what refuses it passes once others have given back what they have.
+        inherited: of ``INHERIT`` the IPUs, as the job around it holds them.
+        inherited_gcd: the graph compilation domain that they are.
     """
 
     action: Action
@@ -79,7 +91,9 @@ class PartitionUse:
     request: PartitionRequest | None = None
     removes: bool = False
     is_own: bool = False
-    is_busy: bool = False
+    busy: str = ""
+    inherited: Attachment | None = None
+    inherited_gcd: str | None = None
 
     @property
     def is_refused(self) -> bool:
@@ -90,7 +104,7 @@ class PartitionUse:
     def num_ilds(self) -> int | None:
         """The IPU-Link domains of the partition; None where that is not known."""
         if self.request is not None:
-            return self.request.num_ilds or -(-self.request.size // LINK_DOMAIN_IPUS)
+            return self.request.num_ilds
         return None if self.partition is None else self.partition.num_ilds
 
     @property
@@ -99,11 +113,12 @@ class PartitionUse:
         made = self.request or self.partition
         return made is not None and made.reconfigurable
 
-    @property
-    def num_gcds(self) -> int:
-        """The graph compilation domains of the partition."""
+    def gcd(self, instance: int) -> str | None:
+        """Return the graph compilation domain of an instance; None of a partition that has one."""
+        if self.inherited is not None:
+            return self.inherited_gcd
         made = self.request or self.partition
-        return 1 if made is None else made.num_gcds
+        return str(instance) if made is not None and made.num_gcds > 1 else None
 
     @property
     def sentence(self) -> str:
@@ -115,6 +130,7 @@ class PartitionUse:
             Action.RESET: "is reset and used",
             Action.CREATE: "is made",
             Action.UPDATE: "is removed and made anew",
+            Action.INHERIT: "is that of the job around this one",
         }[self.action]
         end = "is removed at the end" if self.removes else "stays"
         return f"partition {self.name} of {self.where} {first} ({self.reason}), and {end}"
@@ -123,19 +139,6 @@ class PartitionUse:
 def refusal(where: str, reason: str) -> PartitionUse:
     """Return that the job cannot have IPUs, and why."""
     return PartitionUse(action=Action.REFUSE, where=where, reason=reason)
-
-
-def _busy(now: PodNow, reason: str, wanted: Partition | PartitionRequest) -> PartitionUse:
-    """Refuse because of what others have; a plan is made for what the job would get later."""
-    return PartitionUse(
-        action=Action.REFUSE,
-        where=now.where,
-        name=wanted.name,
-        reason=reason,
-        partition=wanted if isinstance(wanted, Partition) else None,
-        request=wanted if isinstance(wanted, PartitionRequest) else None,
-        is_busy=True,
-    )
 
 
 def decide(
@@ -161,6 +164,9 @@ def decide(
         )
     name = named or (shared[0].name if shared else own_name)
     present = next((each for each in now.partitions if each.name == name), None)
+    around = held_around(environ, now.attachments, name)
+    if present is not None and around is not None:
+        return _inherit(config, environ, now, present, around)
     request = wanted_request(config, name)
     if present is None:
         return _create(config, now, request, is_own=not named)
@@ -175,11 +181,12 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
 
     R replicas of P IPUs in I instances: R x P IPUs in I GCDs. Counts that are no powers of two,
     which V-IPU refuses, get the next larger partition as one GCD; it is reconfigurable where one
-    IPU-Link domain holds it.
+    IPU-Link domain holds it, and the sync type is that of such ones.
     """
     assert config.num_replicas is not None
     needed = config.num_replicas * config.ipus_per_replica
     size = _rounded_up(needed)
+    sync_type = _sync_type(config)
     is_even = size == needed and _rounded_up(config.num_instances) == config.num_instances
     return PartitionRequest(
         name=name,
@@ -189,14 +196,23 @@ def wanted_request(config: LaunchConfig, name: str) -> PartitionRequest:
         num_gcds=config.num_instances if is_even else 1,
         num_ilds=config.num_ilds,
         num_replicas=config.num_replicas if is_even else None,
-        reconfigurable=not is_even and size <= LINK_DOMAIN_IPUS and config.num_ilds in (None, 1),
-        sync_type=_sync_type(config),
+        reconfigurable=not is_even
+        and size <= LINK_DOMAIN_IPUS
+        and config.num_ilds in (None, 1)
+        and sync_type in (None, SyncType.C2_COMPATIBLE),
+        sync_type=sync_type,
     )
 
 
 def _sync_type(config: LaunchConfig) -> SyncType | None:
     text = config.sync_type
     return None if text is None else _SYNC_TYPES.get(text) or SyncType(text)
+
+
+def _num_ipus(config: LaunchConfig) -> int:
+    """Return how many IPUs a job attaches: as many as a device has that holds it."""
+    assert config.num_replicas is not None
+    return _rounded_up(config.num_replicas * config.ipus_per_replica)
 
 
 def _rounded_up(count: int) -> int:
@@ -208,41 +224,65 @@ def _fits(partition: Partition, wanted: PartitionRequest, config: LaunchConfig) 
 
     A reconfigurable one has room for it; another one equals what would be asked for.
     """
-    assert config.num_replicas is not None
     if wanted.sync_type not in (None, partition.sync_type):
         return False
     if wanted.num_ilds not in (None, partition.num_ilds):
         return False
     if partition.reconfigurable:
-        return partition.size >= _rounded_up(config.num_replicas * config.ipus_per_replica)
+        return partition.size >= _num_ipus(config)
     if wanted.reconfigurable or wanted.size != partition.size:
         return False
     replicas = wanted.num_replicas or wanted.num_gcds
     return (partition.num_gcds, partition.num_replicas) == (wanted.num_gcds, replicas)
 
 
+def _inherit(
+    config: LaunchConfig,
+    environ: Mapping[str, str],
+    now: PodNow,
+    present: Partition,
+    around: Attachment,
+) -> PartitionUse:
+    """Use the IPUs of the instance in which this launch is: they are its own, as its cores are."""
+    num_ipus = _num_ipus(config)
+    if num_ipus > len(around.ipus):
+        return refusal(
+            now.where,
+            f"{num_ipus} IPUs are needed, and the instance of {around.holder.program} (process "
+            f"{around.holder.pid}) in which this launch is has {len(around.ipus)} of partition "
+            f"{present.name}: name another one with --vipu-partition, or say --pod none",
+        )
+    return PartitionUse(
+        action=Action.INHERIT,
+        where=now.where,
+        name=present.name,
+        reason="its instance started this launch",
+        num_ipus=num_ipus,
+        partition=present,
+        inherited=replace(around, ipus=around.ipus[:num_ipus]),
+        inherited_gcd=environ.get(GCD),
+    )
+
+
 def _create(
     config: LaunchConfig, now: PodNow, request: PartitionRequest, *, is_own: bool
 ) -> PartitionUse:
-    lack = _lack(now, request, now.partitions)
-    if lack is not None:
-        return lack
     why = "there is none that could be used" if is_own else "there is none of this name"
-    return PartitionUse(
+    use = PartitionUse(
         action=Action.CREATE,
         where=now.where,
         name=request.name,
-        reason=f"{why}; {_shape(request)}",
+        reason=f"{why}; {shape_text(request)}",
         num_ipus=request.size,
         request=request,
         removes=config.remove_partition,
         is_own=is_own,
     )
+    return _with_room(use, now, now.partitions)
 
 
 def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> PartitionUse:
     """Use a partition that fits, reset first where that is asked for or the rule."""
-    assert config.num_replicas is not None
     resets = config.reset_partition
     if resets is None:
         resets = not present.reconfigurable
@@ -252,20 +292,11 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
             f"partition {present.name} is in the state ERROR"
             f"{f' ({present.error})' if present.error else ''}: add --reset-partition yes",
         )
-    num_ipus = _rounded_up(config.num_replicas * config.ipus_per_replica)
+    num_ipus = _num_ipus(config)
     held = [each for each in now.attachments if each.partition == present.name]
-    free = present.size - sum(len(each.ipus) for each in held)
-    if resets and held:
-        return _busy(now, f"{_in_use(present, held)}, and cannot be reset: {_WAIT}", present)
-    if free < num_ipus:
-        return _busy(
-            now,
-            f"{_in_use(present, held)}: {num_ipus} IPUs are needed, {free} of {present.size} are "
-            f"free: {_WAIT}",
-            present,
-        )
+    taken = frozenset(ipu for each in held for ipu in each.ipus)
     waits = "; it is still PENDING" if present.state is PartitionState.PENDING else ""
-    return PartitionUse(
+    use = PartitionUse(
         action=Action.RESET if resets else Action.USE,
         where=now.where,
         name=present.name,
@@ -273,17 +304,29 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
         num_ipus=num_ipus,
         partition=present,
     )
+    if resets and held:
+        return _busy(use, f"{in_use_text(present, held)}, and cannot be reset", _WAYS_OUT)
+    if not free_ipus(present, num_ipus, taken):
+        free = present.size - len(taken)
+        together = " together" if free >= num_ipus else ""
+        return _busy(
+            use,
+            f"{in_use_text(present, held)}: {num_ipus} IPUs{together} are needed, {free} of "
+            f"{present.size} are free",
+            _WAYS_OUT,
+        )
+    return use
 
 
-_WAIT = "wait for it with --wait-for-resources, or use another partition"
+_WAYS_OUT = "wait with --wait-for-resources, or use another partition"
 
 
 def _update(
     config: LaunchConfig, now: PodNow, present: Partition, request: PartitionRequest
 ) -> PartitionUse:
     """Change a partition that does not fit, if that is asked for and possible."""
-    contrast = f"partition {present.name} does not fit: it has {_shape(present)}; "
-    needs = f"{_shape(request)} {'is' if request.size == 1 else 'are'} needed"
+    contrast = f"partition {present.name} does not fit: it has {shape_text(present)}; "
+    needs = f"{shape_text(request)} {'is' if request.size == 1 else 'are'} needed"
     if not config.update_partition:
         return refusal(
             now.where,
@@ -294,64 +337,50 @@ def _update(
             now.where,
             f"{contrast}{needs}, and it belongs to {present.owner}: name another partition",
         )
-    held = [each for each in now.attachments if each.partition == present.name]
-    if held:
-        return _busy(now, f"{_in_use(present, held)}, and cannot be changed: {_WAIT}", request)
-    others = tuple(each for each in now.partitions if each is not present)
-    lack = _lack(now, request, others)
-    if lack is not None:
-        return lack
-    return PartitionUse(
+    use = PartitionUse(
         action=Action.UPDATE,
         where=now.where,
         name=present.name,
-        reason=f"it had {_shape(present)}; now {_shape(request)}",
+        reason=f"it had {shape_text(present)}; now {shape_text(request)}",
         num_ipus=request.size,
         partition=present,
         request=request,
         removes=config.remove_partition,
     )
+    held = [each for each in now.attachments if each.partition == present.name]
+    if held:
+        return _busy(use, f"{in_use_text(present, held)}, and cannot be changed", _WAYS_OUT)
+    return _with_room(use, now, [each for each in now.partitions if each is not present])
 
 
-def _lack(
-    now: PodNow, request: PartitionRequest, others: Iterable[Partition]
-) -> PartitionUse | None:
-    """Refuse where there are too few IPUs for a new partition; None if there are enough."""
-    total = len(now.pod.ipus())
-    taken = {each.name: each.size for each in others}
-    free = total - sum(taken.values())
-    if request.size <= free:
-        return None
-    names = ", ".join(f"{name} has {size}" for name, size in list(taken.items())[:_MOST_NAMED])
-    more = ", ..." if len(taken) > _MOST_NAMED else ""
-    lack = (
-        f"partition {request.name} needs {request.size} IPUs; {now.where} has {total}, {free} of "
-        f"them free{f' ({names}{more})' if taken else ''}: "
-    )
-    if request.size > total:
-        return refusal(now.where, f"{lack}use fewer IPUs")
-    return _busy(now, f"{lack}remove a partition, or use fewer IPUs", request)
+def _busy(use: PartitionUse, busy: str, ways_out: str) -> PartitionUse:
+    """Refuse what is possible as soon as others have ended."""
+    return replace(use, action=Action.REFUSE, reason=f"{busy}: {ways_out}", busy=busy)
 
 
-def _in_use(present: Partition, held: list[Attachment]) -> str:
-    who = held[0].holder
-    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
-    return (
-        f"partition {present.name} is in use by {who.program} of {who.user} (process {who.pid} on "
-        f"{who.host}){more}"
-    )
-
-
-def _shape(of: Partition | PartitionRequest) -> str:
-    """Return the size and division of a partition: ``16 IPUs in 4 GCDs with 16 replicas``."""
-    size = f"{of.size} IPU{'s' * (of.size != 1)}"
-    sync = "" if of.sync_type in (None, SyncType.C2_COMPATIBLE) else f", {of.sync_type}"
-    many = of.num_ilds is not None and of.num_ilds > 1
-    domains = f" over {of.num_ilds} IPU-Link domains" if many else ""
-    if of.reconfigurable:
-        return f"{size}{domains} (reconfigurable){sync}"
-    replicas = of.num_replicas or of.num_gcds
-    return (
-        f"{size}{domains} in {of.num_gcds} GCD{'s' * (of.num_gcds != 1)} with {replicas} "
-        f"replica{'s' * (replicas != 1)}{sync}"
+def _with_room(use: PartitionUse, now: PodNow, others: Sequence[Partition]) -> PartitionUse:
+    """Refuse a partition that the pod cannot make beside others, or has too few IPUs for."""
+    assert use.request is not None
+    request, ipus = use.request, now.pod.ipus()
+    try:
+        made = place_partition(now.pod, others, request, owner=now.user, created=0.0)
+        return replace(use, request=replace(request, num_ilds=made.num_ilds))
+    except NotEnoughIpusError:
+        pass
+    except PodError as error:
+        return refusal(now.where, str(error))
+    try:
+        made = place_partition(now.pod, (), request, owner=now.user, created=0.0)
+    except PodError as error:
+        return refusal(now.where, f"{error} ({now.where} has {len(ipus)})")
+    free = len(ipus) - sum(each.size for each in others)
+    apart = ", but not together where it may lie" if free >= request.size else ""
+    names = ", ".join(taken_text(each, now.attachments) for each in others[:_MOST_NAMED])
+    more = ", ..." if len(others) > _MOST_NAMED else ""
+    needed = f"{request.size} IPU{'s' * (request.size != 1)}"
+    return _busy(
+        replace(use, request=replace(request, num_ilds=made.num_ilds)),
+        f"{'the job' if use.is_own else f'partition {use.name}'} needs {needed}; {now.where} has "
+        f"{len(ipus)}, {free} of them free{apart} ({names}{more})",
+        "wait with --wait-for-resources, remove a partition, or use fewer IPUs",
     )

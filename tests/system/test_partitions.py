@@ -252,3 +252,76 @@ def test_offline_and_none_ask_no_pod(pods, poprun):
         assert done.stdout.count("none") == 2
     assert found(store).generation == 0
     assert os.environ.get("POPRUN_POD") is None
+
+
+@pytest.fixture
+def taken(pods, poprun, tmp_path, monkeypatch):
+    """Give a pod of which another job has all IPUs, but no cores, and what ends that."""
+    store = pods()
+    monkeypatch.setenv("POPRUN_LEASES", str(tmp_path / "leases"))
+    running = poprun(
+        *("-n", "1", "--num-replicas", "16"),
+        *(sys.executable, "-c", WAIT),
+        start=True,
+        env={"POPRUN_LEASES": "none"},
+    )
+    wait_until(lambda: len(store.attachments()) == 1)
+
+    def end():
+        running.terminate()
+        running.communicate(timeout=30)
+
+    yield store, running.pid, end
+    end()
+
+
+def test_a_job_waits_for_ipus_and_has_its_cores_first(taken, poprun, tmp_path):
+    store, pid, end = taken
+    refused = poprun("true")
+    assert refused.returncode == 3
+    (line,) = (each for each in refused.stderr.splitlines() if ": error: " in each)
+    assert f"(process {pid} on {socket.gethostname()})): wait with --wait-for-resources, " in line
+    waiting = poprun("--wait-for-resources=1m", "echo", "up", start=True)
+    told = waiting.stderr.readline()
+    assert "waiting for IPUs: the job needs 1 IPU; " in told
+    (lease,) = (tmp_path / "leases").glob("lease-*")
+    assert json.loads(lease.read_text())["pid"] == waiting.pid
+    end()
+    output, errors = waiting.communicate(timeout=60)
+    assert (waiting.returncode, output) == (0, "[1,0]<stdout>:up\n"), errors
+    assert "not launched" not in told + errors
+    assert store.partitions() == store.attachments() == ()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_wait_for_ipus(taken, poprun, number):
+    store, _, _ = taken
+    before = store.partitions(), store.attachments()
+    waiting = poprun("--wait-for-resources", "true", start=True)
+    while "waiting for IPUs" not in waiting.stderr.readline():
+        assert waiting.poll() is None
+    waiting.send_signal(number)
+    _, errors = waiting.communicate(timeout=30)
+    assert waiting.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert (store.partitions(), store.attachments()) == before
+
+
+@pytest.mark.sweep
+def test_the_wait_for_ipus_has_an_end(taken, poprun):
+    done = poprun("--wait-for-resources=0.5", "true")
+    assert done.returncode == 3
+    assert "error: --wait-for-resources 0.5: the time is over; the job needs 1 IPU; " in done.stderr
+
+
+@pytest.mark.sweep
+def test_a_launch_within_an_instance_runs_on_its_ipus(pods, poprun):
+    store = pods()
+    launcher = f"{sys.executable} -m poprun_py"
+    inner = "echo $IPUOF_VIPU_API_PARTITION_ID,$IPUOF_VIPU_API_GCD_ID"
+    done = poprun(*JOB, "--vipu-partition", "p", "sh", "-c", f"{launcher} sh -c '{inner}'")
+    assert done.returncode == 0, done.stderr
+    told = sorted(line.rpartition(":")[2] for line in done.stdout.splitlines())
+    assert told == ["p,0", "p,1"]
+    assert store.partitions() == ()

@@ -122,6 +122,7 @@ def test_waiting_ends_with_the_holder(job, holder, place):
 
     leased = job(wait_for_resources="forever", progress=progress)
     assert leased.share.cpus == {0}
+    assert leased.lease.waited_seconds > 0
     assert lines[0].startswith("waiting 0 s for CPUs at place 1 of 1: ")
     assert lines[-1] == ""
     assert len(list(place.glob("ticket-*"))) == 0

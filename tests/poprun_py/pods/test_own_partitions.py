@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.partition_states import FITTING, HOLDER, pod_in_state
@@ -25,7 +26,16 @@ def partition(tmp_path):
 
 def test_a_living_process_has_left_nothing_behind(partition):
     assert is_own(partition.name)
-    assert not is_left_behind(partition, (), HOST)
+    pid = os.getppid()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    of_living = replace(partition, name=f"poprun_a-host-of-ours_{pid}_{fields[19]}")
+    assert not is_left_behind(of_living, (), HOST)
+
+
+def test_this_process_has_if_it_could_not_remove_it_after_the_launch_before(partition):
+    assert is_left_behind(partition, (), HOST)
+    held = Attachment(id="", partition=partition.name, ipus=(0,), holder=HOLDER, since=0.0)
+    assert not is_left_behind(partition, (held,), HOST)
 
 
 def test_a_process_that_is_gone_has(partition):

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from dataclasses import replace
 
 import pytest
 from support.partition_states import FITTING, HOLDER, pod_in_state
 
 from popdist_py.pods.database import FolderStore
-from popdist_py.pods.errors import NotEnoughIpusError
+from popdist_py.pods.errors import NotEnoughIpusError, UnreachableError
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.console import Callbacks
 from poprun_py.errors import StartError
+from poprun_py.launcher import plan
+from poprun_py.planning.plan_warnings import plan_warnings
+from poprun_py.pods.held_partition import HeldPartition
+from poprun_py.pods.own_partitions import own_name
 from poprun_py.pods.partition_lifetime import partition_for_job
+from poprun_py.pods.partition_use import refusal
 
 JOB = {"num_instances": 2, "num_replicas": 4, "vipu_partition": "p"}
 
@@ -29,7 +35,7 @@ def job(tmp_path, said):
     """Give a function that makes a pod in a state, and holds a job's partition in a context."""
     with contextlib.ExitStack() as opened:
 
-        def held(state, create_seconds=0.0, **values):
+        def held(state, create_seconds=0.0, given=None, **values):
             store = pod_in_state(tmp_path / "pods", state, create_seconds=create_seconds)
             opened.callback(store.close)
             config = LaunchConfig(**{**JOB, **values})
@@ -40,6 +46,7 @@ def job(tmp_path, said):
                 run_id="run",
                 program="train.py",
                 num_ilds=1,
+                **(given or {}),
             )
 
         yield held
@@ -142,3 +149,91 @@ def test_without_a_pod_nothing_is_asked_and_one_line_says_so(tmp_path, said):
         ) as held:
             assert held.variables(0) == variables
     assert said == ["no pod is configured: the IPUs are emulated without a partition"]
+
+
+def test_a_job_waits_until_the_ipus_it_needs_are_free(job):
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if len(told) == 2:
+            store.detach(taken)
+
+    store, partition = job(
+        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
+    )
+    taken = store.attach("p", 4, HOLDER)
+    with partition as held:
+        assert held.partition.generation == 1
+    assert told[0].startswith("waiting 0 s for IPUs: partition p is in use by other.py of holder")
+    assert (len(told), told[-1]) == (3, "")
+
+
+def test_a_server_that_goes_while_a_job_waits_is_waited_for_too(job, monkeypatch):
+    told = []
+
+    def progress(line):
+        told.append(line)
+        if len(told) == 1:
+            monkeypatch.setattr(FolderStore, "partitions", gone)
+        elif len(told) == 2:
+            monkeypatch.setattr(FolderStore, "partitions", there)
+            store.detach(taken)
+
+    def gone(_):
+        raise UnreachableError("nobody answers")
+
+    there = FolderStore.partitions
+    store, partition = job(
+        "fits, preconfigured", wait_for_resources="forever", given={"progress": progress}
+    )
+    taken = store.attach("p", 4, HOLDER)
+    with partition:
+        assert "nobody answers" in told[1]
+
+
+def test_the_time_for_waiting_counts_that_for_cores(job, said):
+    store, partition = job("in use", wait_for_resources=600.0, given={"waited_seconds": 599.9})
+    with pytest.raises(StartError) as refused, partition:
+        pytest.fail("the job has its IPUs")
+    assert str(refused.value).startswith("wait_for_resources=600.0: the time is over; partition p")
+    assert len([line for line in said if line.startswith("waiting for IPUs: ")]) == 1
+    assert len(store.attachments()) == 1
+
+
+def test_what_was_made_anew_under_the_name_stays(job):
+    store, partition = job("absent")
+    with partition:
+        store.remove_partition("p", force=True)
+        made = store.create_partition(FITTING)
+    assert store.partitions() == (made,)
+
+
+def test_what_a_dead_launch_of_another_user_made_is_not_counted_as_free(job):
+    store, partition = job("absent", num_replicas=16)
+    dead = own_name(socket.gethostname()).rpartition("_")[0] + "_1"
+    store.with_user("alice").create_partition(replace(FITTING, name=dead))
+    with pytest.raises(StartError, match=f"12 of them free .{dead} of alice has 4"), partition:
+        pytest.fail("the job has IPUs that it cannot have")
+
+
+def test_ipus_of_a_job_are_numbered_domain_by_domain(job):
+    store, _ = job("absent")
+    made = store.create_partition(replace(FITTING, name="wide", size=8, num_gcds=1))
+    wide = replace(made, num_ilds=2)
+    held = HeldPartition(where="POD", partition=wide, attachment=store.attach("wide", 8, HOLDER))
+    # Three of each domain, which has four.
+    assert [held.ipus(range(0, 3), 0, 3), held.ipus(range(3, 6), 1, 3)] == [range(3), range(4, 7)]
+    assert HeldPartition().ipus(range(3, 6), 1, 3) == range(3, 6)
+
+
+def test_what_a_plan_was_refused_for_is_no_warning_when_it_is_launched(monkeypatch):
+    monkeypatch.setenv("POPRUN_POD", "none")
+    config = LaunchConfig(program=("true",))
+    planned = replace(plan(config), partition=refusal("POD", "nothing is free"))
+    said = "this can be looked at, not launched: nothing is free"
+    assert said in plan_warnings(planned)
+    assert said not in plan_warnings(planned, is_launched=True)
+    busy = replace(planned.partition, busy="others")
+    waits = replace(planned, partition=busy, config=replace(config, wait_for_resources="forever"))
+    assert said not in plan_warnings(waits)

@@ -9,11 +9,12 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.partition_states import STATES, pod_in_state
+from support.partition_states import HOLDER, STATES, pod_in_state
 
+from popdist_py.environment import InstanceEnvironment
 from popdist_py.pods.errors import PodError
 from popdist_py.pods.rules import check_request
-from popdist_py.pods.values import LINK_DOMAIN_IPUS, SyncType
+from popdist_py.pods.values import LINK_DOMAIN_IPUS, Attachment, SyncType
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.pods.asking import look
 from poprun_py.pods.own_partitions import is_own, kept_name, own_name
@@ -120,6 +121,8 @@ def test_odd_counts_get_the_next_larger_partition_as_one_gcd():
     config = LaunchConfig(num_instances=3, num_replicas=3)
     request = wanted_request(config, "p")
     assert (request.size, request.num_gcds, request.reconfigurable) == (4, 1, True)
+    native = wanted_request(replace(config, sync_type="pod-native-default"), "p")
+    assert (native.size, native.num_gcds, native.reconfigurable) == (4, 1, False)
     large = wanted_request(replace(config, num_replicas=96), "p")
     assert (large.size, large.num_gcds, large.reconfigurable) == (128, 1, False)
 
@@ -136,8 +139,74 @@ def test_sync_type_and_domains_decide_about_the_fit(pod):
 
 def test_what_is_more_than_the_pod_has_says_how_much_is_free(pod):
     config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
-    use = decide(config, {}, pod("fits, preconfigured"), own_name=OWN)
+    now = pod("fits, preconfigured")
+    use = decide(config, {}, now, own_name=OWN)
     assert use.reason == (
-        "partition q needs 16 IPUs; POD has 16, 12 of them free (p has 4): remove a partition, or "
-        "use fewer IPUs"
+        "partition q needs 16 IPUs; POD has 16, 12 of them free (p of root has 4): wait with "
+        "--wait-for-resources, remove a partition, or use fewer IPUs"
+    ).replace("root", now.user)
+    assert use.busy
+    # That of a name which others have may be free again; what no pod has is refused for good.
+    never = decide(replace(config, num_replicas=32), {}, now, own_name=OWN)
+    assert (never.action, never.busy) == (Action.REFUSE, "")
+    assert "POD has 16" in never.reason
+    elsewhere = decide(replace(config, vipu_allocation="no"), {}, now, own_name=OWN)
+    assert "has no allocation 'no'" in elsewhere.reason
+
+
+def test_ipus_that_do_not_lie_together_are_not_enough(pod):
+    now = pod("fits, reconfigurable")
+    (partition,) = now.partitions
+    held = tuple(
+        Attachment(id="", partition="p", ipus=(ipu,), holder=HOLDER, since=0.0) for ipu in (0, 4)
     )
+    use = decide(LaunchConfig(**JOB), {}, replace(now, attachments=held), own_name=OWN)
+    assert use.busy.endswith(" and 1 more: 4 IPUs together are needed, 6 of 8 are free")
+    assert (use.partition, use.num_ilds) == (partition, 1)
+    parts = tuple(
+        replace(partition, name=f"p{i}", ipus=now.pod.ipus()[i * 4 : i * 4 + 1]) for i in range(4)
+    )
+    use = decide(
+        LaunchConfig(**JOB, vipu_partition="q"), {}, replace(now, partitions=parts), own_name=OWN
+    )
+    assert "POD has 16, 12 of them free, but not together where it may lie (p0 of " in use.busy
+
+
+def test_a_launch_within_an_instance_runs_on_the_ipus_of_that(pod):
+    now = pod("fits, preconfigured")
+    holder = replace(HOLDER, run_id="outer")
+    around = Attachment(id="", partition="p", ipus=(0, 1, 2, 3), holder=holder, since=0.0)
+    now = replace(now, attachments=(around,))
+    outer = {
+        "IPUOF_VIPU_API_PARTITION_ID": "p",
+        "IPUOF_VIPU_API_GCD_ID": "1",
+        "POPRUN_RUN_ID": "outer",
+        **InstanceEnvironment(
+            num_total_replicas=4, num_local_replicas=2, replica_index_offset=2
+        ).to_environ(),
+    }
+    for replicas, ipus in ((2, (2, 3)), (1, (2,))):
+        use = decide(LaunchConfig(num_replicas=replicas), outer, now, own_name=OWN)
+        assert use.inherited is not None
+        assert (use.action, use.inherited.ipus, use.removes) == (Action.INHERIT, ipus, False)
+        assert use.gcd(7) == "1"
+    larger = decide(LaunchConfig(num_replicas=4), outer, now, own_name=OWN)
+    assert larger.is_refused
+    assert not larger.busy
+    assert (
+        "4 IPUs are needed, and the instance of other.py (process 4711) in which" in larger.reason
+    )
+    # Another partition is one like any other.
+    named = LaunchConfig(**JOB, vipu_partition="q")
+    assert decide(named, outer, now, own_name=OWN).action is Action.CREATE
+    other = {**outer, "POPRUN_RUN_ID": "another"}
+    assert decide(LaunchConfig(**JOB), other, now, own_name=OWN).busy
+
+
+def test_link_domains_are_those_that_the_pod_has(pod):
+    now = pod("absent")
+    (cluster,) = now.pod.clusters
+    halves = replace(now.pod, clusters=(replace(cluster, num_ilds=2),))
+    config = LaunchConfig(num_instances=2, num_replicas=16, vipu_partition="q")
+    assert decide(config, {}, now, own_name=OWN).num_ilds == 1
+    assert decide(config, {}, replace(now, pod=halves), own_name=OWN).num_ilds == 2
