@@ -74,11 +74,12 @@ def print_leases(config: LaunchConfig) -> None:
     Raises:
         StartError: the leases cannot be read.
     """
-    from poprun_py.leases.book import leases_folder, opened
+    from poprun_py.leases.book import opened
     from poprun_py.leases.locked_files import LockedFolder
     from poprun_py.leases.texts import document, table
+    from poprun_py.leasing import leases_place
 
-    place = leases_folder(os.environ)
+    place = leases_place()
     holdings: tuple[Holding, ...] = ()
     waiters: tuple[Waiter, ...] = ()
     if place is not None and place.exists():

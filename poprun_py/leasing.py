@@ -10,11 +10,12 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import FOREVER
 from poprun_py.console import Console, Log
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, UsageError
 from poprun_py.leases.book import (
     PLACE_VARIABLE,
     Book,
@@ -25,12 +26,12 @@ from poprun_py.leases.book import (
     this_process,
 )
 from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leases.texts import cpus_text, holders_text, who
+from poprun_py.leases.texts import WAYS_OUT, cpus_text, holders_text, who
 from poprun_py.leases.values import Holder
 from poprun_py.planning.shared_machine import Share
 from poprun_py.planning.user_program import short_name
 
-__all__ = ["Leased", "lease_share"]
+__all__ = ["Leased", "lease_share", "leases_place", "limit_of"]
 
 # Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
 # limit: looking into a handful of small files takes a fraction of a millisecond.
@@ -46,6 +47,8 @@ def lease_share(
     beside: Callable[[frozenset[int]], Share | None],
     console: Console,
     progress: Log | None = None,
+    *,
+    began: float | None = None,
 ) -> Leased:
     """Lease what a job takes of this machine, as its options say where others hold too much.
 
@@ -58,12 +61,13 @@ def lease_share(
         console: takes what others hold, and what is questionable.
         progress: takes, again and again, whom a job waits for, and at last an empty line; by
             default the console is told once.
+        began: when the job began to wait, by the monotonic clock; now by default.
 
     Raises:
         StartError: others hold too much, or the time for waiting is over.
         UsageError: POPRUN_LEASES names no folder.
     """
-    place = leases_folder(os.environ)
+    place = leases_place()
     if place is None or not whole.cpus:
         return whole, Lease.nothing()
     try:
@@ -71,11 +75,29 @@ def lease_share(
     except OSError as error:
         return _without(whole, error, console)
     try:
-        return _Leasing(config, whole, beside, console, progress, folder).leased()
+        return _Leasing(config, whole, beside, console, progress, folder, began).leased()
     except OSError as error:
         return _without(whole, error, console)
     finally:
         folder.close()
+
+
+def limit_of(config: LaunchConfig) -> float:
+    """Return for how many seconds a job may wait for others; infinity for any."""
+    wait = config.wait_for_resources
+    return math.inf if wait == FOREVER else float(wait or 0)
+
+
+def leases_place() -> Path | None:
+    """Return the folder of this machine's leases; None if there are none to be.
+
+    Raises:
+        UsageError: POPRUN_LEASES names no folder.
+    """
+    try:
+        return leases_folder(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _without(whole: Share, error: OSError, console: Console) -> Leased:
@@ -97,21 +119,21 @@ class _Leasing:
         console: Console,
         progress: Log | None,
         folder: LockedFolder,
+        began: float | None,
     ) -> None:
+        self._began = time.monotonic() if began is None else began
         self._config, self._whole, self._beside = config, whole, beside
         self._console, self._progress, self._folder = console, progress, folder
         self._holder: Holder = this_process(short_name(config.program) if config.program else "")
-        wait = config.wait_for_resources
-        self._limit = math.inf if wait == FOREVER else float(wait or 0)
+        self._limit = limit_of(config)
         self._told = ""
 
     def leased(self) -> Leased:
         """Lease now, or as soon as those in front of this job have theirs."""
         ticket: Ticket | None = None
-        began = time.monotonic()
         try:
             while True:
-                waited = time.monotonic() - began
+                waited = time.monotonic() - self._began
                 with opened(self._folder) as book:
                     leased = self._taken_from(book, ticket)
                     if leased is None and waited < self._limit and ticket is None:
@@ -192,8 +214,7 @@ class _Leasing:
             reasons.append("they were given to no job")
         return (
             f"{over}of the CPUs {_list(self._whole)} that this job can take {free} are free: "
-            f"{'; '.join(reasons)}; take fewer with --cores-per-instance, wait with "
-            "--wait-for-resources, or share them with --share-cores yes"
+            f"{'; '.join(reasons)}; {WAYS_OUT}"
         )
 
     def _tell(self, book: Book, ticket: Ticket, waited: float) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from poprun_py.errors import UsageError
 from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leases.values import (
     Holder,
@@ -19,7 +18,17 @@ from poprun_py.leases.values import (
     waiter_of,
 )
 
-__all__ = ["PLACE_VARIABLE", "Book", "Lease", "Ticket", "leases_folder", "opened", "this_process"]
+__all__ = [
+    "PLACE_VARIABLE",
+    "Book",
+    "Lease",
+    "Ticket",
+    "entry_of",
+    "leases_folder",
+    "opened",
+    "parent_process",
+    "this_process",
+]
 
 PLACE_VARIABLE = "POPRUN_LEASES"
 _NONE = "none"
@@ -33,14 +42,14 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
     """Return the folder of the leases; None if there are none to be.
 
     Raises:
-        UsageError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+        ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
     """
     given = environ.get(PLACE_VARIABLE, "")
     if given.lower() == _NONE:
         return None
     if given:
         if not given.startswith("/") or "\0" in given:
-            raise UsageError(f"{PLACE_VARIABLE} {given!r}: expected an absolute path, or none")
+            raise ValueError(f"{PLACE_VARIABLE} {given!r}: expected an absolute path, or none")
         return Path(given)
     base = next((base for base in _BASES if os.access(base, os.W_OK | os.X_OK)), _BASES[-1])
     return Path(base, _FOLDER_NAME)
@@ -48,9 +57,24 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
 
 def this_process(program: str) -> Holder:
     """Return who this process is, as the launcher of ``program``."""
-    pid = os.getpid()
+    return _holder(os.getpid(), program)
+
+
+def parent_process(program: str, run_id: str) -> Holder:
+    """Return who started this process, as what is above all instances of ``program`` here."""
+    return _holder(os.getppid(), program)._replace(run_id=run_id)
+
+
+def _holder(pid: int, program: str) -> Holder:
     started = _parent_and_start(pid)
     return Holder(pid=pid, process_start=started[1] if started else 0, program=program)
+
+
+def entry_of(name: str, user: str, text: bytes) -> Holding | Waiter | None:
+    """Return the lease or ticket that stands in the file ``name``; None if it is neither."""
+    if name.startswith(_LEASE):
+        return holding_of(name, user, text)
+    return waiter_of(name, user, text) if name.startswith(_TICKET) else None
 
 
 class Lease:
@@ -118,12 +142,9 @@ class Book:
 
     def __init__(self, folder: LockedFolder) -> None:
         self._folder = folder
-        holdings, waiters = [], []
-        for name, uid, text in folder.living():
-            if name.startswith(_LEASE) and (holding := holding_of(name, _user(uid), text)):
-                holdings.append(holding)
-            elif name.startswith(_TICKET) and (waiter := waiter_of(name, _user(uid), text)):
-                waiters.append(waiter)
+        found = [entry_of(name, _user(uid), text) for name, uid, text in folder.living()]
+        holdings = [each for each in found if isinstance(each, Holding)]
+        waiters = [each for each in found if isinstance(each, Waiter)]
         holdings.sort(key=lambda each: (each.since, each.name))
         above = _ancestors() if holdings else frozenset()
         is_outer = [(h.holder.pid, h.holder.process_start) in above for h in holdings]

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.leases.far_side import Rivals
 from poprun_py.leases.values import Holding, Waiter
 
-__all__ = ["cpus_text", "document", "holders_text", "table", "who"]
+__all__ = ["WAYS_OUT", "cpus_text", "document", "holders_text", "refusal_on", "table", "who"]
+
+WAYS_OUT = (
+    "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
+    "--share-cores yes"
+)
 
 _MOST_NAMED = 4
 _DAY_SECONDS = 86_400
@@ -37,6 +43,15 @@ def holders_text(holdings: Sequence[Holding]) -> str:
     ]
     more = len(holdings) - _MOST_NAMED
     return ", ".join(said) + (f", and {more} more (--print-leases)" if more > 0 else "")
+
+
+def refusal_on(host: str, rivals: Rivals) -> str:
+    """Return why a job cannot have its CPUs of another host, and the ways out."""
+    reasons = [holders_text(rivals.holdings)] if rivals.holdings else []
+    if rivals.waiters:
+        more = f" with {len(rivals.waiters) - 1} more" if len(rivals.waiters) > 1 else ""
+        reasons.append(f"{who(rivals.waiters[0])} waits for CPUs{more} in front of this job")
+    return f"too few CPUs of host {host} are free: {'; '.join(reasons)}; {WAYS_OUT}"
 
 
 def _clock(since: float) -> str:
