@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "opened",
     "parent_process",
     "this_process",
+    "user_name",
 ]
 
 PLACE_VARIABLE = "POPRUN_LEASES"
@@ -142,7 +144,8 @@ class Book:
 
     def __init__(self, folder: LockedFolder) -> None:
         self._folder = folder
-        found = [entry_of(name, _user(uid), text) for name, uid, text in folder.living()]
+        # By number: asking for names may take seconds, and everybody waits for the mutex.
+        found = [entry_of(name, str(uid), text) for name, uid, text in folder.living()]
         holdings = [each for each in found if isinstance(each, Holding)]
         waiters = [each for each in found if isinstance(each, Waiter)]
         holdings.sort(key=lambda each: (each.since, each.name))
@@ -161,13 +164,14 @@ class Book:
     def ahead_of(self, ticket: Ticket | None) -> tuple[Waiter, ...]:
         """Return who came before the owner of ``ticket``; all who wait for one without.
 
-        Jobs within another one wait for one another only: its CPUs are free for nobody else.
+        Jobs within another one wait for one another only: its CPUs are free for nobody else. Who
+        is stopped (``Ctrl-Z``) cannot go first, and keeps nobody waiting.
         """
-        rivals = tuple(each for each in self.waiters if each.outer == self._outer)
-        if ticket is None:
-            return rivals
-        place = (ticket.number, ticket.name)
-        return tuple(each for each in rivals if (each.number, each.name) < place)
+        rivals = (each for each in self.waiters if each.outer == self._outer)
+        if ticket is not None:
+            place = (ticket.number, ticket.name)
+            rivals = (each for each in rivals if (each.number, each.name) < place)
+        return tuple(each for each in rivals if not _is_stopped(each.holder))
 
     def take(
         self,
@@ -227,13 +231,15 @@ def opened(folder: LockedFolder) -> Iterator[Book]:
         yield Book(folder)
 
 
-def _user(uid: int) -> str:
+@functools.cache
+def user_name(user: str) -> str:
+    """Return the name of the user of an entry; not to be asked for under the mutex."""
     import pwd
 
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return pwd.getpwuid(int(user)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return user
 
 
 def _ancestors() -> frozenset[tuple[int, int]]:
@@ -249,9 +255,20 @@ def _ancestors() -> frozenset[tuple[int, int]]:
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
-    """Return a process's parent, and its start in clock ticks since the boot (proc(5))."""
+    """Return a process's parent, and its start in clock ticks since the boot."""
+    fields = _stat(pid)
+    return (int(fields[1]), int(fields[19])) if fields else None
+
+
+def _is_stopped(holder: Holder) -> bool:
+    """Tell whether a job's process is stopped, as far as it can be seen from here."""
+    fields = _stat(holder.pid)
+    return bool(fields) and fields[0] in (b"T", b"t") and int(fields[19]) == holder.process_start
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of a process after its name (proc(5)); none if it cannot be seen."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []

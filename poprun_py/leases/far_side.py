@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from poprun_py.leases.book import Lease, entry_of, leases_folder, opened, parent_process
+from poprun_py.leases.book import Lease, entry_of, leases_folder, opened, parent_process, user_name
 from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leases.values import Holding, Waiter, printable, text_of
 
@@ -37,7 +37,8 @@ def ask(environ: Mapping[str, str]) -> list[list[str]]:
     if place is None or not place.exists():
         return []
     with contextlib.closing(LockedFolder(place)) as folder, opened(folder) as book:
-        return _told((*book.outer, *book.holdings, *book.waiters))
+        found: tuple[Holding | Waiter, ...] = (*book.outer, *book.holdings, *book.ahead_of(None))
+    return _told(found)
 
 
 def take(request: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], Lease]:
@@ -61,14 +62,14 @@ def take(request: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[s
             # This host may be the launcher's own by another name.
             holdings, waiters = _without(found, {request["run_id"], request["within"]})
             holdings = tuple(each for each in holdings if not cpus.isdisjoint(each.cpus))
-            if (holdings or waiters) and not request["may_share"]:
-                return {"rivals": _told((*holdings, *waiters))}, Lease.nothing()
-            return {}, book.take(
-                parent_process(request["program"], request["run_id"]),
-                tuple(cpus),
-                request["numa_nodes"],
-                is_shared=bool(holdings),
-            )
+            if request["may_share"] or not (holdings or waiters):
+                return {}, book.take(
+                    parent_process(request["program"], request["run_id"]),
+                    tuple(cpus),
+                    request["numa_nodes"],
+                    is_shared=bool(holdings),
+                )
+        return {"rivals": _told((*holdings, *waiters))}, Lease.nothing()
     except OSError as error:
         return {"problem": f"{error.filename or 'leases'}: {error.strerror}"}, Lease.nothing()
     except ValueError as error:
@@ -101,4 +102,5 @@ def _without(found: Iterable[Holding | Waiter], runs: Collection[str]) -> Rivals
 
 
 def _told(entries: Iterable[Holding | Waiter]) -> list[list[str]]:
-    return [[each.name, each.user, text_of(each)] for each in entries]
+    # By name: numbers may be another user's on another host.
+    return [[each.name, user_name(each.user), text_of(each)] for each in entries]

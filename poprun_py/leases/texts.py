@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.leases.book import user_name
 from poprun_py.leases.far_side import Rivals
 from poprun_py.leases.values import Holding, Waiter
 
@@ -27,7 +28,7 @@ def who(entry: Holding | Waiter) -> str:
     """Return the name of a job: ``ann's train.py (run R, pid 7)``."""
     holder = entry.holder
     run = f"run {holder.run_id}, " if holder.run_id else ""
-    return f"{entry.user}'s {holder.program or 'program'} ({run}pid {holder.pid})"
+    return f"{user_name(entry.user)}'s {holder.program or 'program'} ({run}pid {holder.pid})"
 
 
 def cpus_text(cpus: Sequence[int]) -> str:
@@ -82,7 +83,7 @@ def table(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> str:
 
 def _row(entry: Holding | Waiter) -> tuple[str, str, str, str]:
     holder = entry.holder
-    return holder.run_id or "-", entry.user, str(holder.pid), holder.program or "-"
+    return holder.run_id or "-", user_name(entry.user), str(holder.pid), holder.program or "-"
 
 
 def document(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def document(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> dict[str
 def _described(entry: Holding | Waiter) -> dict[str, Any]:
     return {
         "run_id": entry.holder.run_id,
-        "user": entry.user,
+        "user": user_name(entry.user),
         "pid": entry.holder.pid,
         "program": entry.holder.program,
         "since": entry.since,

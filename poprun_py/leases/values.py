@@ -33,8 +33,9 @@ class Holder(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The lease of a job. ``user`` owns the file; ``since`` is in seconds since the epoch.
+    """The lease of a job. ``since`` is in seconds since the epoch.
 
+    ``user`` owns the file: a number, but a name for an entry of another host.
     ``is_shared``: it was taken although others hold some of the CPUs.
     """
 
