@@ -185,7 +185,7 @@ def job_of(
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),
-        leases=_leases(planned, run_id) if others else {},
+        leases=_leases(planned, run_id, is_restart=restart_count > 0) if others else {},
         refusal_of=partial(_refusal_of, planned, warn),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
         ipus=() if config.offline_mode else tuple(_ipus(planned, held)),
@@ -209,7 +209,7 @@ def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
         yield range(ipus.start + first, ipus.stop + first)
 
 
-def _leases(planned: LaunchPlan, run_id: str) -> dict[int, dict[str, Any]]:
+def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
     """Return what is to be leased on the other hosts, by the first instance on each."""
     if os.environ.get(PLACE_VARIABLE, "").lower() == "none":
         return {}
@@ -224,7 +224,8 @@ def _leases(planned: LaunchPlan, run_id: str) -> dict[int, dict[str, Any]]:
                 "numa_nodes": sorted(share.numa_nodes),
                 "program": short_name(planned.config.program),
                 "run_id": run_id,
-                "may_share": planned.config.share_cores,
+                # Whoever was quicker after a failure: a job that has begun is to go on.
+                "may_share": planned.config.share_cores or is_restart,
                 "within": planned.environ.get(RUN_ID, ""),
             }
     return found
@@ -233,11 +234,13 @@ def _leases(planned: LaunchPlan, run_id: str) -> dict[int, dict[str, Any]]:
 def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
     """Return why there is no lease for the job where an instance is; empty if it may start."""
     from poprun_py.leases.far_side import rivals_of
-    from poprun_py.leases.texts import refusal_on
+    from poprun_py.leases.texts import refusal_on, sharing_text
 
     host = planned.topology.hosts[planned.instances[index].instance.host_index].name
     if problem := answer.get("problem"):
         warn(f"no cores of host {host} are kept from other jobs: {problem}")
+    if shared := answer.get("shared_with"):
+        warn(sharing_text(f"cores of host {host}", rivals_of(shared, "").holdings))
     rivals = answer.get("rivals")
     return refusal_on(host, rivals_of(rivals, "")) if rivals else ""
 

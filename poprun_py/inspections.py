@@ -75,7 +75,7 @@ def print_leases(config: LaunchConfig) -> None:
         StartError: the leases cannot be read.
     """
     from poprun_py.leases.book import opened
-    from poprun_py.leases.locked_files import LockedFolder
+    from poprun_py.leases.locked_files import LockedFolder, problem_text
     from poprun_py.leases.texts import document, table
     from poprun_py.leasing import leases_place
 
@@ -89,7 +89,7 @@ def print_leases(config: LaunchConfig) -> None:
                 holdings, waiters = (*book.outer, *book.holdings), book.waiters
         except OSError as error:
             raise StartError(
-                f"{config.named('print_leases')}: {error.filename or place}: {error.strerror}"
+                f"{config.named('print_leases')}: {problem_text(error, place)}"
             ) from None
     if config.print_leases == "json":
         print_out(json.dumps(document(holdings, waiters), indent=2))

@@ -5,6 +5,7 @@ config -> inputs -> plan; beside other jobs also -> lease
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -131,7 +132,7 @@ def _beside_others(
         by_held = partial(beside, config, topology, machines)
         return lease_share(config, whole, by_held, console, progress)
     from poprun_py.hosts.survey import rivals_on
-    from poprun_py.leasing_elsewhere import LOOK_SECONDS, is_crowded, wait_for_hosts
+    from poprun_py.leasing_elsewhere import LOOK_SECONDS, left_by_others, wait_for_hosts
 
     look = partial(
         rivals_on,
@@ -156,8 +157,9 @@ def _beside_others(
             return leased
         try:
             rivals = look()
-            if not is_crowded(config, topology, left, rivals):
-                return leased
+            with contextlib.suppress(StartError):
+                if left_by_others(config, topology, machines, rivals) == left:
+                    return leased
         except BaseException:
             leased[1].close()
             raise
@@ -298,8 +300,16 @@ def without_lost_hosts(
 
 
 def _within(gathered: _Gathered, held: Lease | None) -> tuple[Machine | None, ...]:
-    """Return the machines of the hosts, of this one only what is leased."""
-    machines = gathered.inputs.machines
+    """Return the machines of the hosts, of this one only what is leased, of others what is left.
+
+    Raises:
+        StartError: that is too little.
+    """
+    machines, reached = gathered.inputs.machines, gathered.inputs.reached
+    if reached is not None and reached.rivals and leases_place() is not None:
+        from poprun_py.leasing_elsewhere import left_by_others
+
+        machines = left_by_others(gathered.config, gathered.topology, machines, reached.rivals)
     if held is None or not held.cpus:
         return machines
     return tuple(

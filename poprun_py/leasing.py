@@ -26,8 +26,8 @@ from poprun_py.leases.book import (
     opened,
     this_process,
 )
-from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leases.texts import WAYS_OUT, cpus_text, holders_text, who
+from poprun_py.leases.locked_files import LockedFolder, problem_text
+from poprun_py.leases.texts import WAYS_OUT, cpus_text, holders_text, sharing_text, who
 from poprun_py.leases.values import Holder
 from poprun_py.planning.shared_machine import Share
 from poprun_py.planning.user_program import short_name
@@ -75,11 +75,11 @@ def lease_share(
     try:
         folder = LockedFolder(place)
     except OSError as error:
-        return _without(whole, error, console)
+        return _without(whole, problem_text(error, place), console)
     try:
         return _Leasing(config, whole, beside, console, progress, folder, began).leased()
     except OSError as error:
-        return _without(whole, error, console)
+        return _without(whole, problem_text(error, place), console)
     finally:
         folder.close()
 
@@ -102,10 +102,10 @@ def leases_place() -> Path | None:
         raise UsageError(str(error)) from None
 
 
-def _without(whole: Share, error: OSError, console: Console) -> Leased:
+def _without(whole: Share, problem: str, console: Console) -> Leased:
     console.warn(
-        f"no cores are kept from other jobs: {error.filename or 'leases'}: {error.strerror}; "
-        f"{PLACE_VARIABLE}=FOLDER names another folder, none says that it is meant"
+        f"no cores are kept from other jobs: {problem}; {PLACE_VARIABLE}=FOLDER names another "
+        "folder, none says that it is meant"
     )
     return whole, Lease.nothing()
 
@@ -130,7 +130,7 @@ class _Leasing:
         self._limit = limit_of(config)
         self._told = ""
         self._ticket: Ticket | None = None
-        self._problem: OSError | None = None  # why no lease can be kept
+        self._problem = ""  # why no lease can be kept
 
     def leased(self) -> Leased:
         """Lease now, or as soon as those in front of this job have theirs."""
@@ -189,7 +189,7 @@ class _Leasing:
                 self._holder, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
             )
         except OSError as error:
-            self._problem = error
+            self._problem = problem_text(error, self._folder.path)
             lease = Lease.nothing()
         return share, lease
 
@@ -198,15 +198,13 @@ class _Leasing:
     def _say(self, book: Book, leased: Leased) -> None:
         """Say what others hold: at any verbosity only where it made a difference."""
         share = leased[0]
-        if self._problem is not None:
+        if self._problem:
             _without(share, self._problem, self._console)
         if not book.held:
             return
         holders = holders_text(book.holdings)
         if not share.cpus.isdisjoint(book.held):
-            self._console.warn(
-                f"cores are shared with other jobs, which slows all of them: {holders}"
-            )
+            self._console.warn(sharing_text("cores", book.holdings))
             return
         changed = share.placements != self._whole.placements
         say = self._console.tell if changed else self._console.log

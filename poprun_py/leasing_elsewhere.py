@@ -20,7 +20,7 @@ from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.shared_machine import beside
 from poprun_py.planning.topology import Topology
 
-__all__ = ["LOOK_SECONDS", "is_crowded", "wait_for_hosts"]
+__all__ = ["LOOK_SECONDS", "left_by_others", "wait_for_hosts"]
 
 # A look is an ssh connection to every host.
 LOOK_SECONDS = 3.0
@@ -89,11 +89,19 @@ def wait_for_hosts(
     return left.machines
 
 
-def is_crowded(
+def left_by_others(
     config: LaunchConfig, topology: Topology, machines: Machines, rivals: Mapping[str, Rivals]
-) -> bool:
-    """Tell whether the jobs on some other host leave too little of it."""
-    return bool(_left(config, topology, machines, rivals).crowded)
+) -> Machines:
+    """Return the machines to plan on, as ``wait_for_hosts`` does, without waiting.
+
+    Raises:
+        StartError: the jobs on some other host leave too little of it.
+    """
+    left = _left(config, topology, machines, rivals)
+    if left.crowded and not config.share_cores:
+        name = topology.hosts[left.crowded[0]].name
+        raise StartError(refusal_on(name, rivals[name]))
+    return left.machines
 
 
 def _left(
@@ -131,11 +139,8 @@ def _say(
         holders = holders_text(found.holdings)
         ours = slice(index * count, (index + 1) * count)
         if index in left.crowded:
-            console.warn(
-                f"cores of host {host.name} are shared with other jobs, which slows all of them: "
-                f"{holders}"
-            )
-        elif left.placements[ours] != placements[ours]:
+            continue  # it is told by the host itself
+        if left.placements[ours] != placements[ours]:
             console.tell(f"other jobs hold CPUs of host {host.name}: {holders}")
         else:
             console.log(f"other jobs hold CPUs of host {host.name}: {holders}")

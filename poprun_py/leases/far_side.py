@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from poprun_py.leases.book import Lease, entry_of, leases_folder, opened, parent_process, user_name
-from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.leases.locked_files import LockedFolder, problem_text
 from poprun_py.leases.values import Holding, Waiter, printable, text_of
 
 __all__ = ["Rivals", "ask", "rivals_of", "take"]
@@ -44,8 +45,9 @@ def ask(environ: Mapping[str, str]) -> list[list[str]]:
 def take(request: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[str, Any], Lease]:
     """Lease CPUs of this host for all instances of a job here; returns the answer, and the lease.
 
-    The answer has ``rivals`` if others hold some of them, or wait, and the job may not share. It
-    has ``problem`` if no lease can be kept: then the job runs without.
+    The answer has ``rivals`` if others hold some of them, or wait, and the job may not share;
+    ``shared_with``, those who hold some, if it may. It has ``problem`` if no lease can be kept:
+    then the job runs without.
 
     Args:
         request: ``cpus``, ``numa_nodes``, ``program`` and ``run_id`` of the job; ``may_share``; and
@@ -54,26 +56,37 @@ def take(request: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[dict[s
     """
     try:
         place = leases_folder(environ)
-        cpus = os.sched_getaffinity(0).intersection(request["cpus"])
-        if place is None or not cpus:
-            return {}, Lease.nothing()
-        with contextlib.closing(LockedFolder(place)) as folder, opened(folder) as book:
-            found: tuple[Holding | Waiter, ...] = (*book.holdings, *book.ahead_of(None))
-            # This host may be the launcher's own by another name.
-            holdings, waiters = _without(found, {request["run_id"], request["within"]})
-            holdings = tuple(each for each in holdings if not cpus.isdisjoint(each.cpus))
-            if request["may_share"] or not (holdings or waiters):
-                return {}, book.take(
-                    parent_process(request["program"], request["run_id"]),
-                    tuple(cpus),
-                    request["numa_nodes"],
-                    is_shared=bool(holdings),
-                )
-        return {"rivals": _told((*holdings, *waiters))}, Lease.nothing()
-    except OSError as error:
-        return {"problem": f"{error.filename or 'leases'}: {error.strerror}"}, Lease.nothing()
     except ValueError as error:
         return {"problem": str(error)}, Lease.nothing()
+    if place is None:
+        return {}, Lease.nothing()
+    try:
+        return _taken(request, place)
+    except OSError as error:
+        return {"problem": problem_text(error, place)}, Lease.nothing()
+
+
+def _taken(request: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], Lease]:
+    cpus = os.sched_getaffinity(0).intersection(request["cpus"])
+    if not cpus:
+        return {}, Lease.nothing()
+    with contextlib.closing(LockedFolder(place)) as folder, opened(folder) as book:
+        found: tuple[Holding | Waiter, ...] = (*book.holdings, *book.ahead_of(None))
+        # This host may be the launcher's own by another name.
+        holdings, waiters = _without(found, {request["run_id"], request["within"]})
+        holdings = tuple(each for each in holdings if not cpus.isdisjoint(each.cpus))
+        lease = Lease.nothing()
+        is_taken = request["may_share"] or not (holdings or waiters)
+        if is_taken:
+            lease = book.take(
+                parent_process(request["program"], request["run_id"]),
+                tuple(cpus),
+                request["numa_nodes"],
+                is_shared=bool(holdings),
+            )
+    if is_taken:
+        return ({"shared_with": _told(holdings)} if holdings else {}), lease
+    return {"rivals": _told((*holdings, *waiters))}, lease
 
 
 def rivals_of(told: Any, within: str) -> Rivals:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LockedFolder"]
+__all__ = ["LockedFolder", "problem_text"]
 
 _MUTEX = "mutex"
 _UNFINISHED = ".new-"
@@ -176,6 +176,13 @@ class LockedFolder:
         if name.startswith((_UNFINISHED, "lease-", "ticket-")):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._descriptor)
+
+
+def problem_text(error: OSError, folder: Path) -> str:
+    """Return what is wrong with a folder of locked files, with the path that it is about."""
+    named = error.filename if isinstance(error.filename, str) else ""
+    # What is opened within the folder has a name only.
+    return f"{named if named.startswith('/') else folder}: {error.strerror}"
 
 
 def _make_for_everybody(path: Path) -> None:

@@ -11,7 +11,16 @@ from poprun_py.leases.book import user_name
 from poprun_py.leases.far_side import Rivals
 from poprun_py.leases.values import Holding, Waiter
 
-__all__ = ["WAYS_OUT", "cpus_text", "document", "holders_text", "refusal_on", "table", "who"]
+__all__ = [
+    "WAYS_OUT",
+    "cpus_text",
+    "document",
+    "holders_text",
+    "refusal_on",
+    "sharing_text",
+    "table",
+    "who",
+]
 
 WAYS_OUT = (
     "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
@@ -44,6 +53,11 @@ def holders_text(holdings: Sequence[Holding]) -> str:
     ]
     more = len(holdings) - _MOST_NAMED
     return ", ".join(said) + (f", and {more} more (--print-leases)" if more > 0 else "")
+
+
+def sharing_text(cores: str, holdings: Sequence[Holding]) -> str:
+    """Return the warning of a job that runs on cores of others, such as ``cores of host n``."""
+    return f"{cores} are shared with other jobs, which slows all of them: {holders_text(holdings)}"
 
 
 def refusal_on(host: str, rivals: Rivals) -> str:

@@ -99,4 +99,5 @@ def test_what_was_taken_meanwhile_is_refused_by_the_host_itself(lab, job):
     assert not (job.folder / "started").exists()
     shared = lab[0].poprun(*words, "--share-cores", "yes", "true")
     assert shared.returncode == 0, shared.stderr
+    assert "warning: cores of host node1 are shared with other jobs" in shared.stderr
     assert len(holders(lab[1])) == 1

@@ -65,7 +65,10 @@ def test_who_is_in_the_way_is_told_and_nothing_is_taken(taken, holder, place):
     assert [each.holder.pid for each in rivals_of(answer["rivals"], "").holdings] == [other.pid]
     assert len(list(place.glob("lease-*"))) == 1
     answer, lease = taken(may_share=True)
-    assert (answer, lease.cpus) == ({}, (CPU,))
+    assert [each.holder.pid for each in rivals_of(answer["shared_with"], "").holdings] == [
+        other.pid
+    ]
+    assert lease.cpus == (CPU,)
     assert holder("look").seen["outer"][0]["shared"] is True
 
 

@@ -246,7 +246,7 @@ def test_without_a_folder_the_job_runs_with_a_warning(job, place):
     assert f"no cores are kept from other jobs: {place}: Not a directory" in job.said.warn[0]
 
 
-def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, monkeypatch):
+def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, place, monkeypatch):
     holder(cpus="0")
 
     def full(*_):
@@ -255,4 +255,4 @@ def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, monkey
     monkeypatch.setattr(os, "pwrite", full)
     leased = job()
     assert (leased.share.cpus, leased.lease.cpus) == ({1}, ())
-    assert "No space left on device" in job.said.warn[0]
+    assert f"{place}: No space left on device" in job.said.warn[0]
