@@ -5,18 +5,23 @@ Nothing here plans, keeps files or supervises.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popdist_py.environment import RUN_ID
 from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError
 from poprun_py.hosts.host_list import Host
+from poprun_py.leases.book import PLACE_VARIABLE
 from poprun_py.output.program_files import place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
+from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import short_name, standard_input
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
@@ -67,7 +72,15 @@ class Attempts:
         spent = time.monotonic() - self._began if count else 0.0
         try:
             result = supervise(
-                job_of(planned, recording.run_id, recorded, count, spent, self._held),
+                job_of(
+                    planned,
+                    recording.run_id,
+                    recorded,
+                    count,
+                    spent,
+                    self._held,
+                    warn=self._console.warn,
+                ),
                 log=self._console.log,
                 on_started=self._check_binding,
                 descriptors=self._descriptors,
@@ -108,6 +121,8 @@ def job_of(
     restart_count: int = 0,
     spent_seconds: float = 0.0,
     held: HeldPartition | None = None,
+    *,
+    warn: Log = lambda _: None,
 ) -> Job:
     """Return what is to be supervised for one attempt at a plan.
 
@@ -118,6 +133,7 @@ def job_of(
         restart_count: how often the job was started again before.
         spent_seconds: what the attempts before have used of the time limit.
         held: the partition of the job; None without a pod.
+        warn: takes what is questionable about the leases on other hosts.
     """
     config, hosts = planned.config, planned.topology.hosts
     others = [host for host in hosts if not host.is_local]
@@ -169,6 +185,8 @@ def job_of(
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),
+        leases=_leases(planned, run_id, is_restart=restart_count > 0) if others else {},
+        refusal_of=partial(_refusal_of, planned, warn),
         explain_failed_start=(lambda: _explain_failed_start(planned)) if others else None,
         ipus=() if config.offline_mode else tuple(_ipus(planned, held)),
         run_id=run_id,
@@ -192,6 +210,42 @@ def _ipus(planned: LaunchPlan, held: HeldPartition | None) -> Iterator[range]:
             if held is None
             else held.ipus(instance.ipus, instance.ild, planned.topology.ipus_per_ild)
         )
+
+
+def _leases(planned: LaunchPlan, run_id: str, *, is_restart: bool) -> dict[int, dict[str, Any]]:
+    """Return what is to be leased on the other hosts, by the first instance on each."""
+    if os.environ.get(PLACE_VARIABLE, "").lower() == "none":
+        return {}
+    topology = planned.topology
+    placements = tuple(p.placement for p in planned.instances)
+    found = {}
+    for index, host in enumerate(topology.hosts):
+        share = taken_of(topology, planned.machines, placements, index)
+        if not host.is_local and share.cpus:
+            found[index * topology.instances_per_host] = {
+                "cpus": sorted(share.cpus),
+                "numa_nodes": sorted(share.numa_nodes),
+                "program": short_name(planned.config.program),
+                "run_id": run_id,
+                # Whoever was quicker after a failure: a job that has begun is to go on.
+                "may_share": planned.config.share_cores or is_restart,
+                "within": planned.environ.get(RUN_ID, ""),
+            }
+    return found
+
+
+def _refusal_of(planned: LaunchPlan, warn: Log, index: int, answer: dict[str, Any]) -> str:
+    """Return why there is no lease for the job where an instance is; empty if it may start."""
+    from poprun_py.leases.far_side import rivals_of
+    from poprun_py.leases.texts import refusal_on, sharing_text
+
+    host = planned.topology.hosts[planned.instances[index].instance.host_index].name
+    if problem := answer.get("problem"):
+        warn(f"no cores of host {host} are kept from other jobs: {problem}")
+    if shared := answer.get("shared_with"):
+        warn(sharing_text(f"cores of host {host}", rivals_of(shared, "").holdings))
+    rivals = answer.get("rivals")
+    return refusal_on(host, rivals_of(rivals, "")) if rivals else ""
 
 
 def _listen_address(others: list[Host], network: str) -> str:

@@ -74,11 +74,12 @@ def print_leases(config: LaunchConfig) -> None:
     Raises:
         StartError: the leases cannot be read.
     """
-    from poprun_py.leases.book import leases_folder, opened
-    from poprun_py.leases.locked_files import LockedFolder
+    from poprun_py.leases.book import opened
+    from poprun_py.leases.locked_files import LockedFolder, problem_text
     from poprun_py.leases.texts import document, table
+    from poprun_py.leasing import leases_place
 
-    place = leases_folder(os.environ)
+    place = leases_place()
     holdings: tuple[Holding, ...] = ()
     waiters: tuple[Waiter, ...] = ()
     if place is not None and place.exists():
@@ -88,7 +89,7 @@ def print_leases(config: LaunchConfig) -> None:
                 holdings, waiters = (*book.outer, *book.holdings), book.waiters
         except OSError as error:
             raise StartError(
-                f"{config.named('print_leases')}: {error.filename or place}: {error.strerror}"
+                f"{config.named('print_leases')}: {problem_text(error, place)}"
             ) from None
     if config.print_leases == "json":
         print_out(json.dumps(document(holdings, waiters), indent=2))

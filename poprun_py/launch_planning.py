@@ -5,7 +5,9 @@ config -> inputs -> plan; beside other jobs also -> lease
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +19,7 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host
 from poprun_py.leases.book import Lease
-from poprun_py.leasing import lease_share
+from poprun_py.leasing import Leased, lease_share, leases_place
 from poprun_py.planning.inputs import (
     Inputs,
     Purpose,
@@ -29,7 +31,7 @@ from poprun_py.planning.inputs import (
 from poprun_py.planning.launch_plan import LaunchPlan, make_plan
 from poprun_py.planning.mpi_arguments import MpiArguments, split_mpi_arguments
 from poprun_py.planning.mpi_commands import Mpi
-from poprun_py.planning.shared_machine import Share, beside, taken_of
+from poprun_py.planning.shared_machine import Share, beside, taken_of, this_host
 from poprun_py.planning.topology import Topology, make_topology
 from poprun_py.planning.user_program import require_program, resolve_program
 from poprun_py.supervision.restart import lost_hosts
@@ -37,6 +39,7 @@ from poprun_py.supervision.supervisor import LaunchResult
 
 # A launch without a pod does not wait for it.
 if TYPE_CHECKING:
+    from poprun_py.leases.far_side import Rivals
     from poprun_py.pods.partition_use import PartitionUse
 
 __all__ = [
@@ -108,21 +111,61 @@ def plan_leased(
     if is_described(config):
         # It is bound to the CPUs of another machine's plan, whoever has them here.
         return alone, lease(alone, console, progress=progress)
-    topology, machines = gathered.topology, gathered.inputs.machines
-    share, held = lease_share(
-        gathered.config,
-        _whole(alone),
-        partial(beside, gathered.config, topology, machines),
-        console,
-        progress,
-    )
+    share, held = _beside_others(gathered, alone, console, progress)
     try:
-        if share.machines == machines:
+        if share.machines == gathered.inputs.machines:
             return alone, held
         return gathered.plan(share.machines), held
     except BaseException:
         held.close()
         raise
+
+
+def _beside_others(
+    gathered: _Gathered, alone: LaunchPlan, console: Console, progress: Log | None
+) -> Leased:
+    """Lease what the job takes of this machine; the machines are those with what others leave."""
+    config, topology, machines = gathered.config, gathered.topology, gathered.inputs.machines
+    whole = _whole(alone)
+    reached, began = gathered.inputs.reached, time.monotonic()
+    if reached is None or leases_place() is None:
+        by_held = partial(beside, config, topology, machines)
+        return lease_share(config, whole, by_held, console, progress)
+    from poprun_py.hosts.survey import rivals_on
+    from poprun_py.leasing_elsewhere import LOOK_SECONDS, left_by_others, wait_for_hosts
+
+    look = partial(
+        rivals_on,
+        config,
+        topology.hosts,
+        mpirun=gathered.inputs.installed_mpi.path,
+        environ=gathered.inputs.environ,
+    )
+    rivals: Mapping[str, Rivals] = reached.rivals
+    while True:
+        left = wait_for_hosts(
+            config, topology, machines, whole.placements, rivals, look, console, progress, began
+        )
+        whole = whole._replace(machines=left)
+        asked = time.monotonic()
+        if this_host(topology) is None:
+            nothing = Lease.nothing()
+            nothing.waited_seconds = asked - began
+            return whole, nothing
+        by_held = partial(beside, config, topology, left)
+        leased = lease_share(config, whole, by_held, console, progress, began=began)
+        # Who has waited here long may have been overtaken there.
+        if config.share_cores or time.monotonic() - asked < LOOK_SECONDS:
+            return leased
+        try:
+            rivals = look()
+            with contextlib.suppress(StartError):
+                if left_by_others(config, topology, machines, rivals) == left:
+                    return leased
+        except BaseException:
+            leased[1].close()
+            raise
+        leased[1].close()
 
 
 def lease(planned: LaunchPlan, console: Console, *, progress: Log | None = None) -> Lease:
@@ -262,8 +305,16 @@ def without_lost_hosts(
 
 
 def _within(gathered: _Gathered, held: Lease | None) -> tuple[Machine | None, ...]:
-    """Return the machines of the hosts, of this one only what is leased."""
-    machines = gathered.inputs.machines
+    """Return the machines of the hosts, of this one only what is leased, of others what is left.
+
+    Raises:
+        StartError: that is too little.
+    """
+    machines, reached = gathered.inputs.machines, gathered.inputs.reached
+    if reached is not None and reached.rivals and leases_place() is not None:
+        from poprun_py.leasing_elsewhere import left_by_others
+
+        machines = left_by_others(gathered.config, gathered.topology, machines, reached.rivals)
     if held is None or not held.cpus:
         return machines
     return tuple(

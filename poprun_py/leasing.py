@@ -6,15 +6,17 @@ lease (leases/) or decides what a job takes (planning/shared_machine.py).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import FOREVER
 from poprun_py.console import Console, Log
-from poprun_py.errors import StartError
+from poprun_py.errors import StartError, UsageError
 from poprun_py.leases.book import (
     PLACE_VARIABLE,
     Book,
@@ -24,18 +26,19 @@ from poprun_py.leases.book import (
     opened,
     this_process,
 )
-from poprun_py.leases.locked_files import LockedFolder
-from poprun_py.leases.texts import cpus_text, holders_text, who
+from poprun_py.leases.locked_files import LockedFolder, problem_text
+from poprun_py.leases.texts import WAYS_OUT, cpus_text, holders_text, sharing_text, who
 from poprun_py.leases.values import Holder
 from poprun_py.planning.shared_machine import Share
 from poprun_py.planning.user_program import short_name
 
-__all__ = ["Leased", "lease_share"]
+__all__ = ["Leased", "lease_share", "leases_place", "limit_of"]
 
 # Any of several jobs may end, of any user, and no lock can be waited for beside a signal and a
-# limit: looking into a handful of small files takes a fraction of a millisecond.
-_LOOK_SECONDS = 0.2
-
+# limit: looking into a handful of small files takes a fraction of a millisecond. Those further back
+# in the queue look less often: many that wait must not take what the running jobs need.
+_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.2, 2.0
+_KEPT = "another process keeps its mutex locked"
 
 Leased = tuple[Share, Lease]
 
@@ -46,6 +49,8 @@ def lease_share(
     beside: Callable[[frozenset[int]], Share | None],
     console: Console,
     progress: Log | None = None,
+    *,
+    began: float | None = None,
 ) -> Leased:
     """Lease what a job takes of this machine, as its options say where others hold too much.
 
@@ -58,30 +63,49 @@ def lease_share(
         console: takes what others hold, and what is questionable.
         progress: takes, again and again, whom a job waits for, and at last an empty line; by
             default the console is told once.
+        began: when the job began to wait, by the monotonic clock; now by default.
 
     Raises:
         StartError: others hold too much, or the time for waiting is over.
         UsageError: POPRUN_LEASES names no folder.
     """
-    place = leases_folder(os.environ)
+    place = leases_place()
     if place is None or not whole.cpus:
         return whole, Lease.nothing()
     try:
         folder = LockedFolder(place)
     except OSError as error:
-        return _without(whole, error, console)
+        return _without(whole, problem_text(error, place), console)
     try:
-        return _Leasing(config, whole, beside, console, progress, folder).leased()
+        return _Leasing(config, whole, beside, console, progress, folder, began).leased()
     except OSError as error:
-        return _without(whole, error, console)
+        return _without(whole, problem_text(error, place), console)
     finally:
         folder.close()
 
 
-def _without(whole: Share, error: OSError, console: Console) -> Leased:
+def limit_of(config: LaunchConfig) -> float:
+    """Return for how many seconds a job may wait for others; infinity for any."""
+    wait = config.wait_for_resources
+    return math.inf if wait == FOREVER else float(wait or 0)
+
+
+def leases_place() -> Path | None:
+    """Return the folder of this machine's leases; None if there are none to be.
+
+    Raises:
+        UsageError: POPRUN_LEASES names no folder.
+    """
+    try:
+        return leases_folder(os.environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _without(whole: Share, problem: str, console: Console) -> Leased:
     console.warn(
-        f"no cores are kept from other jobs: {error.filename or 'leases'}: {error.strerror}; "
-        f"{PLACE_VARIABLE}=FOLDER names another folder, none says that it is meant"
+        f"no cores are kept from other jobs: {problem}; {PLACE_VARIABLE}=FOLDER names another "
+        "folder, none says that it is meant"
     )
     return whole, Lease.nothing()
 
@@ -97,38 +121,38 @@ class _Leasing:
         console: Console,
         progress: Log | None,
         folder: LockedFolder,
+        began: float | None,
     ) -> None:
+        self._began = time.monotonic() if began is None else began
         self._config, self._whole, self._beside = config, whole, beside
         self._console, self._progress, self._folder = console, progress, folder
         self._holder: Holder = this_process(short_name(config.program) if config.program else "")
-        wait = config.wait_for_resources
-        self._limit = math.inf if wait == FOREVER else float(wait or 0)
+        self._limit = limit_of(config)
         self._told = ""
+        self._ticket: Ticket | None = None
+        self._problem = ""  # why no lease can be kept
 
     def leased(self) -> Leased:
         """Lease now, or as soon as those in front of this job have theirs."""
-        ticket: Ticket | None = None
-        began = time.monotonic()
         try:
             while True:
-                waited = time.monotonic() - began
-                with opened(self._folder) as book:
-                    leased = self._taken_from(book, ticket)
-                    if leased is None and waited < self._limit and ticket is None:
-                        ticket = book.queue(self._holder)
-                # Outside: whoever reads what is said may be slow.
-                if leased is not None:
+                waited = time.monotonic() - self._began
+                is_over = waited >= self._limit
+                book, leased = self._look(is_over)
+                # Outside of the mutex: whoever reads what is said may be slow.
+                if book is not None and leased is not None:
                     break
-                if waited >= self._limit:
-                    raise StartError(self._refusal(book, ticket))
-                assert ticket is not None
-                self._tell(book, ticket, waited)
-                time.sleep(min(_LOOK_SECONDS, self._limit - waited))
+                if is_over:
+                    raise StartError(self._refusal(book))
+                self._tell(book, waited)
+                ahead = 0 if book is None else len(book.ahead_of(self._ticket))
+                pause = min(_LOOK_SECONDS * (1 + ahead), _MOST_LOOK_SECONDS)
+                time.sleep(min(pause, self._limit - waited))
         finally:
-            if ticket is not None:
-                ticket.close()
-                if self._progress is not None:
-                    self._progress("")
+            if self._ticket is not None:
+                self._ticket.close()
+            if self._told and self._progress is not None:
+                self._progress("")
         leased[1].waited_seconds = waited
         try:
             self._say(book, leased)
@@ -137,9 +161,25 @@ class _Leasing:
             raise
         return leased
 
-    def _taken_from(self, book: Book, ticket: Ticket | None) -> Leased | None:
+    def _look(self, is_over: bool) -> tuple[Book | None, Leased | None]:
+        """Lease, or queue if there is time left; no book if the mutex cannot be had meanwhile."""
+        try:
+            with opened(self._folder) as book:
+                leased = self._taken_from(book)
+                if leased is None and not is_over and self._ticket is None:
+                    # Without a place it comes after all who have one.
+                    with contextlib.suppress(OSError):
+                        self._ticket = book.queue(self._holder)
+                return book, leased
+        except TimeoutError:
+            # Who waits does not want what others hold, whoever was stopped at the wrong moment.
+            if not self._limit:
+                raise
+            return None, None
+
+    def _taken_from(self, book: Book) -> Leased | None:
         """Lease what the job takes beside the others, or of the whole machine if it may."""
-        share = None if book.ahead_of(ticket) else self._beside(book.held)
+        share = None if book.ahead_of(self._ticket) else self._beside(book.held)
         is_shared = share is None and self._config.share_cores
         if is_shared:
             share = self._whole
@@ -150,7 +190,8 @@ class _Leasing:
                 self._holder, tuple(share.cpus), tuple(share.numa_nodes), is_shared=is_shared
             )
         except OSError as error:
-            return _without(share, error, self._console)
+            self._problem = problem_text(error, self._folder.path)
+            lease = Lease.nothing()
         return share, lease
 
     # --- what is said -------------------------------------------------------------------------
@@ -158,13 +199,13 @@ class _Leasing:
     def _say(self, book: Book, leased: Leased) -> None:
         """Say what others hold: at any verbosity only where it made a difference."""
         share = leased[0]
+        if self._problem:
+            _without(share, self._problem, self._console)
         if not book.held:
             return
         holders = holders_text(book.holdings)
         if not share.cpus.isdisjoint(book.held):
-            self._console.warn(
-                f"cores are shared with other jobs, which slows all of them: {holders}"
-            )
+            self._console.warn(sharing_text("cores", book.holdings))
             return
         changed = share.placements != self._whole.placements
         say = self._console.tell if changed else self._console.log
@@ -175,44 +216,43 @@ class _Leasing:
                 "the memory of a NUMA node is shared with " + ", ".join(who(each) for each in near)
             )
 
-    def _refusal(self, book: Book, ticket: Ticket | None) -> str:
+    def _refusal(self, book: Book | None) -> str:
         """Return why the job cannot have what it takes, and the ways out."""
         config = self._config
-        free = len(self._whole.cpus - book.held)
         over = ""
         if config.wait_for_resources is not None:
             over = f"{config.shown('wait_for_resources')}: the time is over; "
+        if book is None:
+            return f"{over}{self._folder.path}: {_KEPT}; end who keeps it, or name another folder"
         reasons = []
         if book.holdings:
             reasons.append(holders_text(book.holdings))
-        if ahead := book.ahead_of(ticket):
+        if ahead := book.ahead_of(self._ticket):
             first = f"{who(ahead[0])} waits for CPUs"
             more = f" with {len(ahead) - 1} more" if len(ahead) > 1 else ""
             reasons.append(f"{first}{more} in front of this job")
         elif not reasons:
             reasons.append("they were given to no job")
         return (
-            f"{over}of the CPUs {_list(self._whole)} that this job can take {free} are free: "
-            f"{'; '.join(reasons)}; take fewer with --cores-per-instance, wait with "
-            "--wait-for-resources, or share them with --share-cores yes"
+            f"{over}too few CPUs of this machine are free for this job, which takes "
+            f"{_taken(self._whole)} when it is alone: {'; '.join(reasons)}; {WAYS_OUT}"
         )
 
-    def _tell(self, book: Book, ticket: Ticket, waited: float) -> None:
+    def _tell(self, book: Book | None, waited: float) -> None:
         """Say whom the job waits for, and its place; without a terminal only what is new."""
-        ahead = len(book.ahead_of(ticket))
-        text = (
-            f"for CPUs at place {ahead + 1} of {max(len(book.ahead_of(None)), ahead + 1)}: "
-            f"{holders_text(book.holdings) or 'others come first'}"
-        )
+        if book is None:
+            text = f"for {self._folder.path}: {_KEPT}"
+        else:
+            place = len(book.ahead_of(self._ticket)) + 1
+            text = (
+                f"for CPUs at place {place} of {max(len(book.ahead_of(None)), place)}: "
+                f"{holders_text(book.holdings) or 'others come first'}"
+            )
         if self._progress is not None:
             self._progress(f"waiting {waited:.0f} s {text}")
         elif text != self._told:
             self._console.tell(f"waiting {text}")
         self._told = text
-
-
-def _list(share: Share) -> str:
-    return cpus_text(tuple(share.cpus)).partition(" ")[2]
 
 
 def _taken(share: Share) -> str:

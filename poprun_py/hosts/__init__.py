@@ -1,5 +1,6 @@
 """The hosts of a job: which they are, how they are reached, and what they say of themselves.
 
 Here live host lists, allocations, remote shells, checks, copying, and the choice of a network.
-Nothing here places or starts an instance. May call: hardware, config, atomic_file, errors.
+Nothing here places or starts an instance. May call: hardware, leases, config,
+atomic_file, errors; of the library environment.
 """

@@ -4,7 +4,7 @@ Standard library only and complete in this one file, because the host may have n
 ``main`` takes a JSON object: ``root`` (the folder that holds our packages), ``program`` (a file
 that must be readable, or ""), ``folder`` (the working folder), ``mpirun``, ``call_back`` (the
 launcher's ``[address, port]``, or null) and ``packages`` (distributions to look for): the fields of
-``Request`` in host_report.py.
+``Request`` in host_report.py. ``leases``: whether to tell which jobs hold which CPUs here.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
         "shm": free_space("/dev/shm"),
         "files": open_files(),
         "machine": machine(root),
+        "leases": leases(root) if request["leases"] else [],
         "called_back": called_back(request["call_back"]),
     }
 
@@ -149,6 +150,17 @@ def machine(root: str) -> Any:
 
         return read_machine().to_json()
     except Exception:  # whatever is wrong there shows in the other values
+        return None
+
+
+def leases(root: str) -> Any:
+    """Return who holds CPUs of this host, and who waits for some; None where nobody can tell."""
+    sys.path.insert(0, root)
+    try:
+        from poprun_py.leases.far_side import ask
+
+        return ask(os.environ)
+    except Exception:  # taking a lease here says what is wrong
         return None
 
 

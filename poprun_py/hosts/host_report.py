@@ -16,6 +16,7 @@ from poprun_py.hardware.machine import HardwareError, Machine
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.network_choice import Interface
 from poprun_py.hosts.remote_shell import Problem
+from poprun_py.leases.far_side import Rivals, rivals_of
 
 __all__ = ["HostReport", "Request", "make_request"]
 
@@ -33,6 +34,7 @@ class Request:
     mpirun: str
     packages: tuple[str, ...] = _PACKAGES
     call_back: tuple[str, int] | None = None
+    leases: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON values."""
@@ -40,7 +42,11 @@ class Request:
 
 
 def make_request(
-    program: Sequence[str], mpirun: str, call_back: tuple[str, int] | None = None
+    program: Sequence[str],
+    mpirun: str,
+    call_back: tuple[str, int] | None = None,
+    *,
+    leases: bool = False,
 ) -> Request:
     """Return the request for a program, in the working folder, under ``mpirun``."""
     script = program[1] if len(program) > 1 and program[0] == sys.executable else ""
@@ -51,6 +57,7 @@ def make_request(
         folder=str(Path.cwd()),
         mpirun=mpirun,
         call_back=call_back,
+        leases=leases,
     )
 
 
@@ -78,6 +85,10 @@ class HostReport:
         with contextlib.suppress(HardwareError):
             return Machine.from_json(description) if description is not None else None
         return None
+
+    def rivals(self, within: str) -> Rivals:
+        """Return the other jobs on the host, but for the run that this job is launched within."""
+        return rivals_of((self.facts or {}).get("leases"), within)
 
     @property
     def hostname(self) -> str:

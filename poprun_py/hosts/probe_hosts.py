@@ -53,7 +53,7 @@ def request_reports(
 
 def own_report(request: Request, host: Host = LOCALHOST) -> HostReport:
     """Return this machine's own report; it does not call itself back."""
-    facts = host_probe.report(replace(request, call_back=None).to_json())
+    facts = host_probe.report(replace(request, call_back=None, leases=False).to_json())
     return HostReport(host=host, facts=facts)
 
 
@@ -169,7 +169,9 @@ def _remember(report: HostReport) -> None:
     if report.facts is None or report.host.is_local:
         return
     with contextlib.suppress(OSError, RuntimeError):
-        write_whole(_cache_file(report.host.name), json.dumps(report.facts))
+        # Jobs are gone by then.
+        facts = {**report.facts, "leases": []}
+        write_whole(_cache_file(report.host.name), json.dumps(facts))
 
 
 def remembered_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from popdist_py.environment import RUN_ID
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hardware.machine import Machine
@@ -22,8 +23,17 @@ from poprun_py.hosts.host_report import HostReport, make_request
 from poprun_py.hosts.network_choice import Interface, Network, choose_network
 from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
 from poprun_py.hosts.remote_shell import Shell, shell_of
+from poprun_py.leases.far_side import Rivals
 
-__all__ = ["Survey", "check_hosts", "diagnose", "listen_address", "own_interfaces", "survey"]
+__all__ = [
+    "Survey",
+    "check_hosts",
+    "diagnose",
+    "listen_address",
+    "own_interfaces",
+    "rivals_on",
+    "survey",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +42,8 @@ class Survey:
 
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
     use it as the instances do. ``hostnames`` is what each host calls itself, where that is known.
-    ``has_fabric``: some host has a faster network than TCP, or nobody knows.
+    ``has_fabric``: some host has a faster network than TCP, or nobody knows. ``rivals`` are the
+    other jobs on the other hosts, by name; only hosts that have some.
     """
 
     shell: Shell
@@ -42,6 +53,7 @@ class Survey:
     machines: Mapping[str, Machine]
     hostnames: Mapping[str, str]
     has_fabric: bool = False
+    rivals: Mapping[str, Rivals] = field(default_factory=dict)
 
 
 def survey(
@@ -74,14 +86,38 @@ def survey(
         machines={name: machine for name, report in reports.items() if (machine := report.machine)},
         hostnames=_hostnames(hosts, reports),
         has_fabric=any(h.name not in reports or reports[h.name].has_fabric for h in others),
+        rivals=_rivals(others, reports, environ),
     )
+
+
+def rivals_on(
+    config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
+) -> dict[str, Rivals]:
+    """Ask the other hosts again which jobs hold their CPUs; who does not answer has none.
+
+    Raises:
+        StartError: ssh cannot be run.
+    """
+    others = [host for host in hosts if not host.is_local]
+    request = make_request(config.program, mpirun, leases=True)
+    reports = request_reports(others, shell_of(config, hosts, environ), request)
+    return _rivals(others, reports, environ)
+
+
+def _rivals(
+    others: Sequence[Host], reports: Mapping[str, HostReport], environ: Mapping[str, str]
+) -> dict[str, Rivals]:
+    within = environ.get(RUN_ID, "")
+    asked = [reports[host.name] for host in others if host.name in reports]
+    found = {report.host.name: report.rivals(within) for report in asked}
+    return {name: rivals for name, rivals in found.items() if any(rivals)}
 
 
 def _look(
     config: LaunchConfig, hosts: Sequence[Host], shell: Shell, mpirun: str
 ) -> dict[str, HostReport]:
     """Ask every host; the short check, unless it was declined."""
-    request = make_request(config.program, mpirun)
+    request = make_request(config.program, mpirun, leases=True)
     reports = request_reports(hosts, shell, request)
     if not config.no_check:
         require(reports, own_report(request).facts or {}, request)

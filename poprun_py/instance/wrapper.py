@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from poprun_py.instance.keyboard import Keyboard
     from poprun_py.instance.program_files import ProgramFiles
+    from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
@@ -112,6 +113,7 @@ class Wrapper:
         self._keyboard: Keyboard | None = None
         self._files: ProgramFiles | None = None
         self._spans = ""  # what the paths of the program's files of spans begin with
+        self._lease: Lease | None = None  # for all instances of the job on this host
         self._paused: list[int] = []  # processes of the program that we stopped
 
     def run(self) -> int:
@@ -150,6 +152,7 @@ class Wrapper:
         for kind, payload in self._early:
             self._handle(kind, payload)
         code = self._loop(wake)
+        self._give_back()
         self._channel.close()
         if self._connected:
             # The launcher knows, and ends the job in good order: mpirun has nothing to clean up.
@@ -190,8 +193,21 @@ class Wrapper:
                     self._early = messages[number:]
                     start: dict[str, Any] = loads(payload)
                     return start
+                if kind == protocol.LEASE:
+                    self._take_lease(loads(payload))
                 if kind in (protocol.STOP, protocol.BYE):
                     sys.exit(1)
+
+    def _take_lease(self, request: "dict[str, Any]") -> None:
+        # Only the first instance on another host than the launcher's pays for it.
+        from poprun_py.leases.far_side import take
+
+        answer, self._lease = take(request, os.environ)
+        self._channel.sendall(protocol.pack(protocol.LEASED, dumps(answer).encode()))
+
+    def _give_back(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
         if kind == protocol.SIGNAL:

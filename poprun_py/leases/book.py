@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from poprun_py.errors import UsageError
 from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leases.values import (
     Holder,
@@ -19,7 +19,18 @@ from poprun_py.leases.values import (
     waiter_of,
 )
 
-__all__ = ["PLACE_VARIABLE", "Book", "Lease", "Ticket", "leases_folder", "opened", "this_process"]
+__all__ = [
+    "PLACE_VARIABLE",
+    "Book",
+    "Lease",
+    "Ticket",
+    "entry_of",
+    "leases_folder",
+    "opened",
+    "parent_process",
+    "this_process",
+    "user_name",
+]
 
 PLACE_VARIABLE = "POPRUN_LEASES"
 _NONE = "none"
@@ -33,14 +44,14 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
     """Return the folder of the leases; None if there are none to be.
 
     Raises:
-        UsageError: POPRUN_LEASES is neither ``none`` nor an absolute path.
+        ValueError: POPRUN_LEASES is neither ``none`` nor an absolute path.
     """
     given = environ.get(PLACE_VARIABLE, "")
     if given.lower() == _NONE:
         return None
     if given:
         if not given.startswith("/") or "\0" in given:
-            raise UsageError(f"{PLACE_VARIABLE} {given!r}: expected an absolute path, or none")
+            raise ValueError(f"{PLACE_VARIABLE} {given!r}: expected an absolute path, or none")
         return Path(given)
     base = next((base for base in _BASES if os.access(base, os.W_OK | os.X_OK)), _BASES[-1])
     return Path(base, _FOLDER_NAME)
@@ -48,9 +59,24 @@ def leases_folder(environ: Mapping[str, str]) -> Path | None:
 
 def this_process(program: str) -> Holder:
     """Return who this process is, as the launcher of ``program``."""
-    pid = os.getpid()
+    return _holder(os.getpid(), program)
+
+
+def parent_process(program: str, run_id: str) -> Holder:
+    """Return who started this process, as what is above all instances of ``program`` here."""
+    return _holder(os.getppid(), program)._replace(run_id=run_id)
+
+
+def _holder(pid: int, program: str) -> Holder:
     started = _parent_and_start(pid)
     return Holder(pid=pid, process_start=started[1] if started else 0, program=program)
+
+
+def entry_of(name: str, user: str, text: bytes) -> Holding | Waiter | None:
+    """Return the lease or ticket that stands in the file ``name``; None if it is neither."""
+    if name.startswith(_LEASE):
+        return holding_of(name, user, text)
+    return waiter_of(name, user, text) if name.startswith(_TICKET) else None
 
 
 class Lease:
@@ -119,12 +145,10 @@ class Book:
 
     def __init__(self, folder: LockedFolder) -> None:
         self._folder = folder
-        holdings, waiters = [], []
-        for name, uid, text in folder.living():
-            if name.startswith(_LEASE) and (holding := holding_of(name, _user(uid), text)):
-                holdings.append(holding)
-            elif name.startswith(_TICKET) and (waiter := waiter_of(name, _user(uid), text)):
-                waiters.append(waiter)
+        # By number: asking for names may take seconds, and everybody waits for the mutex.
+        found = [entry_of(name, str(uid), text) for name, uid, text in folder.living()]
+        holdings = [each for each in found if isinstance(each, Holding)]
+        waiters = [each for each in found if isinstance(each, Waiter)]
         holdings.sort(key=lambda each: (each.since, each.name))
         above = _ancestors() if holdings else frozenset()
         is_outer = [(h.holder.pid, h.holder.process_start) in above for h in holdings]
@@ -141,13 +165,14 @@ class Book:
     def ahead_of(self, ticket: Ticket | None) -> tuple[Waiter, ...]:
         """Return who came before the owner of ``ticket``; all who wait for one without.
 
-        Jobs within another one wait for one another only: its CPUs are free for nobody else.
+        Jobs within another one wait for one another only: its CPUs are free for nobody else. Who
+        is stopped (``Ctrl-Z``) cannot go first, and keeps nobody waiting.
         """
-        rivals = tuple(each for each in self.waiters if each.outer == self._outer)
-        if ticket is None:
-            return rivals
-        place = (ticket.number, ticket.name)
-        return tuple(each for each in rivals if (each.number, each.name) < place)
+        rivals = (each for each in self.waiters if each.outer == self._outer)
+        if ticket is not None:
+            place = (ticket.number, ticket.name)
+            rivals = (each for each in rivals if (each.number, each.name) < place)
+        return tuple(each for each in rivals if not _is_stopped(each.holder))
 
     def take(
         self,
@@ -207,13 +232,15 @@ def opened(folder: LockedFolder) -> Iterator[Book]:
         yield Book(folder)
 
 
-def _user(uid: int) -> str:
+@functools.cache
+def user_name(user: str) -> str:
+    """Return the name of the user of an entry; not to be asked for under the mutex."""
     import pwd
 
     try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return pwd.getpwuid(int(user)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return user
 
 
 def _ancestors() -> frozenset[tuple[int, int]]:
@@ -229,9 +256,20 @@ def _ancestors() -> frozenset[tuple[int, int]]:
 
 
 def _parent_and_start(pid: int) -> tuple[int, int] | None:
-    """Return a process's parent, and its start in clock ticks since the boot (proc(5))."""
+    """Return a process's parent, and its start in clock ticks since the boot."""
+    fields = _stat(pid)
+    return (int(fields[1]), int(fields[19])) if fields else None
+
+
+def _is_stopped(holder: Holder) -> bool:
+    """Tell whether a job's process is stopped, as far as it can be seen from here."""
+    fields = _stat(holder.pid)
+    return bool(fields) and fields[0] in (b"T", b"t") and int(fields[19]) == holder.process_start
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of a process after its name (proc(5)); none if it cannot be seen."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return []

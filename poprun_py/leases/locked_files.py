@@ -14,13 +14,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LockedFolder"]
+__all__ = ["LockedFolder", "problem_text"]
 
 _MUTEX = "mutex"
 _UNFINISHED = ".new-"
 # No file of ours is longer: 4096 single CPUs take 20 kB.
 _MAX_BYTES = 1 << 16
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# A file that cannot be opened for these reasons may well be a living one's.
+_OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # It is held for a millisecond: after so long its holder was stopped, or wants to be in the way.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
 
@@ -151,7 +153,9 @@ class LockedFolder:
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)
-            except OSError:
+            except OSError as error:
+                if error.errno in _OURS:
+                    raise
                 continue
             try:
                 status = os.fstat(descriptor)
@@ -172,6 +176,13 @@ class LockedFolder:
         if name.startswith((_UNFINISHED, "lease-", "ticket-")):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._descriptor)
+
+
+def problem_text(error: OSError, folder: Path) -> str:
+    """Return what is wrong with a folder of locked files, with the path that it is about."""
+    named = error.filename if isinstance(error.filename, str) else ""
+    # What is opened within the folder has a name only.
+    return f"{named if named.startswith('/') else folder}: {error.strerror}"
 
 
 def _make_for_everybody(path: Path) -> None:

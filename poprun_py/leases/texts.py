@@ -7,9 +7,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.leases.book import user_name
+from poprun_py.leases.far_side import Rivals
 from poprun_py.leases.values import Holding, Waiter
 
-__all__ = ["cpus_text", "document", "holders_text", "table", "who"]
+__all__ = [
+    "WAYS_OUT",
+    "cpus_text",
+    "document",
+    "holders_text",
+    "refusal_on",
+    "sharing_text",
+    "table",
+    "who",
+]
+
+WAYS_OUT = (
+    "take fewer with --cores-per-instance, wait with --wait-for-resources, or share them with "
+    "--share-cores yes"
+)
 
 _MOST_NAMED = 4
 _DAY_SECONDS = 86_400
@@ -21,7 +37,7 @@ def who(entry: Holding | Waiter) -> str:
     """Return the name of a job: ``ann's train.py (run R, pid 7)``."""
     holder = entry.holder
     run = f"run {holder.run_id}, " if holder.run_id else ""
-    return f"{entry.user}'s {holder.program or 'program'} ({run}pid {holder.pid})"
+    return f"{user_name(entry.user)}'s {holder.program or 'program'} ({run}pid {holder.pid})"
 
 
 def cpus_text(cpus: Sequence[int]) -> str:
@@ -37,6 +53,20 @@ def holders_text(holdings: Sequence[Holding]) -> str:
     ]
     more = len(holdings) - _MOST_NAMED
     return ", ".join(said) + (f", and {more} more (--print-leases)" if more > 0 else "")
+
+
+def sharing_text(cores: str, holdings: Sequence[Holding]) -> str:
+    """Return the warning of a job that runs on cores of others, such as ``cores of host n``."""
+    return f"{cores} are shared with other jobs, which slows all of them: {holders_text(holdings)}"
+
+
+def refusal_on(host: str, rivals: Rivals) -> str:
+    """Return why a job cannot have its CPUs of another host, and the ways out."""
+    reasons = [holders_text(rivals.holdings)] if rivals.holdings else []
+    if rivals.waiters:
+        more = f" with {len(rivals.waiters) - 1} more" if len(rivals.waiters) > 1 else ""
+        reasons.append(f"{who(rivals.waiters[0])} waits for CPUs{more} in front of this job")
+    return f"too few CPUs of host {host} are free: {'; '.join(reasons)}; {WAYS_OUT}"
 
 
 def _clock(since: float) -> str:
@@ -67,7 +97,7 @@ def table(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> str:
 
 def _row(entry: Holding | Waiter) -> tuple[str, str, str, str]:
     holder = entry.holder
-    return holder.run_id or "-", entry.user, str(holder.pid), holder.program or "-"
+    return holder.run_id or "-", user_name(entry.user), str(holder.pid), holder.program or "-"
 
 
 def document(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> dict[str, Any]:
@@ -89,7 +119,7 @@ def document(holdings: Sequence[Holding], waiters: Sequence[Waiter]) -> dict[str
 def _described(entry: Holding | Waiter) -> dict[str, Any]:
     return {
         "run_id": entry.holder.run_id,
-        "user": entry.user,
+        "user": user_name(entry.user),
         "pid": entry.holder.pid,
         "program": entry.holder.program,
         "since": entry.since,

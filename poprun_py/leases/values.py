@@ -10,13 +10,13 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list
-
-__all__ = ["Holder", "Holding", "Waiter", "holding_of", "text_of", "waiter_of"]
+__all__ = ["Holder", "Holding", "Waiter", "holding_of", "printable", "text_of", "waiter_of"]
 
 _VERSION = 1
 _MAX_NAME = 80
 _MAX_NUMBER = 1 << 53
+# As many as the kernel can be built for, and more.
+_MAX_CPU = 1 << 16
 
 
 class Holder(NamedTuple):
@@ -33,8 +33,9 @@ class Holder(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The lease of a job. ``user`` owns the file; ``since`` is in seconds since the epoch.
+    """The lease of a job. ``since`` is in seconds since the epoch.
 
+    ``user`` owns the file: a number, but a name for an entry of another host.
     ``is_shared``: it was taken although others hold some of the CPUs.
     """
 
@@ -75,8 +76,8 @@ def text_of(entry: Holding | Waiter) -> str:
     if isinstance(entry, Waiter):
         return json.dumps({**data, "number": entry.number, "outer": entry.outer}) + "\n"
     lists = {
-        "cpus": format_cpu_list(entry.cpus),
-        "numa_nodes": format_cpu_list(entry.numa_nodes),
+        "cpus": entry.cpus,
+        "numa_nodes": entry.numa_nodes,
         "shared": entry.is_shared,
     }
     return json.dumps({**data, **lists}) + "\n"
@@ -86,7 +87,7 @@ def holding_of(name: str, user: str, text: bytes) -> Holding | None:
     """Return the lease that ``text`` describes; None if it describes none."""
     try:
         data = _document(text)
-        cpus = parse_cpu_list(data["cpus"])
+        cpus = _indices(data["cpus"])
         if not cpus:
             return None
         return Holding(
@@ -94,7 +95,7 @@ def holding_of(name: str, user: str, text: bytes) -> Holding | None:
             user=user,
             holder=_holder(data),
             cpus=cpus,
-            numa_nodes=parse_cpu_list(data["numa_nodes"]),
+            numa_nodes=_indices(data["numa_nodes"]),
             since=_seconds(data["since"]),
             is_shared=data["shared"] is True,
         )
@@ -112,7 +113,7 @@ def waiter_of(name: str, user: str, text: bytes) -> Waiter | None:
             holder=_holder(data),
             number=_whole(data["number"]),
             since=_seconds(data["since"]),
-            outer=_name(data["outer"]),
+            outer=printable(data["outer"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -129,8 +130,8 @@ def _holder(data: dict[str, Any]) -> Holder:
     return Holder(
         pid=_whole(data["pid"]),
         process_start=_whole(data["process_start"]),
-        program=_name(data["program"]),
-        run_id=_name(data["run_id"]),
+        program=printable(data["program"]),
+        run_id=printable(data["run_id"]),
     )
 
 
@@ -146,8 +147,19 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _name(value: Any) -> str:
-    """Return a name as it may be printed: a stranger's may hold what a terminal obeys."""
+def _indices(value: Any) -> tuple[int, ...]:
+    """Return CPUs or NUMA nodes."""
+    if not isinstance(value, list) or not all(type(n) is int and 0 <= n < _MAX_CPU for n in value):
+        raise ValueError(value)
+    return tuple(sorted(set(value)))
+
+
+def printable(value: Any) -> str:
+    """Return a name as it may be printed: a stranger's may hold what a terminal obeys.
+
+    Raises:
+        TypeError: it is no string.
+    """
     if not isinstance(value, str):
         raise TypeError(value)
     return "".join(c if c.isprintable() else "?" for c in value[:_MAX_NAME])

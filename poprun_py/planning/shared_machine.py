@@ -1,4 +1,4 @@
-"""What a job takes of a machine, and of one on which other jobs run. Pure.
+"""What a job takes of a host, and of one on which other jobs run. Pure.
 
 A job that says how many cores it needs goes where no other job has memory, if it fits there. One
 that takes all there is takes all that is left.
@@ -19,7 +19,10 @@ __all__ = ["Share", "beside", "taken_of", "this_host"]
 
 
 class Share(NamedTuple):
-    """What a job takes of this machine: the machines to plan on, CPUs, NUMA nodes, placements."""
+    """What a job takes of a host: the machines to plan on, and its CPUs, NUMA nodes, placements.
+
+    ``machines`` and ``placements`` are those of all hosts.
+    """
 
     machines: tuple[Machine | None, ...]
     cpus: frozenset[int]
@@ -37,19 +40,21 @@ def beside(
     topology: Topology,
     machines: tuple[Machine | None, ...],
     held: frozenset[int],
+    index: int | None = None,
 ) -> Share | None:
-    """Return what the job takes of this machine beside jobs that hold CPUs.
+    """Return what the job takes of a host beside jobs that hold CPUs there.
 
     Args:
         config: what is asked for.
-        topology: who is on which host; one of them is this machine.
+        topology: who is on which host.
         machines: the machine of each host.
         held: the CPUs that other jobs hold; those that this one may use count.
+        index: the host; by default this machine, which is one of them.
 
     Returns:
         The share; None if it does not fit on what is left.
     """
-    index = this_host(topology)
+    index = this_host(topology) if index is None else index
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return None
@@ -61,15 +66,18 @@ def beside(
         planned_on = (*machines[:index], left, *machines[index + 1 :])
         placements, refusal = place_instances(config, topology, planned_on)
         if not refusal:
-            return _share(topology, planned_on, tuple(placements))
+            return _share(topology, planned_on, tuple(placements), index)
     return None
 
 
 def taken_of(
-    topology: Topology, machines: tuple[Machine | None, ...], placements: tuple[Placement, ...]
+    topology: Topology,
+    machines: tuple[Machine | None, ...],
+    placements: tuple[Placement, ...],
+    index: int | None = None,
 ) -> Share:
-    """Return what a job takes of this machine by placements that stand already."""
-    return _share(topology, machines, placements)
+    """Return what a job takes of a host, by default of this machine, by placements that stand."""
+    return _share(topology, machines, placements, this_host(topology) if index is None else index)
 
 
 def _candidates(
@@ -85,9 +93,11 @@ def _candidates(
 
 
 def _share(
-    topology: Topology, machines: tuple[Machine | None, ...], placements: tuple[Placement, ...]
+    topology: Topology,
+    machines: tuple[Machine | None, ...],
+    placements: tuple[Placement, ...],
+    index: int | None,
 ) -> Share:
-    index = this_host(topology)
     machine = None if index is None else machines[index]
     if index is None or machine is None:
         return Share(machines, frozenset(), frozenset(), placements)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import (
     BETWEEN_CALLS,
@@ -50,7 +50,9 @@ class Job:
     ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
     standard input.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
-    finds one; it is None if there is no other host to ask. ``others`` are the instances on other
+    finds one; it is None if there is no other host to ask. ``leases`` is what some instances lease
+    on other hosts before any program starts; ``refusal_of`` takes such an instance and its answer,
+    and returns why the job cannot start, or an empty string. ``others`` are the instances on other
     hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
     are those for files that programs leave, ``spans`` the folder of a timeline, None without
     one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
@@ -74,6 +76,8 @@ class Job:
     listen: str | None = None
     hosts: tuple[str, ...] = ()
     explain_failed_start: Callable[[], None] | None = None
+    leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
     others: frozenset[int] = frozenset()
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None

@@ -119,6 +119,7 @@ class _Supervisor:
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
+        self._unleased = set(job.leases)  # instances that have not answered
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
         self._files = ProgramFiles(job.places, job.others)
@@ -250,6 +251,20 @@ class _Supervisor:
         if problem := self._startup.misplaced(self._peers):
             self._stopping.end(Cause.REFUSED, problem)
             return
+        for index, request in self._job.leases.items():
+            self._control.send_to(index, protocol.LEASE, request)
+        if not self._job.leases:
+            self._start_programs()
+
+    def _on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
+        """A host is leased, or not; once all are, let the programs start."""
+        self._unleased.discard(peer.index)
+        if refusal := self._job.refusal_of(peer.index, answer):
+            self._stopping.end(Cause.REFUSED, refusal)
+        elif not self._unleased and self._stopping.asked_at is None:
+            self._start_programs()
+
+    def _start_programs(self) -> None:
         port = str(self._peers[0].port)
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
@@ -276,6 +291,8 @@ class _Supervisor:
             self._output.feed_stderr(peer, payload)
         elif kind == protocol.FILE:
             self._files.take(peer.index, payload)
+        elif kind == protocol.LEASED:
+            self._on_lease(peer, json.loads(payload))
         elif kind == protocol.CLOCK:
             self._clocks.take(peer.index, *json.loads(payload))
         else:

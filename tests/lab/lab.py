@@ -149,6 +149,8 @@ class LabHost:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "XDG_CACHE_HOME": str(self.folder / "cache"),
+                # As for who comes through ssh: its own /dev/shm has its leases.
+                "POPRUN_LEASES": "",
                 **(env or {}),
             },
             **settings,

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
 
 from poprun_py.instance import protocol
+from poprun_py.leases.far_side import ask, rivals_of
 
 
 def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
@@ -51,6 +53,41 @@ def messages(channel):
     while data := channel.recv(1 << 16):
         for kind, payload in reader.feed(data):
             yield kind, json.loads(payload)
+
+
+def test_cpus_are_leased_before_the_program_starts_and_until_the_wrapper_is_gone(tmp_path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "control"))
+    listener.listen()
+    cpu = min(os.sched_getaffinity(0))
+    request = {"cpus": [cpu, 4000], "numa_nodes": [0], "program": "p", "run_id": "r",
+               "may_share": False, "within": ""}  # fmt: skip
+    environ = {"POPRUN_LEASES": str(tmp_path / "leases")}
+    wrapper = subprocess.Popen(
+        [sys.executable, "-I", "-S", ROOT / "poprun_py" / "instance" / "main.py", "--",
+         "sleep", "1000"],
+        env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{tmp_path}/control", "RANK": "1"},
+    )  # fmt: skip
+    try:
+        channel = listener.accept()[0]
+        channel.settimeout(20)
+        frames = messages(channel)
+        channel.sendall(protocol.pack(protocol.LEASE, json.dumps(request).encode()))
+        assert next(value for kind, value in frames if kind == protocol.LEASED) == {}
+        assert [each.cpus for each in rivals_of(ask(environ), "").holdings] == [(cpu,)]
+        channel.sendall(protocol.pack(protocol.GO, json.dumps({"variables": {}}).encode()))
+        program = next(value["pid"] for kind, value in frames if kind == protocol.STARTED)
+        files = [str(file.readlink()) for file in Path(f"/proc/{program}/fd").iterdir()]
+        assert files
+        assert not [name for name in files if "lease" in name]
+        wrapper.kill()
+        wrapper.wait()
+        assert ask(environ) == []
+        channel.close()
+    finally:
+        wrapper.kill()
+        wrapper.wait()
+        listener.close()
 
 
 @pytest.mark.mpi

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, wait_until
 
-from poprun_py.errors import UsageError
 from poprun_py.leases.book import leases_folder, opened, this_process
 from poprun_py.leases.locked_files import LockedFolder
 
@@ -99,7 +98,7 @@ def test_the_folder_that_is_named(given, found):
 
 def test_the_folder_that_is_not_named():
     assert leases_folder({}) in (Path("/dev/shm/poprun-py-leases"), Path("/tmp/poprun-py-leases"))
-    with pytest.raises(UsageError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
+    with pytest.raises(ValueError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
         leases_folder({"POPRUN_LEASES": "x"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,11 +13,17 @@ from types import SimpleNamespace
 import pytest
 from conftest import wait_until
 
+from poprun_py import leasing
 from poprun_py.cli import run
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
+from poprun_py.leases import locked_files
+from poprun_py.leases.book import Book
+from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leasing import lease_share
 from poprun_py.planning.shared_machine import Share
+
+time_sleep = time.sleep
 
 
 def share(*cpus):
@@ -79,7 +86,7 @@ def test_a_refusal_names_the_holders_and_the_ways_out(job, holder):
     with pytest.raises(StartError) as caught:
         job()
     said = str(caught.value)
-    assert "of the CPUs 0 that this job can take 0 are free" in said
+    assert "free for this job, which takes CPU 0 when it is alone: " in said
     assert f"holder (pid {other.pid}) has CPUs 0-1 since" in said
     for way in ("--cores-per-instance", "--wait-for-resources", "--share-cores yes"):
         assert way in said
@@ -131,11 +138,62 @@ def test_waiting_ends_with_the_holder(job, holder, place):
 def test_the_time_for_waiting_is_kept(job, holder, place):
     holder(cpus="0-1")
     began = time.monotonic()
-    with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; of the"):
+    with pytest.raises(StartError, match=r"^wait_for_resources=0.3: the time is over; too few"):
         job(wait_for_resources=0.3)
     assert time.monotonic() - began >= 0.3
     assert len(job.said.tell) == 1
     assert list(place.glob("ticket-*")) == []
+
+
+def test_who_was_stopped_is_passed_over_and_has_its_place_again_afterwards(job, holder):
+    waiter = holder("queue").process
+    waiter.send_signal(signal.SIGSTOP)
+    wait_until(lambda: holder("look").seen["ahead"] == 0)
+    job().lease.close()
+    waiter.send_signal(signal.SIGCONT)
+    wait_until(lambda: holder("look").seen["ahead"] == 1)
+    with pytest.raises(StartError, match="in front of this job"):
+        job()
+
+
+def test_a_mutex_that_is_kept_ends_no_waiting_and_starts_no_job(job, holder, place, monkeypatch):
+    monkeypatch.setattr(locked_files, "_MUTEX_SECONDS", 0.05)
+    holder(cpus="0-1")
+    with contextlib.closing(LockedFolder(place)) as other, other.alone():
+        with pytest.raises(StartError, match=f"time is over; {place}: another process keeps its"):
+            job(wait_for_resources=0.2)
+        assert "another process keeps its mutex locked" in job.said.tell[0]
+        # Who does not wait runs without a lease, and is told so.
+        assert job(cores=2).lease.cpus == ()
+    assert "no cores are kept from other jobs: " in job.said.warn[0]
+    with pytest.raises(StartError, match="has CPUs 0-1"):
+        job(wait_for_resources=0.1)
+
+
+def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
+    other = holder(cpus="0-1").process
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Book, "queue", full)
+
+    def progress(line):
+        if line and other.poll() is None:
+            other.kill()
+            other.wait()
+
+    assert job(wait_for_resources="forever", progress=progress).share.cpus == {0}
+
+
+def test_many_that_wait_look_seldom(job, holder, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(leasing.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))
+    for _ in range(3):
+        holder("queue")
+    with pytest.raises(StartError):
+        job(wait_for_resources=0.9)
+    assert pauses[0] == pytest.approx(0.8)
 
 
 def test_ctrl_c_ends_waiting_at_once(job, holder, place):
@@ -189,7 +247,7 @@ def test_without_a_folder_the_job_runs_with_a_warning(job, place):
     assert f"no cores are kept from other jobs: {place}: Not a directory" in job.said.warn[0]
 
 
-def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, monkeypatch):
+def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, place, monkeypatch):
     holder(cpus="0")
 
     def full(*_):
@@ -198,4 +256,4 @@ def test_a_full_folder_is_a_warning_and_others_are_respected(job, holder, monkey
     monkeypatch.setattr(os, "pwrite", full)
     leased = job()
     assert (leased.share.cpus, leased.lease.cpus) == ({1}, ())
-    assert "No space left on device" in job.said.warn[0]
+    assert f"{place}: No space left on device" in job.said.warn[0]

@@ -91,6 +91,22 @@ def test_what_others_put_there_is_passed_over(folder, place):
     folder.remove("lease-a", descriptor)
 
 
+def test_without_a_descriptor_nobody_is_overlooked(folder, monkeypatch):
+    with folder.alone():
+        descriptor = folder.make("lease-a", "text")
+        real = os.open
+
+        def no_more(path, *words, **settings):
+            if path == "lease-a":
+                raise OSError(errno.EMFILE, "Too many open files")
+            return real(path, *words, **settings)
+
+        monkeypatch.setattr(os, "open", no_more)
+        with pytest.raises(OSError, match="Too many open files"):
+            folder.living()
+    folder.remove("lease-a", descriptor)
+
+
 def test_files_of_the_dead_are_swept_at_once(folder, holder, place):
     process = holder().process
     with folder.alone():

@@ -1,0 +1,114 @@
+"""The other hosts of a job: what is planned around, waited for, refused, and said."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from support.sysfs_trees import snapshot
+
+from poprun_py import leasing_elsewhere
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import StartError
+from poprun_py.hosts.host_list import LOCALHOST, Host
+from poprun_py.leases.far_side import Rivals
+from poprun_py.leases.values import Holder, Holding, Waiter
+from poprun_py.leasing_elsewhere import left_by_others, wait_for_hosts
+from poprun_py.planning.launch_plan import place_instances
+from poprun_py.planning.topology import make_topology
+
+MACHINE = snapshot("example")
+ALL = tuple(sorted(MACHINE.allowed_cpus))
+HOSTS = (LOCALHOST, Host(name="b"))
+
+
+def holding(*cpus):
+    holder = Holder(pid=7, process_start=3, program="other.py", run_id="r")
+    return Holding("lease-x", "ann", holder, cpus, (0,), time.time())
+
+
+WAITER = Waiter("ticket-x", "bob", Holder(8, 3, "next.py"), 1, 1.0)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """Plan beside others on host b, who change with every look; time passes only in waiting."""
+    said = SimpleNamespace(log=[], warn=[], tell=[])
+    clock = [0.0]
+    monkeypatch.setattr(leasing_elsewhere.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        leasing_elsewhere.time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s)
+    )
+
+    def plan(*looks, cores=1, progress=None, **options):
+        config = LaunchConfig(
+            program=("x",), num_instances=2, num_replicas=2, cores_per_instance=cores, **options
+        )
+        topology = make_topology(config, HOSTS)
+        machines = (MACHINE, MACHINE)
+        placements = tuple(place_instances(config, topology, machines)[0])
+        told = [{"b": Rivals(*look)} if look else {} for look in looks]
+        console = SimpleNamespace(**{name: lines.append for name, lines in vars(said).items()})
+        return wait_for_hosts(
+            config, topology, machines, placements, told.pop(0), lambda: told.pop(0), console,
+            progress, 0.0,
+        )  # fmt: skip
+
+    plan.said, plan.clock = said, clock
+    return plan
+
+
+def test_what_others_hold_is_planned_around_on_their_host_alone(job):
+    here, there = job([(holding(*ALL[:1]),)])
+    assert here == MACHINE
+    assert set(ALL[:1]) <= there.held_cpus
+    assert (
+        "other jobs hold CPUs of host b: ann's other.py (run r, pid 7) has CPU" in job.said.tell[0]
+    )
+
+
+def test_what_made_no_difference_is_only_logged(job):
+    job([(holding(ALL[-1]),)])
+    assert (len(job.said.log), job.said.tell) == (1, [])
+
+
+def test_a_refusal_names_host_and_holders(job):
+    with pytest.raises(StartError) as caught:
+        job([(holding(*ALL),)])
+    assert str(caught.value).startswith("too few CPUs of host b are free: ann's other.py (run r, ")
+    assert "--share-cores yes" in str(caught.value)
+    with pytest.raises(StartError, match=r"bob's next.py \(pid 8\) waits for CPUs in front of"):
+        job([(), (WAITER,)])
+
+
+def test_waiting_asks_again_until_there_is_room(job):
+    full, lines = [(holding(*ALL),)], []
+    assert (
+        job(full, full, [], wait_for_resources="forever", progress=lines.append) == (MACHINE,) * 2
+    )
+    assert [line[:38] for line in lines] == [
+        "waiting 0 s for CPUs of host b: ann's ", "waiting 3 s for CPUs of host b: ann's ", ""
+    ]  # fmt: skip
+    job(full, full, [], wait_for_resources="forever")
+    assert len(job.said.tell) == 1
+
+
+def test_the_time_for_waiting_is_kept(job):
+    full = [(holding(*ALL),)]
+    with pytest.raises(StartError, match=r"^wait_for_resources=4: the time is over; too few CPUs"):
+        job(full, full, full, wait_for_resources=4)
+    assert job.clock == [4.0]
+
+
+def test_sharing_plans_on_the_whole(job):
+    assert job([(holding(*ALL),)], share_cores=True) == (MACHINE, MACHINE)
+
+
+def test_a_host_that_is_not_known_is_left_as_it_is():
+    config = LaunchConfig(program=("x",), num_instances=2, num_replicas=2)
+    topology = make_topology(config, HOSTS)
+    rivals = {"b": Rivals((holding(*ALL),))}
+    assert left_by_others(config, topology, (MACHINE, None), rivals) == (MACHINE, None)
+    with pytest.raises(StartError, match="too few CPUs of host b"):
+        left_by_others(config, topology, (MACHINE, MACHINE), rivals)
