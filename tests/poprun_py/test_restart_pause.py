@@ -20,9 +20,9 @@ def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waite
     monkeypatch.setattr(attempts, "pause", lambda seconds: seconds)
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
     recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
-    console = SimpleNamespace(log=None)
+    console = SimpleNamespace(log=None, warn=None)
     running = attempts.Attempts(plan, recording, console, (1, 2), None)
-    monkeypatch.setattr(attempts, "job_of", lambda *_: None)
+    monkeypatch.setattr(attempts, "job_of", lambda *_, **__: None)
     # The user was in the debugger for a while, or had stopped the job.
     result = SimpleNamespace(paused_seconds=not_counted)
     monkeypatch.setattr(attempts, "supervise", lambda *_, **__: result)

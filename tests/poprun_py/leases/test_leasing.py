@@ -186,6 +186,7 @@ def test_who_gets_no_place_waits_behind_the_others(job, holder, monkeypatch):
     assert job(wait_for_resources="forever", progress=progress).share.cpus == {0}
 
 
+@pytest.mark.sweep
 def test_many_that_wait_look_seldom(job, holder, monkeypatch):
     pauses = []
     monkeypatch.setattr(leasing.time, "sleep", lambda s: (pauses.append(s), time_sleep(0.01)))

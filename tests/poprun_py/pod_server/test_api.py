@@ -41,7 +41,8 @@ class Site:
             # What a server no longer reads resets the connection.
             with contextlib.suppress(ConnectionError):
                 link.sendall(data)
-                link.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(OSError):  # not connected any more
+                    link.shutdown(socket.SHUT_WR)
                 while part := link.recv(65536):
                     found += part
             return found
@@ -226,6 +227,7 @@ def test_large_bodies_are_cut(site):
     assert site.raw(many)[9:12] in (b"431", b"")
 
 
+@pytest.mark.sweep
 def test_slow_senders_are_cut_while_others_are_served():
     with served(MemoryPod(), patience=0.6) as port:
         drops = socket.create_connection(("127.0.0.1", port), timeout=20)

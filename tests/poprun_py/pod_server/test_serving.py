@@ -229,6 +229,7 @@ def test_a_server_that_was_stopped_frees_nothing_of_the_living(folder):
         other.close()
 
 
+@pytest.mark.sweep
 def test_a_client_that_is_killed_frees_its_ipus_after_a_lease(folder):
     with ServerProcess(folder, seconds=0.6) as server:
         mine = client(server, folder)

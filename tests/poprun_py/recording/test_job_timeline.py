@@ -30,6 +30,8 @@ class Console:
     def tell(self, text):
         self.told.append(text)
 
+    warn = tell
+
 
 def failing(job):
     """Run an attempt that records nothing."""
