@@ -68,7 +68,12 @@ def run(folder, options="", steps=_STEPS, **variables):
             "",
             marks=pytest.mark.sweep,
         ),
-        ("", {"PVTI_OPTIONS": '{"enable":"true", "directory":"pvti"}'}, "pvti/"),
+        pytest.param(
+            "",
+            {"PVTI_OPTIONS": '{"enable":"true", "directory":"pvti"}'},
+            "pvti/",
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_who_asks_for_a_profile_gets_a_timeline(tmp_path, options, variables, folder):

@@ -75,6 +75,7 @@ heartbeat.call()
 """
 
 
+@pytest.mark.sweep
 def test_compiling_between_steps_is_no_hang_and_a_silent_call_is_one(poprun, script):
     done = poprun("--hang-timeout", "1", script(COMPILES.format("")))
     assert done.returncode == 0, done.stderr

@@ -44,6 +44,7 @@ def rows(job):
     return lambda sql: query(job[1], sql)
 
 
+@pytest.mark.sweep
 def test_one_line_says_where_it_is(job):
     said = [line for line in job[0].stderr.splitlines() if "timeline" in line]
     assert len(said) == 1
@@ -54,11 +55,13 @@ def test_one_line_says_where_it_is(job):
     )
 
 
+@pytest.mark.sweep
 def test_the_report_of_the_run_names_it(job):
     report = json.loads((job[1].parent / "report.json").read_text())
     assert report["timeline"] == job[1].name
 
 
+@pytest.mark.sweep
 def test_every_step_of_every_instance_is_there(rows):
     counts = rows(f"SELECT process, name, COUNT(*) FROM {_SPANS} GROUP BY process, name")
     found = {(process, name): int(count) for process, name, count in counts}
@@ -92,6 +95,7 @@ def test_the_parts_of_a_step_lie_in_it(rows):
     assert mine == [(str(2 * STEPS),)]
 
 
+@pytest.mark.sweep
 def test_arrows_join_the_same_reduction_of_both_instances(rows):
     """They overlap in time: no instance leaves one before the other is there."""
     arrows = rows(
@@ -111,6 +115,7 @@ def test_arrows_join_the_same_reduction_of_both_instances(rows):
     assert ranks == [(str(STEPS),)]
 
 
+@pytest.mark.sweep
 def test_loaders_and_their_workers_have_rows(rows):
     found = [name for (name,) in rows("SELECT DISTINCT name FROM thread ORDER BY name")]
     assert {"program", "device", "collectives", "data loader"} <= set(found)

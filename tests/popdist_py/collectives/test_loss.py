@@ -41,7 +41,12 @@ def test_an_instance_that_does_not_come_is_named_after_the_time_limit(poprun):
 
 
 @pytest.mark.parametrize(
-    "environment", [{"POPDIST_SHARED_MEMORY": "0"}, {"TEST_NUM_HOSTS": "3"}], ids=["mpi", "hosts"]
+    "environment",
+    [
+        {"POPDIST_SHARED_MEMORY": "0"},
+        pytest.param({"TEST_NUM_HOSTS": "3"}, marks=pytest.mark.sweep),
+    ],
+    ids=["mpi", "hosts"],
 )
 def test_mpi_names_it_too(poprun, environment):
     seconds, message = run(poprun, 3, "stays away", 1, POPDIST_HANG_TIMEOUT="2", **environment)
@@ -49,7 +54,7 @@ def test_mpi_names_it_too(poprun, environment):
     assert message.endswith(": instance 2 did not arrive within 2 s (POPDIST_HANG_TIMEOUT)")
 
 
-@pytest.mark.parametrize("how", ["leaves", "stays away"])
+@pytest.mark.parametrize("how", [pytest.param("leaves", marks=pytest.mark.sweep), "stays away"])
 def test_other_hosts_hear_who_is_missing(poprun, how):
     environment = {"TEST_NUM_HOSTS": "2", "POPDIST_HANG_TIMEOUT": "2"}
     seconds, message = run(poprun, 4, how, 1, **environment)
@@ -61,10 +66,10 @@ def test_other_hosts_hear_who_is_missing(poprun, how):
     ("collective", "late", "calls", "kept"),
     [
         # Instance 0 has nothing to reduce: its arrival would tell instance 1 that all is written.
-        ("all_reduce", "read", 0, 1),
+        pytest.param("all_reduce", "read", 0, 1, marks=pytest.mark.sweep),
         # Nobody misses what the ended instance does not receive.
         ("all_reduce", "write", 1, 0),
-        ("broadcast", "write", 1, 0),
+        pytest.param("broadcast", "write", 1, 0, marks=pytest.mark.sweep),
     ],
 )
 def test_an_instance_that_ended_after_its_last_copy_spoils_no_result(

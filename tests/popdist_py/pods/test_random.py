@@ -189,7 +189,8 @@ def _check(folder: Path, logs: Path, *more: str):
     ("workers", "number", "seed"),
     [
         (4, 20, 1),
-        *(pytest.param(8, 125, seed, marks=pytest.mark.sweep) for seed in range(3)),
+        pytest.param(8, 125, 0, marks=pytest.mark.sweep),
+        *(pytest.param(8, 125, seed, marks=pytest.mark.soak) for seed in range(1, 9)),
     ],
 )
 def test_no_ipu_is_given_twice_and_none_is_lost(tmp_path, workers, number, seed):
@@ -203,8 +204,13 @@ def test_no_ipu_is_given_twice_and_none_is_lost(tmp_path, workers, number, seed)
     assert kinds == {"create", "attach", "detach", "remove", "reset"}
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(0, marks=pytest.mark.sweep),
+        *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 4)),
+    ],
+)
 def test_nor_through_a_server_that_is_killed_too(tmp_path, seed):
     folder = make_pod(tmp_path, system_pod("POD64", "p"))
     logs = tmp_path / "logs"

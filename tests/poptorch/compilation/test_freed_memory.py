@@ -94,7 +94,11 @@ CASES = (given_back_until_it_is_kept, given_back_once, kept_after_compiling, kep
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [CASES[0], *(pytest.param(case, marks=pytest.mark.sweep) for case in CASES[1:])],
+    ids=lambda case: case.__name__,
+)
 def test_freed_memory(case):
     """In a fresh interpreter: these take it that no hole of a block's size is left."""
     if freed_memory._mallopt() is None:

@@ -163,7 +163,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("workers", "ending", "code"),
     [
-        (0, "break", 0),
+        pytest.param(0, "break", 0, marks=pytest.mark.sweep),
         pytest.param(2, "sys.exit(7)", 7, marks=pytest.mark.sweep),
         pytest.param(2, "raise RuntimeError('of the program')", 1, marks=pytest.mark.sweep),
         pytest.param(0, "signal.pause()", -signal.SIGINT, marks=pytest.mark.sweep),
