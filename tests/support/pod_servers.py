@@ -42,10 +42,11 @@ class ServerProcess:
     """``serve`` of a folder in a process of its own; ``port`` is where it listens."""
 
     def __init__(self, folder, *, port=0, seconds=30.0, verbose=False, host="127.0.0.1"):
+        # As the command ends: while an interpreter is finalised a signal has its default again.
         code = (
-            "import pathlib, sys; from poprun_py.pod_server.serving import serve; "
-            f"sys.exit(serve(pathlib.Path(sys.argv[1]), host={host!r}, port={port}, "
-            f"verbose={verbose}, seconds={seconds}))"
+            "import os, pathlib, sys; from poprun_py.pod_server.serving import serve; "
+            f"code = serve(pathlib.Path(sys.argv[1]), host={host!r}, port={port}, "
+            f"verbose={verbose}, seconds={seconds}); sys.stderr.flush(); os._exit(code)"
         )
         self.lines = []
         self.process = subprocess.Popen(
