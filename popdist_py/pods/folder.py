@@ -34,21 +34,27 @@ _POD_FILE = "pod.toml"
 def pods_root(environ: Mapping[str, str]) -> Path:
     """Return POPRUN_PODS, or ``poprun-py/pods`` in XDG_STATE_HOME (~/.local/state)."""
     given = environ.get("POPRUN_PODS")
-    if given:
-        return Path(given).expanduser()
-    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "poprun-py" / "pods"
+    try:
+        if given:
+            return Path(given).expanduser()
+        state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+        return Path(state).expanduser() / "poprun-py" / "pods"
+    except RuntimeError:
+        # A user without a home has no pods, and no place for one.
+        return Path(os.devnull, "poprun-py", "pods")
 
 
 def list_pods(root: Path) -> tuple[str, ...]:
     """Return the names of the pods below ``root``, sorted; none where there is no such folder.
+
+    Nor are there any where this user may not look, as with another one's HOME.
 
     Raises:
         PodError: it cannot be read.
     """
     try:
         entries = [entry.name for entry in root.iterdir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ()
     except OSError as error:
         raise PodError(f"{root} cannot be read: {error.strerror}") from None

@@ -42,9 +42,8 @@ def unless_torch_aborts(run):
 def test_ddp_trains_as_under_torchrun(poprun):
     here = unless_torch_aborts(lambda: poprun(*TWO, *ONE_THREAD, DDP, "--epochs", "3"))
     assert here.returncode == 0, here.stderr
-    there = run(
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", DDP, "--epochs", "3"
-    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    there = unless_torch_aborts(lambda: run(*torchrun, DDP, "--epochs", "3"))
     assert there.returncode == 0, there.stderr
     assert here.stdout == there.stdout
     accuracy = re.search(r"test accuracy ([\d.]+) % on 2 ranks", here.stdout)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 
 import pytest
+from conftest import ROOT
 
 from popdist_py.pods.errors import InvalidRequestError, PodError, UnknownNameError
 from popdist_py.pods.finding import find_pod
@@ -124,3 +127,27 @@ def test_a_token_that_cannot_be_read_is_said(environ, servers, tmp_path, content
     with pytest.raises(PodError, match=str(file)):
         find_pod("http://h", {**environ, "POPRUN_POD_TOKEN_FILE": str(file)})
     assert servers == []
+
+
+_AS_A_STRANGER = """
+import os, sys
+from popdist_py.pods import folder
+from popdist_py.pods.finding import find_pod
+os.setgid(65534), os.setuid(54321)
+for environ in ({"POPRUN_PODS": sys.argv[1]}, {"XDG_STATE_HOME": sys.argv[1]}, {}):
+    assert find_pod(None, environ) is None, environ
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_a_user_who_may_not_look_or_has_no_home_has_no_pod(tmp_path):
+    tmp_path.chmod(0o700)
+    environ = {name: value for name, value in os.environ.items() if name != "HOME"}
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_A_STRANGER, tmp_path / "pods"],
+        env={**environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
