@@ -33,7 +33,9 @@ def served(store, *, seconds=30.0, patience=20.0, log=None, access_log=None):
         try:
             yield port
         finally:
-            server.trigger.pull_trigger(server.end)
+            # Another wake-up may have let it end already, and its trigger is closed.
+            with contextlib.suppress(OSError):
+                server.trigger.pull_trigger(server.end)
             thread.join(10)
             assert not thread.is_alive()
 
