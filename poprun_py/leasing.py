@@ -248,11 +248,12 @@ class _Leasing:
                 f"for CPUs at place {place} of {max(len(book.ahead_of(None)), place)}: "
                 f"{holders_text(book.holdings) or 'others come first'}"
             )
+        # Before it is told: who is interrupted meanwhile clears the line.
+        is_new, self._told = text != self._told, text
         if self._progress is not None:
             self._progress(f"waiting {waited:.0f} s {text}")
-        elif text != self._told:
+        elif is_new:
             self._console.tell(f"waiting {text}")
-        self._told = text
 
 
 def _taken(share: Share) -> str:

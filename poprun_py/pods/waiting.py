@@ -50,11 +50,12 @@ class IpuWait:
         if waited >= self._limit:
             return False
         text = f"for IPUs: {busy}"
+        # Before it is told: who is interrupted meanwhile clears the line.
+        is_new, self._told = text != self._told, text
         if self._progress is not None:
             self._progress(f"waiting {waited:.0f} s {text}")
-        elif text != self._told:
+        elif is_new:
             self._console.tell(f"waiting {text}")
-        self._told = text
         time.sleep(min(_LOOK_SECONDS, self._limit - waited))
         return True
 
