@@ -363,8 +363,11 @@ def _time_out_and_abort(rank):
     dist.barrier()
     group.set_timeout(timedelta(seconds=60))
     work = dist.irecv(torch.ones(1), 1 - rank, group=group)
-    threading.Timer(0.2, group.abort).start()
+    abort = threading.Timer(0.2, group.abort)
+    abort.start()
     found.append(_error_of(work.wait))
+    # Who saw the other's abort first has its own still to come.
+    abort.join()
     found.append(_error_of(lambda: dist.send(torch.ones(1), 1 - rank, group=group)))
     dist.barrier()
     return found
