@@ -1,0 +1,1 @@
+"""The hands-on texts that docs/seeds.md goes through: one module for each, of values only."""

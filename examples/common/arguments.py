@@ -1,0 +1,45 @@
+"""Arguments of the examples: an error is one line, and says what is accepted."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+__all__ = ["Parser", "from_zero", "positive", "rate"]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with errors of one line and with defaults in ``--help``."""
+
+    def __init__(self, **kwargs) -> None:
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with exit code 2."""
+        self.exit(2, f"{self.prog}: error: {message} (--help lists the arguments)\n")
+
+
+def positive(text: str) -> int:
+    """Read an integer from 1 on."""
+    return _number(text, int, lambda value: value >= 1, "an integer from 1 on")
+
+
+def from_zero(text: str) -> int:
+    """Read an integer from 0 on."""
+    return _number(text, int, lambda value: value >= 0, "an integer from 0 on")
+
+
+def rate(text: str) -> float:
+    """Read a number above 0, such as a learning rate."""
+    return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def _number(text, kind, is_accepted, accepted):
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not is_accepted(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is given, {accepted} is accepted")
+    return value

@@ -1,0 +1,130 @@
+"""Real handwritten digits in the files of well-known data sets, for machines without a network.
+
+python examples/common/sample_data.py cifar10 data
+python examples/common/sample_data.py mnist data --training 60000 --test 10000
+
+The digits are scikit-learn's, 8 by 8; what is missing to the size of a data set is shifted copies
+of them. MNIST and FashionMNIST (outlines of digits instead of clothes) are read by torchvision as
+they are; of CIFAR-10, torchvision compares MD5 sums, and ``SampleCIFAR10`` leaves that out.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from torchvision.datasets import CIFAR10
+
+__all__ = ["SampleCIFAR10", "make_cifar10", "make_fashion_mnist", "make_mnist"]
+
+_TRAINING = 1440  # of scikit-learn's 1,797 digits; the others are for tests
+_NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+_AT_ONCE = 1000  # pictures; the generators need memory for no more
+
+
+class SampleCIFAR10(CIFAR10):
+    """torchvision's CIFAR-10, of files in its format with other pictures than the originals."""
+
+    def _check_integrity(self) -> bool:
+        folder = Path(self.root, self.base_folder)
+        return all((folder / name).is_file() for name, _ in (*self.train_list, *self.test_list))
+
+    def _load_meta(self) -> None:
+        self.classes = list(_NAMES)
+        self.class_to_idx = {name: index for index, name in enumerate(_NAMES)}
+
+
+def make_mnist(folder: Path, training: int = 8000, test: int = 1600) -> None:
+    """Write MNIST's four files below ``folder``/MNIST/raw: pictures [28, 28] of 8 bits, labels."""
+    _write_idx(folder / "MNIST" / "raw", training, test, lambda images: images)
+
+
+def make_fashion_mnist(folder: Path, training: int = 8000, test: int = 1600) -> None:
+    """Write FashionMNIST's four files below ``folder``; each class is the outline of a digit."""
+    _write_idx(folder / "FashionMNIST" / "raw", training, test, _outline)
+
+
+def make_cifar10(folder: Path, training: int = 50_000, test: int = 10_000) -> None:
+    """Write CIFAR-10's files below ``folder``: white digits on coloured ground, [3, 32, 32]."""
+    base = folder / "cifar-10-batches-py"
+    base.mkdir(parents=True, exist_ok=True)
+    parts = {f"data_batch_{i + 1}": (training // 5, i) for i in range(5)}
+    for name, (count, seed) in {**parts, "test_batch": (test, 5)}.items():
+        labels = []
+        pictures = np.zeros((count, 3, 32, 32), np.uint8)
+        pictures[:] = np.random.default_rng(seed).integers(0, 128, (count, 3, 1, 1))
+        at = 0
+        for images, some in _digits(count, test=name == "test_batch", seed=seed):
+            inner = pictures[at : at + len(images), :, 2:30, 2:30]
+            np.maximum(inner, images[:, None], out=inner)
+            labels += some.tolist()
+            at += len(images)
+        batch = {"data": pictures.reshape(count, -1), "labels": labels}
+        (base / name).write_bytes(pickle.dumps(batch))
+    meta = {"label_names": _NAMES, "num_vis": 3072, "num_cases_per_batch": training // 5}
+    (base / "batches.meta").write_bytes(pickle.dumps(meta))
+
+
+def _digits(count: int, *, test: bool, seed: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Yield ``count`` pictures of 28 by 28 with their labels, a part at a time."""
+    from sklearn.datasets import load_digits
+
+    part = slice(_TRAINING, None) if test else slice(0, _TRAINING)
+    images, labels = (x[part] for x in load_digits(return_X_y=True))
+    images = (np.kron(images.reshape(-1, 8, 8), np.ones((3, 3))) * 15.9).astype(np.uint8)
+    random = np.random.default_rng(seed)
+    first = seed * count  # files of one data set have different digits where there are enough
+    for begin in range(0, count, _AT_ONCE):
+        chosen = np.arange(first + begin, first + min(begin + _AT_ONCE, count)) % len(images)
+        made = np.zeros((len(chosen), 28, 28), np.uint8)
+        for index, (down, right) in enumerate(random.integers(0, 5, (len(chosen), 2))):
+            made[index, down : down + 24, right : right + 24] = images[chosen[index]]
+        yield made, labels[chosen].astype(np.uint8)
+
+
+def _outline(images: np.ndarray) -> np.ndarray:
+    inside = images > 100
+    edge = inside ^ np.roll(inside, 1, 1) | inside ^ np.roll(inside, 1, 2)
+    return (edge * 255).astype(np.uint8)
+
+
+def _write_idx(folder: Path, training: int, test: int, change) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count, is_test in (("train", training, False), ("t10k", test, True)):
+        parts = list(_digits(count, test=is_test, seed=0))
+        images = np.concatenate([change(images) for images, _ in parts])
+        labels = np.concatenate([labels for _, labels in parts])
+        header = struct.pack(">IIII", 2051, *images.shape)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        header = struct.pack(">II", 2049, len(labels))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+_MAKERS = {"mnist": make_mnist, "fashion-mnist": make_fashion_mnist, "cifar10": make_cifar10}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write a data set."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from common.arguments import Parser, positive
+
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=_MAKERS, help="the data set whose files are made")
+    parser.add_argument("folder", type=Path, help="what programs call root or --data-dir")
+    parser.add_argument("--training", type=positive, help="pictures to train on")
+    parser.add_argument("--test", type=positive, help="pictures to test on")
+    args = parser.parse_args(argv)
+    given = {name: count for name in ("training", "test") if (count := getattr(args, name))}
+    try:
+        _MAKERS[args.name](args.folder, **given)
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    print(f"{args.name} is in {args.folder}")
+
+
+if __name__ == "__main__":
+    main()
