@@ -7,7 +7,6 @@ The only module that exits; terminal.py prints. Heavy imports happen where they 
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
 import os
@@ -28,16 +27,15 @@ from poprun_py.config.launch_config import (
     options,
 )
 from poprun_py.config.option_kinds import option_name
-from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
+from poprun_py.errors import TimeLimitError, UsageError
 from poprun_py.terminal import (
     Terminal,
-    UnwritableError,
+    exit_code_of,
     flush_stdout,
     open_closed_descriptors,
     print_any_text,
     print_error,
     print_out,
-    print_problem,
     print_warning,
 )
 
@@ -95,29 +93,8 @@ def _complete(name: str) -> NoReturn:
 
 def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
-    try:
-        code = _command(words) if words[:1] and words[0] in COMMANDS else _run(parse(words))
-        flush_stdout()
-        return code
-    except LaunchError as error:
-        print_problem(str(error))
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except UnwritableError as error:
-        # Nothing more can be printed: the interpreter's own flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if isinstance(error.reason, BrokenPipeError):
-            # The reader of our output has gone: a message would reach nobody.
-            return 141
-        print_problem(f"standard output cannot be written: {error.reason.strerror}")
-        return StartError.exit_code
-    except OSError as error:
-        if error.errno == errno.ENOENT and error.filename is None:
-            print_problem("the working folder was deleted; change to one that exists")
-        else:
-            print_problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return StartError.exit_code
+    is_beside = bool(words) and words[0] in COMMANDS
+    return exit_code_of(lambda: _command(words) if is_beside else _run(parse(words)))
 
 
 def _command(words: Sequence[str]) -> int:

@@ -1,12 +1,13 @@
 """What the command prints, and where it cannot: lines, warnings, errors, PopRun's log.
 
-The only module that prints. An error of stdout or stderr is an UnwritableError, unlike every other
-error of the system.
+The only module that prints, also how a command ended that failed. An error of stdout or stderr is
+an UnwritableError, unlike every other error of the system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -15,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from poprun_py.command_name import command_name
+from poprun_py.errors import LaunchError, StartError
 
 __all__ = [
     "Terminal",
     "UnwritableError",
     "can_print",
+    "exit_code_of",
     "flush_stdout",
     "open_closed_descriptors",
     "print_any_text",
@@ -166,3 +169,30 @@ def flush_stdout() -> None:
     """Write out what standard output still holds."""
     with _own_write():
         sys.stdout.flush()
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Do what a command is for and return its exit code; what went wrong is one line."""
+    try:
+        code = command()
+        flush_stdout()
+        return code
+    except LaunchError as error:
+        print_problem(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except UnwritableError as error:
+        # Nothing more can be printed: the interpreter's own flush at exit must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error.reason, BrokenPipeError):
+            # The reader of our output has gone, as after ``| head``: a message would reach nobody.
+            return 141
+        print_problem(f"standard output cannot be written: {error.reason.strerror}")
+        return StartError.exit_code
+    except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:
+            print_problem("the working folder was deleted; change to one that exists")
+        else:
+            print_problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return StartError.exit_code

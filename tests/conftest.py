@@ -78,8 +78,10 @@ def own_leases(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    """Remove what a surrounding job or shell might have set."""
+    """Remove what a surrounding job or shell might have set, or a test before."""
     remove_surroundings(monkeypatch)
+    # A command that is called here, not in a process of its own, adds folders to this.
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def remove_surroundings(monkeypatch):

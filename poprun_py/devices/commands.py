@@ -25,8 +25,8 @@ from poprun_py.devices.partitions import (
 from poprun_py.devices.pod_survey import PodSurvey, survey_pod
 from poprun_py.devices.survey import survey
 from poprun_py.devices.tables import monitor_json, monitor_text
-from poprun_py.errors import LaunchError, UsageError
-from poprun_py.terminal import UnwritableError, print_out, print_problem, print_warning
+from poprun_py.errors import UsageError
+from poprun_py.terminal import exit_code_of, print_out, print_warning
 from poprun_py.versions import version_text
 
 __all__ = ["GC_INFO", "GC_MONITOR", "gc_info", "gc_monitor", "run"]
@@ -197,21 +197,17 @@ def GC_MONITOR(
 
 def run(command: click.Command, words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
+    return exit_code_of(lambda: _answer(command, words))
+
+
+def _answer(command: click.Command, words: Sequence[str]) -> int:
     try:
         command.main(list(words), prog_name=command.name, standalone_mode=False)
-        return 0
     except click.ClickException as error:
-        print_problem(error.format_message())
-        return UsageError.exit_code
-    except LaunchError as error:
-        print_problem(str(error))
-        return error.exit_code
-    except UnwritableError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # The reader of our output has gone, as after ``| head``.
-        return 141 if isinstance(error.reason, BrokenPipeError) else 3
-    except (KeyboardInterrupt, click.Abort):
-        return 130
+        raise UsageError(error.format_message()) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    return 0
 
 
 def _main(command: click.Command) -> Callable[[], NoReturn]:

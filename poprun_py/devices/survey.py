@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from poprun_py.devices.partitions import Holder, Partition, free_partition
+from poprun_py.leases.book import user_name
 from poprun_py.supervision.inspection import running_jobs
 
 __all__ = ["holders_of", "printable", "survey"]
@@ -76,7 +77,9 @@ def _with_process(holder: Holder) -> Holder:
         return holder
     ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks
-    return replace(holder, command=_command(words), user=_user(uid), seconds=max(0.0, seconds))
+    return replace(
+        holder, command=_command(words), user=user_name(str(uid)), seconds=max(0.0, seconds)
+    )
 
 
 def _command(words: list[str]) -> str:
@@ -89,12 +92,3 @@ def _command(words: list[str]) -> str:
 def printable(name: str) -> str:
     """Return a name that neither breaks a line nor changes the terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

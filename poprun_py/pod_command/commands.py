@@ -15,18 +15,18 @@ from typing import NoReturn
 import click
 
 from poprun_py.command_name import command_name
-from poprun_py.errors import LaunchError, StartError, UsageError, nearest
+from poprun_py.errors import UsageError, nearest
 from poprun_py.pod_command import partitions, pods, resources
 from poprun_py.pod_command.asking import RefusedError
 from poprun_py.pod_command.grammar import CONTEXT, Objects, Verbs
 from poprun_py.terminal import (
     UnwritableError,
+    exit_code_of,
     flush_stdout,
     open_closed_descriptors,
     print_any_text,
     print_error,
     print_out,
-    print_problem,
 )
 from poprun_py.versions import version_text
 
@@ -132,31 +132,18 @@ def main() -> NoReturn:
 
 def run(words: Sequence[str]) -> int:
     """Do what ``words`` ask for and return the exit code."""
+    return exit_code_of(lambda: _answer_or_refusal(words))
+
+
+def _answer_or_refusal(words: Sequence[str]) -> int:
     try:
-        code = _answer(words)
-        flush_stdout()
-        return code
+        return _answer(words)
     except RefusedError as error:
         # V-IPU's line, which scripts look for, without a prefix of ours.
         with contextlib.suppress(UnwritableError):
             flush_stdout()
             print_error(" ".join(str(error).split()))
         return error.exit_code
-    except LaunchError as error:
-        print_problem(str(error))
-        return error.exit_code
-    except UnwritableError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        # The reader of our output has gone, as after ``| head``.
-        if isinstance(error.reason, BrokenPipeError):
-            return 141
-        print_problem(f"standard output cannot be written: {error.reason.strerror}")
-        return StartError.exit_code
-    except OSError as error:
-        print_problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return StartError.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return 130
 
 
 def _answer(words: Sequence[str]) -> int:
@@ -179,6 +166,8 @@ def _answer(words: Sequence[str]) -> int:
         raise UsageError(f"{said}; {_help_of(error.ctx)} tells what is accepted") from None
     except click.ClickException as error:
         raise UsageError(error.format_message()) from None
+    except click.Abort:
+        raise KeyboardInterrupt from None
     return code if isinstance(code, int) else 0
 
 

@@ -9,6 +9,7 @@ from conftest import ROOT
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(300)
 def test_figures_are_those_of_the_model():
     spec = importlib.util.spec_from_file_location("device_page", ROOT / "docs" / "device.py")
     page = importlib.util.module_from_spec(spec)

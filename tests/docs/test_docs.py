@@ -52,8 +52,9 @@ def commands():
                     if command.startswith("python -m popdist_py.ipu "):
                         continue  # test_device_page.py compares what these print
                     name = f"{document.name}: {command}"[:90]
-                    # tests/system looks at timelines closely.
-                    marks = [pytest.mark.sweep] if "--timeline" in command else []
+                    # tests/system looks at timelines closely, and at programs of torch.distributed.
+                    again = "--timeline" in command or "examples/ddp.py" in command
+                    marks = [pytest.mark.sweep] if again else []
                     yield pytest.param(command, int(note or 0), id=name, marks=marks)
 
 

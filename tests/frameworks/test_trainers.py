@@ -34,14 +34,14 @@ def started(tmp_path, poprun, monkeypatch):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=180,
             check=False,
         )
         return _reports(found)
 
     def by_poprun(program, *arguments, options=()):
         words = ["-n", "2", "--num-replicas", "2", *options, sys.executable, program, *arguments]
-        return _reports(poprun(*words))
+        return _reports(poprun(*words, timeout=180))
 
     return {"torchrun": by_torchrun, "poprun": by_poprun}
 
@@ -55,6 +55,7 @@ def _reports(found):
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("launcher", ["torchrun", "poprun"])
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_trainers_end_with_what_they_end_with_over_gloo(started, name, launcher):

@@ -3,9 +3,10 @@
 ``python distributed_suite.py BACKEND WORLD_SIZE [TEST... | --but PATTERN]`` prints a line for each
 test: passed, skipped or failed, its name, and why. PATTERN matches names to leave out.
 
-Two things differ from PyTorch's own run of them. Ranks are forked, so that torch is imported once.
-And what it tests on GPUs alone is tested on CPUs: nearly all of DistributedDataParallel, and every
-call of which gloo knew nothing when its test was written.
+Three things differ from PyTorch's own run of them. Ranks are forked, so that torch is imported
+once. What waits for ranks looks ten times as often, since such pauses are most of the time, and
+waits longer for them. And what it tests on GPUs alone is tested on CPUs: nearly all of
+DistributedDataParallel, and every call of which gloo knew nothing when its test was written.
 
 Run by test_own_tests.py. Nothing here knows which tests are expected to pass.
 """
@@ -17,6 +18,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import types
 import unittest
 from pathlib import Path
@@ -61,13 +63,18 @@ _ON_CPU = (
     (r"\.to\((?:self\.rank|rank|device_id)\)", '.to("cpu")'),
     (r"cuda=True", "cuda=False"),
 )
+# The barrier of files before and after each test.
+_PATIENT = (
+    (r"time\.sleep\(0\.1\)", "time.sleep(0.01)"),
+    (r"def sync\(cls, wait_for=None, timeout=10\)", "def sync(cls, wait_for=None, timeout=100)"),
+)
 
 
 def module_on_cpu():
     """Return PyTorch's module of tests, changed to use no GPU."""
     spec = importlib.util.find_spec(MODULE)
     source = Path(spec.origin).read_text()
-    for pattern, replacement in _ON_CPU:
+    for pattern, replacement in (*_ON_CPU, *_PATIENT):
         source = re.sub(pattern, replacement, source)
     module = types.ModuleType(MODULE)
     module.__file__ = spec.origin
@@ -77,6 +84,9 @@ def module_on_cpu():
     return module
 
 
+common_distributed.time = types.SimpleNamespace(
+    time=time.time, sleep=lambda seconds: time.sleep(seconds / 10)
+)
 common_distributed.skip_if_lt_x_gpu = lambda *_, **__: lambda test: test
 common_distributed.skip_if_no_gpu = lambda test: test
 common_distributed.skip_if_small_worldsize = lambda test: test

@@ -1,6 +1,7 @@
 """PyTorch's own tests of process groups pass over popdist, where programs name gloo."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,17 +11,6 @@ from pathlib import Path
 import pytest
 
 SUITE = Path(__file__).parent / "distributed_suite.py"
-_QUICK = (
-    "test_all_gather_coalesced_with_empty",
-    "test_all_reduce_coalesced_max_complex_unsupported",
-    "test_all_to_all_single_unequal_split_group",
-    "test_batch_isend_irecv_gloo_tags",
-    "test_ddp_grad_div_uneven_inputs",
-    "test_get_future",
-    "test_reduce_group_product",
-    "test_scatter_checks",
-    "test_send_recv_any_source",
-)
 _OF_FOUR_RANKS = (
     "test_3_level_hierarchical_model_averager",
     "test_gather_object",
@@ -37,8 +27,10 @@ _DIFFERENT = {
     "test_ddp_profiling_torch_profiler": "our calls are in the timeline, not in torch's profiler",
     "test_monitored_barrier_gloo_rank_0_timeout": "names the rank that did not come, not rank 0",
 }
-# 231 of torch 2.13; other versions have others.
-_PASSED = 200
+# How the names go on behind test_, in parts that several workers share.
+_PARTS = ("all_", "(?!all_)[0-9A-Za-d]", "[e-z]")
+# 231 of torch 2.13 in all parts together; other versions have others.
+_PASSED_IN_A_PART = 60
 # What is left out: patterns of names, and why no back end of CPUs passes these on a small machine.
 _LEFT_OUT = {
     ".*SyncBatchNorm_.*|.*_SyncBatchNorm|.*_sync_bn.*": "DistributedDataParallel: GPUs only",
@@ -82,21 +74,17 @@ def _check_passed(names, outcomes):
 
 
 @pytest.mark.sweep
-def test_the_most_telling_of_pytorch_s_own_tests_pass():
-    _check_passed(_QUICK, _run(3, *_QUICK, timeout=90))
-
-
-@pytest.mark.sweep
 def test_those_for_four_ranks_pass():
     _check_passed(_OF_FOUR_RANKS, _run(4, *_OF_FOUR_RANKS, timeout=100))
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(900)
-def test_pytorch_s_own_tests_pass_but_for_those_that_are_different():
-    outcomes = _run(3, "--but", "|".join(_LEFT_OUT), timeout=880)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", _PARTS)
+def test_pytorch_s_own_tests_pass_but_for_those_that_are_different(part):
+    outcomes = _run(3, "--but", "|".join((*_LEFT_OUT, f"test_(?!{part}).*")), timeout=580)
     failed = {name: why for name, (word, why) in outcomes.items() if word == "failed"}
     unexpected = {name: why for name, why in failed.items() if name not in _DIFFERENT}
     assert not unexpected, unexpected
-    assert failed.keys() == _DIFFERENT.keys()
-    assert sum(word == "passed" for word, _ in outcomes.values()) >= _PASSED
+    assert failed.keys() == {name for name in _DIFFERENT if re.match(f"test_(?:{part})", name)}
+    assert sum(word == "passed" for word, _ in outcomes.values()) >= _PASSED_IN_A_PART

@@ -85,7 +85,7 @@ def measure(fault: Fault, folder: Path, *, mpi: str = "", limit: float = 40) -> 
         process.wait()
     gone = signal.SIGKILL in fault.send or "launcher" in fault.env.get("FAIL_AT", "")
     left = survivors(f"TEST_MARK_OF_POPRUN={mark}")
-    deadline = time.monotonic() + (STALE_SECONDS if gone else 0)
+    deadline = time.monotonic() + (SLACK * STALE_SECONDS if gone else 0)
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
         left = survivors(f"TEST_MARK_OF_POPRUN={mark}")

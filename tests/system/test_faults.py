@@ -8,9 +8,29 @@ import pytest
 from support.faults import FAULTS, Fault, fail_at, measure, measure_calmly
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+# Rows that show much of what others do.
+AGAIN = {
+    "exception in instance 0",
+    "abort",
+    "plain programs, one ends with 3",
+    "failure in a data-loader worker",
+    "memory is refused",
+    "an instance with child processes ends with 3",
+    "hidden instance fails",
+    "SIGHUP: the terminal is gone",
+    "pre-empted: SIGUSR1",
+    "SIGKILL of the shell that waits for the launcher",
+}
+assert {fault.title for fault in FAULTS} > AGAIN
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=fault.title, marks=pytest.mark.sweep if fault.title in AGAIN else ())
+        for fault in FAULTS
+    ],
+)
 def test_fault(fault, tmp_path):
     seen, wrong = measure_calmly(fault, tmp_path)
     assert not wrong, f"{seen.stdout}\n{seen.stderr}"

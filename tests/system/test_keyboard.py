@@ -386,7 +386,7 @@ def test_a_job_in_the_background_leaves_the_keyboard_alone(typist, script):
     program = script("print('up')\nprint('got', input())\n")
     user = shell(typist)
     user.type(f"poprun-py {program} &\r")
-    user.expect("<stdout>:up")
+    user.expect("<stdout>:up\r\n")
     user.type("echo shell reads; jobs\r")
     user.expect(r"[\r\n]shell reads\r\n.*Running.*\$ $")
     user.type("fg\r")

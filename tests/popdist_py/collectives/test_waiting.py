@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.mpi
 
 
-@pytest.mark.parametrize("instances", [2, 8])
+@pytest.mark.parametrize("instances", [pytest.param(2, marks=pytest.mark.sweep), 8])
 def test_waiting_takes_no_core(poprun, instances):
     done = poprun(
         "--num-instances", instances, "--num-replicas", instances, "--oversubscribe",

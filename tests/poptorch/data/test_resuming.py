@@ -76,7 +76,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(w, marks=pytest.mark.sweep if "one epoch" in w else ()) for w in WAYS],
+)
 def test_a_shuffled_epoch_goes_on(way):
     # Five batches in an epoch: the first of all, within the first, at its end, within the second.
     assert_resumes(
