@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from common.arguments import Parser, positive, rate
+from common.arguments import Parser, from_zero, positive, rate
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from tqdm import tqdm
@@ -39,6 +39,9 @@ TEXT = {"batch_size": 16, "device_iterations": 50, "workers": 32, "items": 10_00
 CASES = {1: {**TEXT, "replicas": 1}, 2: {**TEXT, "replicas": 4}}
 LOADER, SYNTHETIC, REAL = "DataLoader alone", "synthetic data", "real data"
 _LEAST_SECONDS = 1.0  # a shorter measurement of the loader would say little
+# torch's warning of more workers than cores; the program says so in a line of its own. Here, so
+# that the process of the loader, which imports this file, is quiet too.
+warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
 
 
 class ClassificationModel(nn.Module):
@@ -105,10 +108,10 @@ class Sizes:
 
     def __str__(self) -> str:
         return (
-            f"global batch {self.global_batch:,} = micro-batch {self.micro_batch} x "
-            f"{self.replicas} replicas x gradient accumulation {self.gradient_accumulation}\n"
-            f"one step takes {self.step:,} pictures = global batch {self.global_batch:,} x "
-            f"{self.device_iterations} device iterations"
+            f"global batch {self.global_batch:,} = {self.micro_batch} (micro-batch) x "
+            f"{self.replicas} (replicas) x {self.gradient_accumulation} (gradient accumulation)\n"
+            f"one step takes {self.step:,} items = {self.global_batch:,} (global batch) x "
+            f"{self.device_iterations} (device iterations)"
         )
 
 
@@ -164,18 +167,15 @@ def make_dataset(args: argparse.Namespace) -> TensorDataset:
 def make_loader(dataset: TensorDataset, args: argparse.Namespace) -> poptorch.DataLoader:
     """Return the loader, with processes of its own unless the mode is "sync" without workers."""
     mode = {"async": poptorch.DataLoaderMode.Async, "sync": poptorch.DataLoaderMode.Sync}
-    with warnings.catch_warnings():
-        # torch warns of more workers than cores; the program says it in its own line.
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        return poptorch.DataLoader(
-            make_options(args),
-            dataset=SlowDataset(dataset, args.item_time) if args.item_time else dataset,
-            batch_size=args.batch_size,
-            shuffle=True,
-            drop_last=True,
-            num_workers=args.workers,
-            mode=mode[args.mode],
-        )
+    return poptorch.DataLoader(
+        make_options(args),
+        dataset=SlowDataset(dataset, args.item_time) if args.item_time else dataset,
+        batch_size=args.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=args.workers,
+        mode=mode[args.mode],
+    )
 
 
 def endless(loader: Iterable) -> Iterator:
@@ -261,28 +261,32 @@ def measure_model(
 def verdict(loader: float, synthetic: float, args: argparse.Namespace, cores: int) -> str:
     """Return which of the two limits, by how much, and what to try next."""
     ratio = loader / synthetic
+    times = f"{ratio:,.2f}" if ratio < 10 else f"{ratio:,.0f}"
     if ratio >= 1:
         advice = "a larger global batch (--replicas, --gradient-accumulation, --batch-size)"
         if args.mode == "sync":
             advice = "--mode async, as in mode sync loading and computing take turns"
-        return f"the device limits: the loader gives {ratio:.2f} times what it takes; try {advice}"
+        return f"the device limits: the loader gives {times} times what it takes; try {advice}"
     if args.mode == "sync":
         advice = "--mode async"
-    elif args.workers < cores or args.item_time:  # who waits needs no core
+    elif args.workers < cores or args.item_time:
         advice = f"--workers {2 * max(args.workers, 1)}"
     elif args.workers > cores:
         advice = f"--workers {cores}, one for each core"
     else:
         advice = "a larger global batch or more --device-iterations, for fewer and larger steps"
-    return f"the loader limits: it gives {ratio:.2f} of what the device takes; try {advice}"
+    return f"the loader limits: it gives {times} of what the device takes; try {advice}"
 
 
-def table(measurements: Iterable[Measurement], device: str) -> str:
+def table(report: Report, device: str) -> str:
     """Return the lines of a table; what an IPU would do is of its model, and said to be."""
-    lines = [f"{'':18}{'items/s':>10}  {device + ', modelled':>14}"]
-    for one in measurements:
+    ipu = f"{device.capitalize()}, modelled"
+    lines = [f"{'':18}{'items/s':>10}{'x synthetic':>13}{ipu:>16}"]
+    for one in report.measurements:
+        share = one.items_per_second / report[SYNTHETIC]
         modelled = "" if one.modelled is None else f"{one.modelled:,.0f}"
-        lines.append(f"{one.what:18}{one.items_per_second:10,.0f}  {modelled:>14}".rstrip())
+        line = f"{one.what:18}{one.items_per_second:10,.0f}{share:13,.2f}{modelled:>16}"
+        lines.append(line.rstrip())
     return "\n".join(lines)
 
 
@@ -296,7 +300,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=16, help="the micro-batch (16)")
     add("--gradient-accumulation", type=positive, default=1, help="micro-batches (1)")
     add("--device-iterations", type=positive, default=4, help="of a step (4)")
-    add("--workers", type=positive, default=2, help="processes that load (2)")
+    add("--workers", type=from_zero, default=2, help="processes that load (2)")
     add("--items", type=positive, default=512, help="pictures of the data set (512)")
     add("--side", type=positive, default=128, help="height and width of a picture (128)")
     add("--steps", type=positive, help="calls of the model that are measured (the data set's)")
@@ -326,7 +330,7 @@ def main(argv: list[str] | None = None) -> Report:
     sizes, cores = sizes_of(args), len(os.sched_getaffinity(0))
     if is_first:
         print(sizes)
-        if args.workers > cores:
+        if args.workers > cores and not args.item_time:  # who waits needs no core
             print(f"{args.workers} workers share the {cores} cores of an instance here; "
                   f"--workers {cores} gives each one of its own")  # fmt: skip
 
@@ -340,7 +344,7 @@ def main(argv: list[str] | None = None) -> Report:
     found = verdict(*(one.items_per_second for one in measurements[:2]), args, cores)
     report = Report(sizes, tuple(measurements), found)
     if is_first:
-        print(table(report.measurements, args.device))
+        print(table(report, args.device))
         print(report.verdict)
         if args.json:
             args.json.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")

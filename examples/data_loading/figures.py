@@ -46,7 +46,7 @@ FIGURES: Mapping[str, Mapping[str, int]] = {
 DEFAULTS = {"batch_size": 16, "replicas": 1, "gradient_accumulation": 1, "device_iterations": 1}
 _LEGEND = {
     "forward": "f: forward",
-    "recompute": "forward once more",
+    "recompute": "recomputation",
     "backward": "b: backward",
     "exchange": "all-reduce",
     "update": "u: weight update",
@@ -142,7 +142,7 @@ def draw_step(path: Path, sizes: Sizes, stages: int) -> None:
 
     schedule = schedule_of(sizes, stages)
     edges, rows = columns(schedule), stages * sizes.replicas
-    figure = new_figure(max(7.0, _INCHES * edges[-1] + 1.5), _INCHES * (rows + 3) + 1)
+    figure = new_figure(max(8.0, _INCHES * edges[-1] + 1.5), _INCHES * (rows + 3) + 1)
     axes = figure.add_subplot()
     axes.set(xlim=(-0.1, edges[-1] + 0.1), ylim=(rows + 1.6, -1.5), xticks=[])
     axes.spines[:].set_visible(False)
@@ -159,7 +159,7 @@ def draw_step(path: Path, sizes: Sizes, stages: int) -> None:
     _draw_host(axes, schedule, edges, sizes)
     _draw_iterations(axes, schedule, edges, rows)
     _draw_legend(axes, schedule)
-    axes.set_title(f"One step: {_product(sizes)}", loc="left", fontsize=10)
+    figure.suptitle(f"One step: {_product(sizes)}", x=0.01, ha="left", fontsize=10)
     save(figure, path)
 
 
@@ -260,7 +260,7 @@ def draw_batching(path: Path, sizes: Sizes) -> None:
     width, per_update = 4.0, sizes.gradient_accumulation
     num_columns = sizes.device_iterations * per_update
     figure = new_figure(
-        max(7.0, _INCHES * width * num_columns + 1.5), _INCHES * sizes.replicas * 1.2 + 1.4
+        max(8.0, _INCHES * width * num_columns + 1.5), _INCHES * sizes.replicas * 1.2 + 1.4
     )
     axes = figure.add_subplot()
     axes.set(xlim=(-0.1, width * num_columns + 0.1), ylim=(sizes.replicas + 1.2, -0.8), xticks=[])
@@ -286,7 +286,7 @@ def draw_batching(path: Path, sizes: Sizes) -> None:
         text = f"device iteration {iteration + 1}:\nglobal batch of {sizes.global_batch}, update"
         axes.text(middle, sizes.replicas + 0.1, text, ha="center", va="top", fontsize=8)
         axes.axvline(width * per_update * (iteration + 1), color="black", lw=1.5)
-    axes.set_title(f"One step: {_product(sizes)}", loc="left", fontsize=10)
+    figure.suptitle(f"One step: {_product(sizes)}", x=0.01, ha="left", fontsize=10)
     save(figure, path)
 
 
@@ -316,7 +316,7 @@ def draw_throughput(path: Path, measured: Mapping) -> None:
     if is_wide:  # a bar of the smallest would not be seen
         axes.set_xscale("log")
     axes.set_xlabel("items/s, measured" + (" (logarithmic)" if is_wide else ""))
-    axes.set_title(measured["verdict"].partition(";")[0], loc="left", fontsize=10)
+    figure.suptitle(measured["verdict"].partition(";")[0], x=0.01, ha="left", fontsize=10)
     save(figure, path)
 
 
