@@ -35,10 +35,11 @@ import popdist_py
 from popdist_py import poptorch
 
 #: The tutorial's two experiments: what they set beside the defaults of this program.
-TEXT = {"batch_size": 16, "device_iterations": 50, "workers": 32, "items": 10_000}
+TEXT = {"batch_size": 16, "device_iterations": 50, "workers": 32, "items": 10_000, "side": 128}
 CASES = {1: {**TEXT, "replicas": 1}, 2: {**TEXT, "replicas": 4}}
 LOADER, SYNTHETIC, REAL = "DataLoader alone", "synthetic data", "real data"
 _LEAST_SECONDS = 1.0  # a shorter measurement of the loader would say little
+_WARM_UP_UPDATES = 18  # until the emulation has found out how replicas run fastest here
 # torch's warning of more workers than cores; the program says so in a line of its own. Here, so
 # that the process of the loader, which imports this file, is quiet too.
 warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -242,7 +243,8 @@ def measure_model(
 
     first = [part[: sizes.step // popdist_py.getNumInstances()] for part in dataset.tensors]
     training_model.compile(*first)
-    training_model(*first)  # the first call also finds out how replicas run fastest here
+    for _ in range(ceil(_WARM_UP_UPDATES / sizes.device_iterations)):
+        training_model(*first)
     modelled = training_model.executionReport().report.throughput
 
     steps = args.steps or args.items // sizes.step
@@ -302,7 +304,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--device-iterations", type=positive, default=4, help="of a step (4)")
     add("--workers", type=from_zero, default=2, help="processes that load (2)")
     add("--items", type=positive, default=512, help="pictures of the data set (512)")
-    add("--side", type=positive, default=128, help="height and width of a picture (128)")
+    add("--side", type=positive, default=64, help="height and width of a picture (64)")
     add("--steps", type=positive, help="calls of the model that are measured (the data set's)")
     add("--item-time", type=rate, metavar="SECONDS", help="wait so long for each item (not)")
     add("--mode", choices=["async", "sync"], default="async", help="of the loader (async)")

@@ -4,10 +4,10 @@ python examples/data_loading/figures.py iterations iterations.svg --device-itera
 python examples/data_loading/figures.py pipeline pipeline.svg --stages 4 --gradient-accumulation 8
 python examples/data_loading/figures.py replicas replicas.svg --replicas 4
 python examples/data_loading/figures.py batching batching.svg --batch-size 2 --replicas 2
-python examples/data_loading/figures.py throughput throughput.svg --from measured.json
+python examples/data_loading/figures.py throughput throughput.svg
 
 A column is a step of the schedule, in which an IPU does one thing, however long that takes. The
-bars of "throughput" are what data_loading.py measured, and wrote with --json.
+bars of "throughput" are what data_loading.py measured and wrote with --json, or measures now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from common.arguments import Parser, positive
 from data_loading import Sizes
+from data_loading import main as measure
 from torch import nn
 
 from popdist_py import poptorch
@@ -343,14 +344,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         )
     if args.file.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"{args.file} is given, the name of a .svg, .png or .pdf file is accepted")
-    if args.figure == "throughput":
+    if args.measured:
         args.measured = _read(args.measured, parser)
     return args
 
 
-def _read(path: Path | None, parser: Parser) -> Mapping:
-    if path is None:
-        parser.error("throughput needs --from FILE, which data_loading.py --json FILE writes")
+def _read(path: Path, parser: Parser) -> Mapping:
     try:
         measured = json.loads(path.read_text(encoding="utf-8"))
         _ = [one["items_per_second"] for one in measured["measurements"]], measured["verdict"]
@@ -366,7 +365,7 @@ def main(argv: list[str] | None = None) -> Path:
         args.batch_size, args.replicas, args.gradient_accumulation, args.device_iterations
     )
     if args.figure == "throughput":
-        draw_throughput(args.file, args.measured)
+        draw_throughput(args.file, args.measured or asdict(measure([])))
     elif args.figure == "batching":
         draw_batching(args.file, sizes)
     else:

@@ -81,13 +81,15 @@ def test_the_verdict_follows_the_rule_of_the_text(program, loader, synthetic, gi
     assert expected in program("data_loading").verdict(loader, synthetic, args, 2)
 
 
-def test_all_three_are_measured(program, capsys, tmp_path):
+def test_all_three_are_measured(program, capsys, tmp_path, monkeypatch):
     """With items that are waited for, so long that the loader limits however fast this machine is.
 
     A worker that waits 20 ms for each item cannot give more than 50 in a second.
     """
     file = tmp_path / "measured.json"
-    report = program("data_loading").main(
+    data_loading = program("data_loading")
+    monkeypatch.setattr(data_loading, "_LEAST_SECONDS", 0.1)
+    report = data_loading.main(
         [*SMALL, "--replicas", "2", "--item-time", "0.02", "--json", str(file)]
     )
     assert report.sizes.step == 32
@@ -138,6 +140,20 @@ def test_what_cannot_be_measured_is_refused(program, capsys, words, expected):
         program("data_loading").main(words)
     assert caught.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+def test_more_device_iterations_help_the_modelled_ipu_with_real_data_only(program):
+    """The host has its turn once a step, and none of synthetic data."""
+    data_loading = program("data_loading")
+    real, synthetic = [], []
+    for iterations in ("1", "8"):
+        args = data_loading.parse([*SMALL, "--device-iterations", iterations, "--steps", "1"])
+        dataset = data_loading.make_dataset(args)
+        real.append(data_loading.measure_model(dataset, args, synthetic=False).modelled)
+        synthetic.append(data_loading.measure_model(dataset, args, synthetic=True).modelled)
+    assert real[0] * 2 < real[1] < synthetic[1]
+    assert synthetic[0] == pytest.approx(synthetic[1], rel=0.01)
 
 
 @pytest.mark.mpi
@@ -223,7 +239,6 @@ def test_a_figure_is_the_same_each_time(program, tmp_path, figure):
     [
         (["pipeline", "a.svg", "--gradient-accumulation", "3"], "4 stages needs 7 or more"),
         (["pipeline", "a.gif"], ".svg, .png or .pdf"),
-        (["throughput", "a.svg"], "throughput needs --from FILE"),
         (["throughput", "a.svg", "--from", os.devnull], "--json wrote is needed"),
     ],
 )
