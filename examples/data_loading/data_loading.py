@@ -168,8 +168,9 @@ def make_dataset(args: argparse.Namespace) -> TensorDataset:
 def make_loader(dataset: TensorDataset, args: argparse.Namespace) -> poptorch.DataLoader:
     """Return the loader, with processes of its own unless the mode is "sync" without workers."""
     mode = {"async": poptorch.DataLoaderMode.Async, "sync": poptorch.DataLoaderMode.Sync}
+    options = make_options(args).randomSeed(42)  # all instances shuffle in one order
     return poptorch.DataLoader(
-        make_options(args),
+        options,
         dataset=SlowDataset(dataset, args.item_time) if args.item_time else dataset,
         batch_size=args.batch_size,
         shuffle=True,

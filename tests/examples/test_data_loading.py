@@ -142,18 +142,45 @@ def test_what_cannot_be_measured_is_refused(program, capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
-@pytest.mark.sweep
 def test_more_device_iterations_help_the_modelled_ipu_with_real_data_only(program):
     """The host has its turn once a step, and none of synthetic data."""
-    data_loading = program("data_loading")
-    real, synthetic = [], []
-    for iterations in ("1", "8"):
-        args = data_loading.parse([*SMALL, "--device-iterations", iterations, "--steps", "1"])
-        dataset = data_loading.make_dataset(args)
-        real.append(data_loading.measure_model(dataset, args, synthetic=False).modelled)
-        synthetic.append(data_loading.measure_model(dataset, args, synthetic=True).modelled)
-    assert real[0] * 2 < real[1] < synthetic[1]
+    few, many = (["--device-iterations", number, "--side", "16"] for number in ("1", "8"))
+    assert 2 * modelled(program, few) < modelled(program, many)
+    synthetic = [modelled(program, words, synthetic=True) for words in (few, many)]
     assert synthetic[0] == pytest.approx(synthetic[1], rel=0.01)
+
+
+def modelled(program, words, *, synthetic=False):
+    """Return the items/s of the IPU's model; nothing is compiled or run."""
+    torch = importlib.import_module("torch")
+    data_loading = program("data_loading")
+    args = data_loading.parse(["--items", "100000", *words])
+    model = data_loading.ClassificationModel(args.side)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    options = data_loading.make_options(args, synthetic=synthetic)
+    training_model = data_loading.poptorch.trainingModel(model, options, optimizer)
+    step = data_loading.sizes_of(args).step
+    pictures = torch.zeros(1, 1, args.side, args.side).expand(step, -1, -1, -1)
+    labels = torch.zeros(step, dtype=torch.long)
+    return training_model.executionReport(pictures, labels).report.throughput
+
+
+@pytest.mark.sweep
+def test_the_page_says_what_the_model_of_the_device_says(program):
+    page = (ROOT / "docs" / "data-loading.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|" + r" ([\d,]+) \|" * 7 + "$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for row in rows:
+        micro, accumulation, replicas, iterations, batch, *speeds = (
+            int(cell.replace(",", "")) for cell in row
+        )
+        assert batch == micro * accumulation * replicas
+        words = [
+            "--side", "128", "--batch-size", str(micro), "--replicas", str(replicas),
+            "--gradient-accumulation", str(accumulation), "--device-iterations", str(iterations),
+        ]  # fmt: skip
+        found = [round(modelled(program, words, synthetic=on)) for on in (False, True)]
+        assert found == speeds
 
 
 @pytest.mark.mpi
