@@ -58,7 +58,7 @@ class ClassificationModel(nn.Module):
         self.relu = nn.ReLU()
         self.fc2 = nn.Linear(100, 10)
         # The tutorial prints dim=0, probabilities that add up over the pictures of a micro-batch.
-        # Those of a picture's ten classes have to; it takes as long.
+        # Those of a picture's ten classes have to.
         self.log_softmax = nn.LogSoftmax(dim=1)
         self.loss = nn.NLLLoss()
 

@@ -358,18 +358,27 @@ def _read(path: Path, parser: Parser) -> Mapping:
     return measured
 
 
-def main(argv: list[str] | None = None) -> Path:
-    """Draw one figure, and return its file."""
-    args = parse(argv)
-    sizes = Sizes(
-        args.batch_size, args.replicas, args.gradient_accumulation, args.device_iterations
-    )
+def draw(args: argparse.Namespace, sizes: Sizes) -> None:
+    """Draw the figure that was asked for."""
     if args.figure == "throughput":
         draw_throughput(args.file, args.measured or asdict(measure([])))
     elif args.figure == "batching":
         draw_batching(args.file, sizes)
     else:
         draw_step(args.file, sizes, args.stages)
+
+
+def main(argv: list[str] | None = None) -> Path:
+    """Draw one figure, and return its file."""
+    args = parse(argv)
+    sizes = Sizes(
+        args.batch_size, args.replicas, args.gradient_accumulation, args.device_iterations
+    )
+    try:
+        draw(args, sizes)
+    except OSError as error:
+        print(f"figures.py: error: {args.file} is given, {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     print(f"{args.figure} is in {args.file}")
     return args.file
 

@@ -265,6 +265,7 @@ def test_a_figure_is_the_same_each_time(program, tmp_path, figure):
     ("words", "expected"),
     [
         (["pipeline", "a.svg", "--gradient-accumulation", "3"], "4 stages needs 7 or more"),
+        (["iterations", "/proc/none/a.svg"], "a.svg is given, No such file"),
         (["pipeline", "a.gif"], ".svg, .png or .pdf"),
         (["throughput", "a.svg", "--from", os.devnull], "--json wrote is needed"),
     ],
