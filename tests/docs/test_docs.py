@@ -24,6 +24,7 @@ TRANSCRIPTS = [
         "observe",
         "monitoring",
         "compare",
+        "data-loading",
         "devices",
         "horovod",
         "pods",
