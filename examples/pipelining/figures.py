@@ -29,7 +29,7 @@ from popdist_py.ipu.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import Parser, positive
-from common.drawing import COLOURS, GRID, NEUTRAL, mark, new_figure, save
+from common.drawing import COLOURS, mark, new_figure, save
 from profile_folder import Profile, ipus_at_work, read_profile, until_update
 
 LETTERS = {"forward": "F", "recompute": "R", "backward": "B", "update": "U"}
@@ -71,11 +71,19 @@ def fill_first(cell: Cell) -> str:
 
 
 def draw_schedule(
-    axes: Axes, drawn: Schedule, name: str, fill: Callable[[Cell], str] = fill_by_action
+    axes: Axes,
+    drawn: Schedule,
+    name: str,
+    *,
+    fill: Callable[[Cell], str] = fill_by_action,
+    steps: int | None = None,
 ) -> None:
-    """Draw a row for each IPU and a box for each step, with the micro-batch's number."""
-    steps = len(drawn.cycles)
-    size = 8 if steps < 50 else 0  # small boxes have a colour only
+    """Draw a row for each IPU and a box for each step, with the micro-batch's number.
+
+    The axis has ``steps`` of them, so that two schedules have the same scale.
+    """
+    steps = steps or len(drawn.cycles)
+    size = 8 if steps < 50 else 6 if steps < 70 else 0  # small boxes have a colour only
     for ipu, row in enumerate(drawn.rows):
         for cell in row:
             box = Rectangle((cell.step - 0.96, ipu + 0.06), 0.92, 0.88, color=fill(cell), lw=0)
@@ -103,7 +111,7 @@ def describe(kind: str, drawn: Schedule) -> str:
 
 def wide(rows: int, steps: int) -> Figure:
     """Return a figure for so many rows of boxes and steps."""
-    return new_figure(min(2 + 0.36 * steps, 16), 0.9 + 0.36 * rows)
+    return new_figure(min(2 + 0.36 * steps, 17), 0.9 + 0.36 * rows)
 
 
 def draw_ramp_up(ipus: int, micro_batches: int) -> Figure:
@@ -128,9 +136,9 @@ def draw_strategies(ipus: int, micro_batches: int) -> Figure:
     steps = max(len(one.cycles) for one in drawn.values())
     figure = wide(2 * ipus + 4, steps)
     for axes, (kind, one) in zip(figure.subplots(2, sharex=True), drawn.items(), strict=True):
-        draw_schedule(axes, one, kind)
+        draw_schedule(axes, one, kind, steps=steps)
         axes.set_title(describe(kind, one), loc="left")
-    axes.set_xlim(0, steps)
+        axes.label_outer()
     return figure
 
 
@@ -139,7 +147,7 @@ def draw_progression(ipus: int, micro_batches: int) -> Figure:
     drawn = one_update(ipus, micro_batches)
     figure = wide(ipus + 1, len(drawn.cycles))
     axes = figure.subplots()
-    draw_schedule(axes, drawn, "progression", fill_first)
+    draw_schedule(axes, drawn, "progression", fill=fill_first)
     axes.set_title("The first micro-batch: forwards green, backwards red", loc="left")
     return figure
 
@@ -192,9 +200,9 @@ def draw_comparison(profiles: list[Profile]) -> Figure:
     steps = max(len(one.schedule.cycles) for one in profiles)
     figure = new_figure(11, 1.2 + 0.4 * sum(len(one.schedule.rows) for one in profiles))
     for axes, one in zip(figure.subplots(len(profiles), sharex=True), profiles, strict=True):
-        draw_schedule(axes, one.schedule, one.strategy)
+        draw_schedule(axes, one.schedule, one.strategy, steps=steps)
         axes.set_title(f"{one.name}, {describe(one.strategy, one.schedule)}", loc="left")
-        axes.set_xlim(0, steps)
+        axes.label_outer()
     used = {cell.action for one in profiles for row in one.schedule.rows for cell in row}
     keys = [Rectangle((0, 0), 1, 1, color=FILLS[name], label=name) for name in LETTERS]
     keys = [key for key in keys if key.get_label() in used]
@@ -228,7 +236,7 @@ def print_comparison(profiles: list[Profile]) -> None:
 
 FIGURES: dict[str, tuple[Callable[[int, int], Figure], int]] = {
     "ramp-up": (draw_ramp_up, 8),
-    "strategies": (draw_strategies, 4),
+    "strategies": (draw_strategies, 8),
     "progression": (draw_progression, 10),
     "offload": (draw_offload, 10),
 }
@@ -244,7 +252,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]
     )
     parser.add_argument("--output", type=Path, required=True, help="an .svg, .png or .pdf file")
     parser.add_argument("--ipus", type=positive, default=4, help="of the pipeline (4)")
-    parser.add_argument("--micro-batches", type=positive, help="of an update (4, 8 or 10)")
+    parser.add_argument("--micro-batches", type=positive, help="of an update (8 or 10)")
     args = parser.parse_args(argv)
     if args.output.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--output {args.output}: the name of an .svg, .png or .pdf file is accepted")

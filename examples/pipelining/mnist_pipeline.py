@@ -6,7 +6,7 @@ poprun-py -n 2 --num-replicas 2 --ipus-per-replica 4 examples/pipelining/mnist_p
 
 The network has four blocks, which a strategy places on IPUs. Pipelined, each IPU has a micro-batch
 of its own at a time; sharded, one micro-batch passes all IPUs before the next one begins. The
-numbers are the same. What an IPU would do when, and what it would hold, is modelled: docs/device.md.
+numbers are the same. What IPUs would do when, and what they would hold, is modelled.
 """
 
 from __future__ import annotations
@@ -285,6 +285,8 @@ def main(argv: list[str] | None = None) -> Outcome:
     if args.debug:
         poptorch.setLogLevel("DEBUG")
     popdist_py.init()
+    if popdist_py.isPopdistEnvSet() and not popdist_py.checkNumIpusPerReplica(IPUS):
+        parser.error(f"the network lies on {IPUS} IPUs: start with --ipus-per-replica {IPUS}")
     torch.manual_seed(args.seed)
 
     options = get_training_options(args)
