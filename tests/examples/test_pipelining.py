@@ -284,6 +284,7 @@ def test_commands_of_the_tutorial(mnist, tmp_path):
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(250)  # two jobs
 def test_two_instances_print_once(mnist, poprun):
     words = (FOLDER / "mnist_pipeline.py", *_ONE_STEP, "--data-dir", mnist)
     job = ("--num-instances", 2, "--num-replicas", 2)
