@@ -1,6 +1,6 @@
 """Pictures of pipelining: which IPU does what in each step, and what an update costs.
 
-python examples/pipelining/figures.py ramp-up --output ramp-up.svg
+python examples/pipelining/figures.py ramp-up
 python examples/pipelining/figures.py strategies --ipus 2 --micro-batches 5 --output two.svg
 python examples/pipelining/figures.py --compare pipeline_profile sharding_profile --output both.svg
 
@@ -245,15 +245,18 @@ FIGURES: dict[str, tuple[Callable[[int, int], Figure], int]] = {
 def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]:
     """Return the parser, which later errors need, and what is given."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("figure", nargs="?", choices=FIGURES, help="what is drawn")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "figure", nargs="?", choices=FIGURES, default="ramp-up", help="what is drawn (ramp-up)"
+    )
     what.add_argument(
         "--compare", nargs=2, type=Path, metavar="DIR", help="two folders of --profile-dir"
     )
-    parser.add_argument("--output", type=Path, required=True, help="an .svg, .png or .pdf file")
+    parser.add_argument("--output", type=Path, help="an .svg, .png or .pdf file (FIGURE.svg)")
     parser.add_argument("--ipus", type=positive, default=4, help="of the pipeline (4)")
     parser.add_argument("--micro-batches", type=positive, help="of an update (8 or 10)")
     args = parser.parse_args(argv)
+    args.output = args.output or Path("comparison.svg" if args.compare else f"{args.figure}.svg")
     if args.output.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--output {args.output}: the name of an .svg, .png or .pdf file is accepted")
     if args.figure == "offload" and args.ipus != 4:

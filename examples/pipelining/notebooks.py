@@ -1,7 +1,7 @@
 """Make walkthrough.ipynb and walkthrough_code_only.py of walkthrough.py.
 
 python examples/pipelining/notebooks.py
-python examples/pipelining/notebooks.py --output walkthrough-made
+python examples/pipelining/notebooks.py made
 
 The notebook has no outputs: it is small, and a change of the script is a change of few lines.
 """
@@ -56,19 +56,21 @@ def _tags(cell) -> list[str]:
 def main(argv: list[str] | None = None) -> list[Path]:
     """Write the files; returns where they are."""
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="the folder, by default this one")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=HERE, help="where to, by default beside the script"
+    )
     args = parser.parse_args(argv)
     try:
         made = make()
-        args.output.mkdir(parents=True, exist_ok=True)
+        args.folder.mkdir(parents=True, exist_ok=True)
         for name, text in made.items():
-            (args.output / name).write_text(text, encoding="utf-8")
+            (args.folder / name).write_text(text, encoding="utf-8")
     except ModuleNotFoundError:
         parser.error("jupytext is missing: python -m pip install jupytext")
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
     print(f"made: {', '.join(made)}")
-    return [args.output / name for name in made]
+    return [args.folder / name for name in made]
 
 
 if __name__ == "__main__":
