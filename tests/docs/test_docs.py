@@ -22,6 +22,7 @@ TRANSCRIPTS = [
         "first-hour",
         "runs",
         "observe",
+        "pipelining",
         "monitoring",
         "compare",
         "data-loading",

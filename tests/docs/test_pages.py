@@ -31,6 +31,7 @@ PAGES = [
     "devices.md",
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
+    pytest.param("pipelining.md", marks=pytest.mark.sweep),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
 ]
 

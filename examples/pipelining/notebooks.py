@@ -1,0 +1,77 @@
+"""Make walkthrough.ipynb and walkthrough_code_only.py of walkthrough.py.
+
+python examples/pipelining/notebooks.py
+python examples/pipelining/notebooks.py made
+
+The notebook has no outputs: it is small, and a change of the script is a change of few lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.arguments import Parser
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "walkthrough.py"
+_MADE = "# Made of walkthrough.py by notebooks.py.\n"
+
+
+def make() -> dict[str, str]:
+    """Return what is made: the text of each file, by its name."""
+    import jupytext  # late: --help and errors need none of it
+
+    notebook = jupytext.read(SCRIPT)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.cells = [cell for cell in notebook.cells if "script" not in _tags(cell)]
+    for index, cell in enumerate(notebook.cells):
+        cell["id"] = f"cell-{index}"  # jupytext's would be others each time
+    notebook.nbformat_minor = 5
+    notebook.metadata.pop("jupytext", None)
+    return {
+        "walkthrough.ipynb": jupytext.writes(notebook, fmt="ipynb"),
+        "walkthrough_code_only.py": _MADE + _joined([cell.source for cell in code]),
+    }
+
+
+def _joined(parts: list[str]) -> str:
+    """Return cells as one program, with the blank lines around definitions that it should have."""
+    text = parts[0]
+    for before, after in pairwise(parts):
+        last = [line for line in before.splitlines() if line[:1].strip()][-1]
+        around = (last, after)
+        text += "\n\n\n" if any(x.startswith(("def ", "class ")) for x in around) else "\n\n"
+        text += after
+    return text + "\n"
+
+
+def _tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def main(argv: list[str] | None = None) -> list[Path]:
+    """Write the files; returns where they are."""
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=HERE, help="where to, by default beside the script"
+    )
+    args = parser.parse_args(argv)
+    try:
+        made = make()
+        args.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in made.items():
+            (args.folder / name).write_text(text, encoding="utf-8")
+    except ModuleNotFoundError:
+        parser.error("jupytext is missing: python -m pip install jupytext")
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
+    print(f"made: {', '.join(made)}")
+    return [args.folder / name for name in made]
+
+
+if __name__ == "__main__":
+    main()
