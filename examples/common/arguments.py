@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
-__all__ = ["Parser", "from_zero", "positive", "rate"]
+__all__ = ["HelpFormat", "Parser", "from_zero", "positive", "rate"]
+
+
+class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """A program's docstring as it stands, and the defaults of its arguments."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from fashion_mnist import IS_FIRST, FashionCNN, HelpFormat, load
+from fashion_mnist import IS_FIRST, FashionCNN, load
 from torch import nn
 
 from popdist_py.ipu.cycles import CYCLE_MODEL, stage_cycles
@@ -29,7 +29,7 @@ from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import Parser, positive
+from common.arguments import HelpFormat, Parser, positive
 
 FORWARD_STEPS = ("scatter batch", "replicate model", "gather outputs")
 BACKWARD_STEPS = ("scatter gradients", "reduce gradients")

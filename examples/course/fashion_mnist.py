@@ -8,7 +8,6 @@ made there at first use: outlines of handwritten digits instead of clothes.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import Parser, from_zero, positive, rate
+from common.arguments import HelpFormat, Parser, from_zero, positive, rate
 
 IS_FIRST = os.environ.get("RANK", "0") == "0"  # poprun-py and torchrun set it
 
@@ -109,10 +108,6 @@ def accuracy(model: nn.Module, dataset: TensorDataset) -> float:
 def first(dataset: TensorDataset, items: int) -> TensorDataset:
     """Return the first ``items`` of ``dataset``; 0 stands for all."""
     return TensorDataset(*dataset[: items or len(dataset)])
-
-
-class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A program's docstring as it stands, and the defaults of its arguments."""
 
 
 def training_arguments(description: str, *, epochs: int, batch_size: int) -> Parser:

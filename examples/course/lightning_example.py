@@ -53,11 +53,11 @@ def module(pl, learning_rate: float):
             super().__init__()
             self.model = FashionCNN()
 
-        def training_step(self, batch, _index):
+        def training_step(self, batch):
             images, labels = batch
             return nn.functional.cross_entropy(self.model(images), labels)
 
-        def test_step(self, batch, _index):
+        def test_step(self, batch):
             images, labels = batch
             right = (self.model(images).argmax(1) == labels).float().mean()
             self.log("accuracy", 100 * right, sync_dist=True)  # the mean of all ranks
