@@ -147,7 +147,7 @@ def draw(found: Found, path: Path) -> None:
         left, right = left + min(width, 0), right + max(width, 0)
     axes.set_yticks([0, 1], ["one instance", "two instances"])
     axes.invert_yaxis()
-    axes.set_xlabel("ms a step, measured")
+    axes.set_xlabel("ms a step, measured; what is gained stands left of 0")
     axes.set_title(f"Speed-up {found.speed_up:.2f} at the same global batch", fontsize=10)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     save(figure, path)
@@ -158,7 +158,7 @@ def arguments(argv: list[str] | None):
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     add = parser.add_argument
     add("--batch-size", type=positive, default=128, help="images of the global batch")
-    add("--steps", type=positive, default=60, help="of a job, and of each kind of steps in it")
+    add("--steps", type=positive, default=40, help="of a job, and of each kind of steps in it")
     add("--repetitions", type=positive, default=3, help="jobs of which the median counts")
     add("--quick", action="store_true", help="8 steps, one repetition")
     add("--figure", type=Path, help="also draw the parts (.svg, .png); needs matplotlib")

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     """Measure, and return the seconds by name."""
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     parser.add_argument("--batch-size", type=positive, default=128, help="of the global batch")
-    parser.add_argument("--steps", type=positive, default=60, help="of each kind of steps")
+    parser.add_argument("--steps", type=positive, default=40, help="of each kind of steps")
     parser.add_argument("--began", type=float, help="when the job was started, in s since 1970")
     args = parser.parse_args(argv)
 
