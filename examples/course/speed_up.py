@@ -158,7 +158,7 @@ def arguments(argv: list[str] | None):
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     add = parser.add_argument
     add("--batch-size", type=positive, default=128, help="images of the global batch")
-    add("--steps", type=positive, default=40, help="of a job, and of each kind of steps in it")
+    add("--steps", type=positive, default=30, help="of a job, and of each kind of steps in it")
     add("--repetitions", type=positive, default=3, help="jobs of which the median counts")
     add("--quick", action="store_true", help="8 steps, one repetition")
     add("--figure", type=Path, help="also draw the parts (.svg, .png); needs matplotlib")

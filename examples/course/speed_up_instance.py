@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive
 
-ROUNDS = 4  # the kinds of steps are measured in turn, so often
+ROUNDS = 3  # the kinds of steps are measured in turn, so often
 IMAGES = 2048  # what is in them does not matter for the time
 Step = Callable[[], None]
 
@@ -63,6 +63,7 @@ def kinds_of_steps(batch_size: int) -> dict[str, Step]:
 
 def seconds_of(step: Step, count: int) -> float:
     """Return the seconds of one of ``count`` steps, the mean of all instances."""
+    step()  # what was done before has left other things in the caches
     dist.barrier()
     began = time.perf_counter()
     for _ in range(count):
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     """Measure, and return the seconds by name."""
     parser = Parser(description=__doc__, formatter_class=HelpFormat)
     parser.add_argument("--batch-size", type=positive, default=128, help="of the global batch")
-    parser.add_argument("--steps", type=positive, default=40, help="of each kind of steps")
+    parser.add_argument("--steps", type=positive, default=30, help="of each kind of steps")
     parser.add_argument("--began", type=float, help="when the job was started, in s since 1970")
     args = parser.parse_args(argv)
 
@@ -86,8 +87,6 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     kinds = kinds_of_steps(args.batch_size)
     kinds["run"]()
     found = {"start": time.time() - (args.began or time.time())}
-    for step in kinds.values():
-        step()  # the first of a kind takes longer
     found["run"] = seconds_of(kinds.pop("run"), args.steps)
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(ROUNDS):
