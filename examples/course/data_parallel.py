@@ -29,7 +29,7 @@ from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import MK2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import HelpFormat, Parser, positive
+from common.arguments import HelpFormat, Parser, figure_file, positive
 
 FORWARD_STEPS = ("scatter batch", "replicate model", "gather outputs")
 BACKWARD_STEPS = ("scatter gradients", "reduce gradients")
@@ -286,7 +286,7 @@ def arguments(argv: list[str] | None):
     add("--compute", choices=["ipu", "host"], default="ipu", help="whose time computing takes")
     add("--backward", action="store_true", help="a training step: the way back as well")
     add("--data-dir", type=Path, default="data", help="where FashionMNIST is, or is made")
-    add("--figure", type=Path, help="also draw the table (.svg, .png); needs matplotlib")
+    add("--figure", type=figure_file, help="also draw the table")
     args = parser.parse_args(argv)
     if args.devices < 2:
         parser.error(f"--devices {args.devices}: 2 or more are compared with one")
@@ -322,7 +322,10 @@ def main(argv: list[str] | None = None) -> list[Comparison]:
     print(f"torch's own nn.DataParallel ran the model {calls} time(s): without GPUs it passes on")
     print(verdict(found))
     if args.figure:
-        draw(found, args.compute, args.figure)
+        try:
+            draw(found, args.compute, args.figure)
+        except OSError as error:
+            sys.exit(f"--figure {args.figure}: {error.strerror}; give a place that can be written")
     return found
 
 

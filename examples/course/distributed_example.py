@@ -48,7 +48,11 @@ class Result:
 
 
 def join_others() -> None:
-    """Meet the other ranks; a process that nobody gave a rank is alone."""
+    """Meet the other ranks; a process that nobody gave a rank is alone.
+
+    Raises:
+        ValueError: some of the variables are set, and others not; or two of them do not agree.
+    """
     if "RANK" in os.environ:
         dist.init_process_group("gloo")  # reads the first four variables itself
     else:
@@ -168,7 +172,12 @@ def main(argv: list[str] | None = None) -> Result:
     add("--late-rank", type=rate, metavar="SECONDS", help="the last rank comes that late")
     add("--without-barrier", action="store_true", help="leave the barrier before training out")
     args = parser.parse_args(argv)
-    join_others()
+    try:
+        join_others()
+    except ValueError as error:
+        parser.error(
+            f"the variables {', '.join(VARIABLES)} do not say who this process is: {error}"
+        )
     try:
         result = run(args)
         # Waiting lets go of Python's lock, which gloo's thread needs to free the last tensor.

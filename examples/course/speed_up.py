@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import HelpFormat, Parser, positive
+from common.arguments import HelpFormat, Parser, figure_file, positive
 
 LIMIT = 300  # seconds of a job
 INSTANCE = Path(__file__).with_name("speed_up_instance.py")
@@ -161,7 +161,7 @@ def arguments(argv: list[str] | None):
     add("--steps", type=positive, default=30, help="of a job, and of each kind of steps in it")
     add("--repetitions", type=positive, default=3, help="jobs of which the median counts")
     add("--quick", action="store_true", help="8 steps, one repetition")
-    add("--figure", type=Path, help="also draw the parts (.svg, .png); needs matplotlib")
+    add("--figure", type=figure_file, help="also draw the parts")
     add("--json", action="store_true", help="print the figures as JSON instead of a table")
     args = parser.parse_args(argv)
     if args.batch_size % 2:
@@ -191,7 +191,10 @@ def main(argv: list[str] | None = None) -> Found:
     else:
         print_table(found, args.steps)
     if args.figure:
-        draw(found, args.figure)
+        try:
+            draw(found, args.figure)
+        except OSError as error:
+            sys.exit(f"--figure {args.figure}: {error.strerror}; give a place that can be written")
     return found
 
 

@@ -237,6 +237,25 @@ def test_speed_up_starts_its_instances_itself(course, monkeypatch, capsys):
     assert "run it without a launcher" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("figure.txt", "'figure.txt' is given"), ("/proc/no/figure.svg", "--figure /proc/no/figure")],
+)
+def test_a_figure_that_cannot_be_drawn_is_told(course, data, name, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        course("data_parallel").main(
+            ["--data-dir", str(data), "--batch-size", "2", "--figure", name]
+        )
+    assert said in f"{ended.value.code} {capsys.readouterr().err}"
+
+
+def test_half_of_the_variables_is_told_in_a_line(course, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit, match="2"):
+        course("distributed_example").main([])
+    assert "WORLD_SIZE expected, but not set" in capsys.readouterr().err
+
+
 def launched(launcher: str, poprun, folder: Path, *arguments: str) -> str:
     """Run distributed_example.py on two processes, from another folder, and return its output."""
     program = COURSE / "distributed_example.py"
