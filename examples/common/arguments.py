@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["Parser", "from_zero", "positive", "rate"]
+__all__ = ["HelpFormat", "Parser", "figure_file", "from_zero", "positive", "rate"]
+
+
+class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """A program's docstring as it stands, and the defaults of its arguments."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +39,18 @@ def from_zero(text: str) -> int:
 def rate(text: str) -> float:
     """Read a number above 0, such as a learning rate."""
     return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def figure_file(text: str) -> Path:
+    """Read the name of a figure that matplotlib draws."""
+    path = Path(text)
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is given, NAME.svg, .png or .pdf is accepted")
+    if not importlib.util.find_spec("matplotlib"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} needs matplotlib: python -m pip install matplotlib, or leave it out"
+        )
+    return path
 
 
 def _number(text, kind, is_accepted, accepted):

@@ -26,6 +26,7 @@ TRANSCRIPTS = [
         "monitoring",
         "compare",
         "data-loading",
+        "course-training",
         "devices",
         "horovod",
         "pods",

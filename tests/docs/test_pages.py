@@ -28,6 +28,7 @@ PAGES = [
     pytest.param("monitoring.md", marks=pytest.mark.sweep),
     pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
+    pytest.param("course-training.md", marks=pytest.mark.sweep),
     "devices.md",
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
