@@ -21,14 +21,14 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from common.arguments import Parser, from_zero, positive
+from course.messages import Traffic, count_messages
+from course.sample_faces import find_or_make
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 import popdist_py
-from common.arguments import Parser, from_zero, positive
-from course.messages import Traffic, count_messages
-from course.sample_faces import find_or_make
 
 RUNS = 5
 LIGHT = transforms.ToTensor()
@@ -266,6 +266,7 @@ def main(argv: list[str] | None = None) -> list[Timing]:
     args = parser.parse_args(argv)
     popdist_py.init()
     torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # as torch does in a worker, so that the main process has no more
     # More workers than cores are what is tried here.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     first = popdist_py.getInstanceIndex() == 0

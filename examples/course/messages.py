@@ -83,7 +83,7 @@ def _counting_context(method: str | None, traffic: Traffic):
     workers = iter(range(-1, 10**6))
 
     class Context(type(plain)):
-        def Queue(self, maxsize: int = 0):  # noqa: N802
+        def Queue(self, maxsize: int = 0):
             worker = next(workers)
             queue = (_Batches if worker < 0 else _Indices)(maxsize, ctx=plain)
             queue.note(traffic, *([] if worker < 0 else [worker]))

@@ -9,7 +9,6 @@ image, and two narrower cuts. A 101st folder holds cuts of a sharp photograph in
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -54,7 +53,7 @@ def make_faces(folder: Path) -> None:
                 version.save(unfinished / name / f"{name}_{number:04d}.jpg", quality=92)
         unfinished.chmod(0o755)
         try:
-            os.rename(unfinished, folder)
+            unfinished.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was quicker, with the same pictures
                 raise
