@@ -68,7 +68,7 @@ FIGURES = (
         name="course-workers.svg",
         command=(
             "python", "examples/course/lfw_dataset.py", "-path_to_folder", "{data}/lfw",
-            "-plot", "{file}", "-batches_to_check", "5",
+            "-plot", "{file}", "-batches_to_check", "10",
         ),
         marks=("workers-0", "workers-1", "workers-2", "heavy", "held in memory"),
         same_each_time=False,

@@ -24,6 +24,7 @@ TRANSCRIPTS = [
         "observe",
         "monitoring",
         "compare",
+        "course",
         "devices",
         "horovod",
         "pods",

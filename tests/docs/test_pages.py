@@ -29,6 +29,7 @@ PAGES = [
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
+    pytest.param("course.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
