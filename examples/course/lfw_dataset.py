@@ -275,7 +275,8 @@ def main(argv: list[str] | None = None) -> list[Timing]:
     datasets = open_dataset(args, parser, say)
     dataset = next(iter(datasets.values()))
     shape = "x".join(map(str, dataset[0].shape))
-    say(f"{popdist_py.all_reduce(len(dataset))} pictures of {shape}, batches of {args.batch_size}")
+    count = popdist_py.all_reduce(max(map(len, datasets.values())))
+    say(f"{count} pictures of {shape}, batches of {args.batch_size}")
     if args.pin_memory and not torch.cuda.is_available():
         say("-pin_memory has no effect: no GPU is here to which a batch could be copied")
     if args.visualize_batch and first:
