@@ -27,6 +27,7 @@ TRANSCRIPTS = [
         "compare",
         "data-loading",
         "course-training",
+        "course",
         "devices",
         "horovod",
         "pods",

@@ -34,6 +34,7 @@ PAGES = [
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("pipelining.md", marks=pytest.mark.sweep),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
+    pytest.param("course.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

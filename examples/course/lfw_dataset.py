@@ -1,0 +1,300 @@
+"""Load pictures of faces from jpg files, and measure what the workers of a DataLoader bring.
+
+python examples/course/lfw_dataset.py -get_timing -num_workers 1
+poprun-py -n 2 examples/course/lfw_dataset.py -get_timing
+
+The pictures are those of "Labeled Faces in the Wild" (LFW), if -path_to_folder holds them; else the
+faces of sample_faces.py are written there. An option may begin with one dash or with two, and hold
+- in place of _. Every instance loads its own share of the files; instance 0 prints, and a time is
+that of the slowest.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from common.arguments import Parser, from_zero, positive
+from course.messages import Traffic, count_messages
+from course.sample_faces import find_or_make
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torchvision import transforms
+
+import popdist_py
+
+RUNS = 5
+LIGHT = transforms.ToTensor()
+HEAVY = transforms.Compose([
+    transforms.RandomAffine(5, (0.1, 0.1), (0.5, 2.0)),
+    transforms.RandomHorizontalFlip(),
+    transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    transforms.ToTensor(),
+])  # fmt: skip
+IN_MEMORY = "held in memory"
+
+
+class LFWDataset(Dataset):
+    """The jpg files below a folder, as tensors [3, height, width] of 0 to 1.
+
+    Args:
+        path_to_folder: LFW's layout, one folder for each person; any other will do too.
+        transform: makes a tensor of a PIL image.
+        part, parts: only every file whose number is ``part`` modulo ``parts`` is in.
+    """
+
+    def __init__(self, path_to_folder, transform=LIGHT, part: int = 0, parts: int = 1) -> None:
+        self.files = sorted(Path(path_to_folder).rglob("*.jpg"))[part::parts]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.files[index]) as picture:
+            return self.transform(picture.convert("RGB"))
+
+
+class InMemory(Dataset):
+    """The first samples of a data set, loaded once: what is left to do is to index."""
+
+    def __init__(self, dataset: Dataset, count: int = 64) -> None:
+        self.samples = [dataset[index] for index in range(min(count, len(dataset)))]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.samples[index]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long the passes took, in seconds, with a number of workers; of the slowest instance."""
+
+    kind: str
+    workers: int
+    seconds: Sequence[float] = field(repr=False)
+
+    @property
+    def mean(self) -> float:
+        """The mean of the passes."""
+        return sum(self.seconds) / len(self.seconds)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the passes, as numpy.std gives it."""
+        return (sum((s - self.mean) ** 2 for s in self.seconds) / len(self.seconds)) ** 0.5
+
+
+def make_loader(dataset: Dataset, args, workers: int, batches: int) -> DataLoader:
+    """Return a loader of ``batches`` shuffled batches; it begins again where files run out."""
+    random = torch.Generator().manual_seed(args.seed)
+    samples = RandomSampler(dataset, num_samples=batches * args.batch_size, generator=random)
+    return DataLoader(
+        dataset, batch_size=args.batch_size, sampler=samples, num_workers=workers,
+        pin_memory=args.pin_memory and torch.cuda.is_available(),
+        multiprocessing_context=args.multiprocessing_context if workers else None,
+    )  # fmt: skip
+
+
+def measure(dataset: Dataset, kind: str, args, workers: int) -> Timing:
+    """Load all batches ``RUNS`` times, the start of the workers included.
+
+    Where there is a GPU the batches are copied to it, which is what -pin_memory makes faster.
+    """
+    loader = make_loader(dataset, args, workers, args.batches_to_check)
+    gpu = torch.cuda.is_available()
+    seconds = []
+    for _ in range(RUNS):
+        popdist_py.barrier()
+        start = perf_counter()
+        for batch in loader:
+            if gpu:
+                batch.to("cuda", non_blocking=True)
+        if gpu:
+            torch.cuda.synchronize()
+        seconds.append(popdist_py.all_reduce(perf_counter() - start, op="max"))
+    return Timing(kind, workers, tuple(seconds))
+
+
+def told(timing: Timing, args) -> str:
+    """Return a measurement in a line."""
+    pictures = args.batches_to_check * args.batch_size * popdist_py.getNumInstances()
+    words = f"{timing.workers} worker{'' if timing.workers == 1 else 's'}, {timing.kind}"
+    return (
+        f"Timing: {timing.mean:.3f}+-{timing.deviation:.3f} s, {words}, "
+        f"{pictures / timing.mean:.0f} pictures/s"
+    )
+
+
+def draw(timings: Sequence[Timing], args) -> None:
+    """Draw means and standard deviations over the number of workers, a line for each kind."""
+    from common.drawing import COLOURS, mark, new_figure, save
+
+    figure = new_figure(6.4, 3.6)
+    axes = figure.add_subplot()
+    workers = sorted({timing.workers for timing in timings})
+    kinds = list(dict.fromkeys(timing.kind for timing in timings))
+    for number, (kind, colour) in enumerate(zip(kinds, COLOURS, strict=False)):
+        found = [timing for timing in timings if timing.kind == kind]
+        drawn = axes.errorbar(
+            [workers.index(t.workers) for t in found], [t.mean for t in found],
+            yerr=[t.deviation for t in found], color=colour, marker="o", markersize=4, capsize=4,
+        )  # fmt: skip
+        mark(drawn.lines[0], f"workers-{number}")
+        axes.annotate(
+            kind, (workers.index(found[-1].workers), found[-1].mean), xytext=(10, 0),
+            textcoords="offset points", va="center", color=colour,
+        )  # fmt: skip
+    axes.set_xticks(range(len(workers)), [str(count) for count in workers])
+    axes.set_xlabel("workers (num_workers)")
+    axes.set_ylabel(f"seconds for {args.batches_to_check} batches of {args.batch_size}")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    axes.set_title(f"Mean and standard deviation of {RUNS} passes", loc="left", fontsize=10)
+    save(figure, args.plot)
+
+
+def picture_of(dataset: Dataset, args) -> Image.Image:
+    """Return up to 32 pictures of a shuffled batch in rows of eight."""
+    from torchvision.transforms.functional import resize, to_pil_image
+    from torchvision.utils import make_grid
+
+    batch = next(iter(make_loader(dataset, args, args.num_workers, 1)))
+    return to_pil_image(make_grid(resize(batch[:32], [96, 96], antialias=True), pad_value=1))
+
+
+def show(picture: Image.Image, output: Path | None) -> str:
+    """Open a window with ``picture``; without a screen, or if told so, write a file instead."""
+    if output is None:
+        import matplotlib.pyplot as plt
+
+        # pyplot chooses a backend without windows where there is no screen.
+        if plt.get_backend().lower() not in {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}:
+            plt.imshow(picture)
+            plt.axis("off")
+            plt.show()
+            return "the batch was shown in a window"
+    path = output or Path("batch.png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path)
+    reason = "" if output else "no screen for a window: "
+    return f"{reason}the batch is in {path}, {picture.width}x{picture.height} points"
+
+
+def traffic_table(traffic: Traffic) -> str:
+    """Return what was counted, in lines; a worker -1 is the main process."""
+    if not traffic.asked:
+        return f"{len(traffic.loaded)} batches, no messages: the main process loads them itself"
+    batches, lines = len(traffic.loaded), []
+    for number, workers in enumerate(traffic.loaded[:8]):
+        by = ", ".join(f"worker {worker}" for worker in sorted(set(workers)))
+        asked = traffic.asked[number]
+        lines.append(
+            f"batch {number}: asked of worker {asked}, all {len(workers)} samples loaded by {by}"
+        )
+    for count, what in (
+        (traffic.index_lists, "lists of indices to workers"),
+        (traffic.batches, "batches back"),
+        (traffic.handles, "handles of shared memory back"),
+    ):
+        lines.append(f"{what:<30}{count:>4}, {count / batches:.3g} per batch")
+    lines.append(f"{'farewells to workers':<30}{traffic.farewells:>4}")
+    lines.append(f"{'lists sent before a batch came':<30}{traffic.ahead:>4}")
+    return "\n".join(lines)
+
+
+def make_parser() -> Parser:
+    """Return the parser; its options are the course's, and what answers its exercises."""
+    about, _, uses = __doc__.partition("\n\n")
+    parser = Parser(description=about, epilog=f"Examples: {'; '.join(uses.splitlines()[:2])}")
+
+    def add(name: str, **words) -> None:
+        double = f"--{name.replace('_', '-')}"
+        parser.add_argument(f"-{name}", double, f"--{name}", dest=name, **words)
+
+    add("path_to_folder", type=Path, default=Path("data/lfw"), help="the folder of jpg files")
+    add("batch_size", type=positive, default=32, help="pictures in a batch")
+    add("num_workers", type=from_zero, default=0, help="processes that load, 0: none but this one")
+    add("visualize_batch", action="store_true", help="show a batch in a window or a file")
+    add("output", type=Path, help="with -visualize_batch: this file instead of a window")
+    add("get_timing", action="store_true", help=f"measure {RUNS} passes")
+    add("batches_to_check", type=positive, default=100, help="batches in a pass")
+    add("heavy", action="store_true", help="augment each picture (move, mirror, change colours)")
+    add("in_memory", action="store_true", help="hold 64 pictures in memory: loading is indexing")
+    add("workers", type=from_zero, nargs="+", default=[0, 1, 2, 4], help="what -plot goes through")
+    add("plot", type=Path, help="measure -workers, and draw this file (.svg, .png, .pdf)")
+    add("count_messages", action="store_true", help="count what main process and workers send")
+    add("pin_memory", action="store_true", help="lock the memory of batches, for a GPU")
+    add(
+        "multiprocessing_context", choices=("fork", "spawn", "forkserver"),
+        help="how workers are started; Python's own way if it is left out",
+    )  # fmt: skip
+    add("seed", type=from_zero, default=0, help="of the order and the augmentation")
+    return parser
+
+
+def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
+    """Return the data set of this instance in the kinds that are asked for, by name."""
+    index, count = popdist_py.getInstanceIndex(), popdist_py.getNumInstances()
+    try:
+        if index == 0 and find_or_make(args.path_to_folder)[1]:
+            say(f"{args.path_to_folder} was missing: sample faces are there now")
+        popdist_py.barrier()
+        light, heavy = (LFWDataset(args.path_to_folder, t, index, count) for t in (LIGHT, HEAVY))
+    except (OSError, ImportError) as error:
+        parser.error(f"-path_to_folder {args.path_to_folder}: {error}")
+    if not len(light):
+        parser.error(f"{args.path_to_folder} has fewer jpg files than there are instances, {count}")
+    kinds = {"light": lambda: light, "heavy": lambda: heavy, IN_MEMORY: lambda: InMemory(light)}
+    chosen = [k for k, on in (("heavy", args.heavy), (IN_MEMORY, args.in_memory)) if on]
+    chosen = chosen or ([IN_MEMORY, "light", "heavy"] if args.plot else ["light"])
+    return {kind: kinds[kind]() for kind in chosen}
+
+
+def main(argv: list[str] | None = None) -> list[Timing]:
+    """Do what the options ask for; returns what was measured."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    popdist_py.init()
+    torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # as torch does in a worker, so that the main process has no more
+    # More workers than cores are what is tried here.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    first = popdist_py.getInstanceIndex() == 0
+    say = print if first else lambda *_: None
+
+    datasets = open_dataset(args, parser, say)
+    dataset = next(iter(datasets.values()))
+    shape = "x".join(map(str, dataset[0].shape))
+    count = popdist_py.all_reduce(max(map(len, datasets.values())))
+    say(f"{count} pictures of {shape}, batches of {args.batch_size}")
+    if args.pin_memory and not torch.cuda.is_available():
+        say("-pin_memory has no effect: no GPU is here to which a batch could be copied")
+    if args.visualize_batch and first:
+        say(show(picture_of(dataset, args), args.output))
+    if args.count_messages and first:
+        method = args.multiprocessing_context
+        say(traffic_table(count_messages(dataset, args.batch_size, args.num_workers, 12, method)))
+    timings = []
+    if args.get_timing or args.plot:
+        for kind, one in datasets.items():
+            for workers in args.workers if args.plot else [args.num_workers]:
+                timings.append(measure(one, kind, args, workers))
+                say(told(timings[-1], args))
+    if args.plot and first:
+        draw(timings, args)
+        say(f"the figure is {args.plot}")
+    return timings
+
+
+if __name__ == "__main__":
+    main()
