@@ -11,7 +11,6 @@ and writes nothing.
 
 from __future__ import annotations
 
-import importlib
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -19,23 +18,18 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-sys.path[:0] = [path for path in (str(Path(__file__).parent),) if path not in sys.path]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT / name) for name in ("docs", "examples", "tests")]
 
-from commands import ROOT, Place, place  # noqa: E402
 from common.arguments import Parser, rate  # noqa: E402
+from seed_texts.index import figures as all_figures  # noqa: E402
+from seed_texts.running import Place, place  # noqa: E402
 from seed_texts.values import Figure  # noqa: E402
-from seeds import NAMES  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 FOLDER = ROOT / "docs" / "figures"
 _LEAST_MARKS = 3
 _SMALLEST = 200  # pixels of a picture's shorter side
-
-
-def load() -> tuple[Figure, ...]:
-    """Return the figures of all texts."""
-    modules = [importlib.import_module(f"seed_texts.{name}") for name in NAMES]
-    return tuple(figure for module in modules for figure in module.FIGURES)
 
 
 def other_matplotlib() -> str | None:
@@ -131,7 +125,7 @@ def main(argv: list[str] | None = None) -> list[str]:
         help="multiply every time limit, on a machine that has other work",
     )  # fmt: skip
     args = parser.parse_args(argv)
-    figures = load()
+    figures = all_figures()
     wanted = chosen(figures, args.only)
     if not wanted:
         names = ", ".join(figure.name for figure in figures)

@@ -10,7 +10,6 @@ what is printed with the page instead of writing it, without the numbers that va
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 import sys
@@ -18,17 +17,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-sys.path[:0] = [path for path in (str(Path(__file__).parent),) if path not in sys.path]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT / name) for name in ("docs", "examples", "tests")]
 
-from commands import ROOT, place  # noqa: E402
 from common.arguments import Parser, rate  # noqa: E402
+from seed_texts.index import texts as all_texts  # noqa: E402
+from seed_texts.running import place  # noqa: E402
 from seed_texts.values import Text, TextCommand  # noqa: E402
 from support.printed import comparable  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 PAGE = ROOT / "docs" / "seeds.md"
-#: The modules of docs/seed_texts/, in the order of the page.
-NAMES = ("data_loading", "hands_on", "course_loading", "course_training", "pipelining")
 #: What was printed: a text's title and one of its commands, as the text prints it.
 Printed = Mapping[tuple[str, str], Sequence[str]]
 
@@ -54,16 +53,6 @@ numbers that vary between runs are not compared. Below those of "nothing shown" 
 output.
 
 """
-
-
-def load(name: str) -> Text:
-    """Return the text of a module."""
-    return importlib.import_module(f"seed_texts.{name}").TEXT
-
-
-def load_all() -> dict[str, Text]:
-    """Return the texts by the names of their modules."""
-    return {name: load(name) for name in NAMES}
 
 
 def kind_of(command: TextCommand, printed: Sequence[str] | None) -> str:
@@ -222,7 +211,7 @@ def main(argv: list[str] | None = None) -> list[str]:
         help="multiply every time limit, on a machine that has other work",
     )  # fmt: skip
     args = parser.parse_args(argv)
-    texts = load_all()
+    texts = all_texts()
     commands = chosen(texts, args.only)
     if not commands:
         parser.error(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 from conftest import ROOT, survivors, wait_until
+from support.scripts import load
 
-sys.path[:0] = [path for path in (str(ROOT / "docs"),) if path not in sys.path]
-
-import seeds  # noqa: E402
-from commands import place  # noqa: E402
+seeds = load("docs/seeds.py")
+from seed_texts import index  # noqa: E402
+from seed_texts.running import place  # noqa: E402
 from seed_texts.values import Text, TextCommand  # noqa: E402
 
 # What stands in the texts as a command, by the name of its module; what is beside it stands in
@@ -55,8 +54,8 @@ PRINTED = {
     ),
 }
 TEXTS = {
-    name: seeds.load(name)
-    for name in seeds.NAMES
+    name: index.text(name)
+    for name in index.NAMES
     if importlib.util.find_spec(f"seed_texts.{name}") is not None
 }
 COMMANDS = seeds.chosen(TEXTS, None)
@@ -92,7 +91,7 @@ def only(monkeypatch, tmp_path):
     """Let the program know one text, and write another page."""
 
     def use(texts: dict[str, Text]):
-        monkeypatch.setattr(seeds, "load_all", lambda: texts)
+        monkeypatch.setattr(seeds, "all_texts", lambda: texts)
         monkeypatch.setattr(seeds, "PAGE", tmp_path / "seeds.md")
         return seeds.PAGE
 
@@ -176,7 +175,7 @@ def test_commands_write_into_a_copy():
         assert done.lines == ("poprun-py data",)
 
 
-@pytest.mark.parametrize("name", seeds.NAMES)
+@pytest.mark.parametrize("name", index.NAMES)
 def test_every_printed_command_is_there(name):
     commands = [" ".join(one.text.split()) for one in TEXTS[name].commands]
     assert len(set(commands)) == len(commands)
@@ -194,7 +193,7 @@ def test_page_is_what_the_texts_and_its_prints_make():
     printed = seeds.printed_on(found)
     lacking = [one.text for text, one in COMMANDS if (text.title, one.text) not in printed]
     assert not lacking, "make seeds"
-    assert found == seeds.page(seeds.load_all().values(), printed), "the page is old: make seeds"
+    assert found == seeds.page(index.texts().values(), printed), "the page is old: make seeds"
 
 
 def swept():

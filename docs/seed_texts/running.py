@@ -1,4 +1,4 @@
-"""Runs the commands of pages and figures that are made by programs: docs/seeds.py, docs/figures.py.
+"""Runs a command as a reader does: for docs/seeds.py and docs/figures.py.
 
 A command runs in a copy of the project, so that what it writes stays out of the checkout, and ends
 within its time: after that its whole process group is ended.
@@ -19,10 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-for _path in (ROOT / "docs", ROOT / "examples", ROOT / "tests", ROOT):
-    if str(_path) not in sys.path:
-        sys.path.insert(0, str(_path))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [path for path in (str(ROOT / "tests"),) if path not in sys.path]
 
 from support.own_commands import make_commands  # noqa: E402
 from support.printed import visible  # noqa: E402
