@@ -164,6 +164,21 @@ def test_what_fails_or_takes_too_long_is_named_and_leaves_nothing(only, monkeypa
     wait_until(lambda: not survivors(f"SEEDS_TEST_MARK={mark}"), 10, "processes are left")
 
 
+@pytest.mark.sweep
+@pytest.mark.mpi
+@pytest.mark.timeout(100)
+def test_job_that_takes_too_long_leaves_no_instance(only, monkeypatch):
+    mark = f"seeds-{time.monotonic_ns()}"
+    monkeypatch.setenv("SEEDS_TEST_MARK", mark)
+    sleeps = "print('begun', flush=True); import time; time.sleep(100)"
+    words = ("python", "-m", "poprun_py", "-n", "2", "python", "-c", sleeps)
+    only(made_up(replace(command("poprun sleeps.py", ""), here=words, seconds=8)))
+    (failure,) = seeds.main([])
+    assert failure.startswith("poprun sleeps.py: did not end within 8 s\n")
+    assert failure.count("begun") == 2
+    wait_until(lambda: not survivors(f"SEEDS_TEST_MARK={mark}"), 20, "instances are left")
+
+
 def test_commands_write_into_a_copy():
     with place() as here:
         for folder in (".", "examples/common"):

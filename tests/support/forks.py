@@ -48,7 +48,7 @@ def forks(root: Path, folder: Path) -> Iterator[Forks]:
 
 
 def _serve() -> None:
-    import sklearn.datasets
+    import sklearn.datasets  # noqa: F401
     import torchvision  # noqa: F401
 
     import popdist_py.poptorch  # noqa: F401
