@@ -10,11 +10,13 @@ what is printed with the page instead of writing it, without the numbers that va
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,11 +30,26 @@ from support.printed import comparable  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 PAGE = ROOT / "docs" / "seeds.md"
-#: What was printed: a text's title and one of its commands, as the text prints it.
-Printed = Mapping[tuple[str, str], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command showed here, and in how many seconds, rounded up."""
+
+    lines: Sequence[str]
+    seconds: int
+
+
+#: By a text's title and one of its commands, as the text prints it.
+Printed = Mapping[tuple[str, str], Shown]
 
 _AS_SHOWN, _DIFFERS, _SILENT, _NOT_RUN = "as shown", "differs", "nothing shown", "not run"
-_KINDS = (_AS_SHOWN, _DIFFERS, _SILENT, _NOT_RUN)
+_KINDS = {
+    _AS_SHOWN: "As the text shows it.",
+    _DIFFERS: "Differs from the text.",
+    _SILENT: "The text shows no output.",
+    _NOT_RUN: "Not run.",
+}
 _HEAD = """# The hands-on texts, command by command
 
 Every command that the texts print, in their order: what the text shows below it, what is shown
@@ -55,7 +72,7 @@ output.
 """
 
 
-def kind_of(command: TextCommand, printed: Sequence[str] | None) -> str:
+def kind_of(command: TextCommand, shown: Shown | None) -> str:
     """Say how what is printed here compares with what the text shows."""
     if not command.here:
         return _NOT_RUN
@@ -63,7 +80,7 @@ def kind_of(command: TextCommand, printed: Sequence[str] | None) -> str:
         return _SILENT
     wanted, found = (
         comparable([line.strip() for line in lines], numbers_vary=command.numbers_vary)
-        for lines in (command.shows, printed or ())
+        for lines in (command.shows, shown.lines if shown else ())
     )
     rest = iter(found)
     return _AS_SHOWN if all(line in rest for line in wanted) else _DIFFERS
@@ -99,29 +116,34 @@ def _section(text: Text, printed: Printed) -> str:
     return f"\n## {text.title}\n\nThe tutorial here: [{text.page}]({text.page}).\n{''.join(parts)}"
 
 
-def _command(command: TextCommand, printed: Sequence[str] | None) -> str:
+def _command(command: TextCommand, shown: Shown | None) -> str:
     """Show a command: the text's, ours, and why they differ."""
     parts = [f"\n### `{command.text}`\n"]
     if command.shows:
         parts.append(f"\nThe text shows:\n\n{_block(command.shows)}")
     if command.here:
-        words = shlex.join(re.sub(r"\{(data|out)\}", r"\1", word) for word in command.here)
-        code = f", which ends with exit code {command.code}" if command.code else ""
-        vary = " Numbers vary." if command.numbers_vary else ""
-        folder = f"in `{command.folder}`" if command.folder not in ("", ".") else "in the project"
-        parts.append(f"\nHere, {folder}, as `{words}`{code}.{vary}\n\n{_printed(printed)}")
-    kind = kind_of(command, printed).capitalize()
-    parts.append(f"\n{kind}. {command.why}".rstrip() + "\n")
+        parts.append(f"\n{_here(command, shown)}\n\n{_printed(shown)}")
+    parts.append(f"\n{_KINDS[kind_of(command, shown)]} {command.why}\n")
     return "".join(parts)
+
+
+def _here(command: TextCommand, shown: Shown | None) -> str:
+    """Say in one line what is run, where, and what is special about it."""
+    words = shlex.join(re.sub(r"\{(data|out)\}", r"\1", word) for word in command.here)
+    folder = "the project" if command.folder in ("", ".") else f"`{command.folder}`"
+    code = f", which ends with exit code {command.code}" if command.code else ""
+    seconds = f", in about {shown.seconds} s" if shown else ""
+    vary = " Numbers vary." if command.numbers_vary else ""
+    return f"Here, in {folder}, as `{words}`{code}{seconds}.{vary}"
 
 
 _NOTHING = "It prints nothing.\n"
 
 
-def _printed(lines: Sequence[str] | None) -> str:
-    if lines is None:
+def _printed(shown: Shown | None) -> str:
+    if not shown:
         return "It has not been run yet.\n"
-    return _block(lines) if lines else _NOTHING
+    return _block(shown.lines) if shown.lines else _NOTHING
 
 
 def _block(lines: Sequence[str]) -> str:
@@ -131,14 +153,16 @@ def _block(lines: Sequence[str]) -> str:
 
 _TITLE = re.compile(r"^## (.+)\n", re.M)
 _ONE = re.compile(r"^### `([^\n]+)`\n(.*?)(?=^### `|\Z)", re.M | re.S)
-_HERE = re.compile(rf"^Here, [^\n]+\n\n(?:{_NOTHING}|```text\n(.*?)^```$)", re.M | re.S)
+_HERE = re.compile(
+    rf"^Here, [^\n]+, in about (\d+) s\.[^\n]*\n\n(?:{_NOTHING}|```text\n(.*?)^```$)", re.M | re.S
+)
 
 
-def printed_on(text: str) -> dict[tuple[str, str], tuple[str, ...]]:
+def printed_on(text: str) -> dict[tuple[str, str], Shown]:
     """Return what a page says was printed here."""
     _, *parts = _TITLE.split(text)
     return {
-        (title, command): tuple((found[1] or "").splitlines())
+        (title, command): Shown(tuple((found[2] or "").splitlines()), int(found[1]))
         for title, section in zip(parts[::2], parts[1::2], strict=True)
         for command, body in _ONE.findall(section)
         if (found := _HERE.search(body))
@@ -158,7 +182,7 @@ def chosen(texts: Mapping[str, Text], only: str | None) -> list[tuple[Text, Text
 
 def run(
     commands: Sequence[tuple[Text, TextCommand]], patience: float
-) -> tuple[dict[tuple[str, str], tuple[str, ...]], list[str]]:
+) -> tuple[dict[tuple[str, str], Shown], list[str]]:
     """Run the commands; returns what each printed, and what failed, with its output."""
     printed, failures = {}, []
     with place() as here, tqdm(commands, unit="command", disable=None) as bar:
@@ -171,7 +195,8 @@ def run(
             if problem := done.problem(command.code, seconds):
                 failures.append("\n".join([f"{command.text}: {problem}", *done.lines]))
                 continue
-            printed[text.title, command.text] = tuple(_kept(command, done.lines))
+            lines = tuple(_kept(command, done.lines))
+            printed[text.title, command.text] = Shown(lines, math.ceil(done.seconds))
     return printed, failures
 
 
@@ -190,14 +215,10 @@ def differences(
         key = text.title, command.text
         if key not in printed:
             continue  # it failed, which is said already
-        now, then = (
-            comparable([line.rstrip() for line in lines], numbers_vary=command.numbers_vary)
-            for lines in (printed[key], before.get(key, ()))
-        )
-        if now != then:
-            found.append(
-                "\n".join([f"{command.text}: the page shows something else", *printed[key]])
-            )
+        now, then = printed[key].lines, before[key].lines if key in before else ()
+        vary = command.numbers_vary
+        if comparable([*now], numbers_vary=vary) != comparable([*then], numbers_vary=vary):
+            found.append("\n".join([f"{command.text}: the page shows something else", *now]))
     return found
 
 

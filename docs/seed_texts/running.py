@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,11 @@ _GRACE = 15.0  # seconds for a launcher to end its instances
 
 @dataclass(frozen=True)
 class Outcome:
-    """The lines that a terminal shows in the end, and the exit code; None after the limit."""
+    """The lines that a terminal shows in the end, the exit code (None after the limit), seconds."""
 
     lines: tuple[str, ...]
     code: int | None
+    seconds: float
 
     def problem(self, expected: int, seconds: float) -> str | None:
         """Say what is not as expected, or None."""
@@ -74,6 +76,7 @@ class Place:
         command = [_filled(word, {"data": str(self.data), **values}) for word in words]
         if command[0] in ("python", "python3"):
             command[0] = sys.executable
+        began = time.monotonic()
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command, cwd=self.project / folder, stdin=subprocess.DEVNULL, stdout=output,
@@ -87,7 +90,8 @@ class Place:
                 _end(process)
             output.seek(0)
             text = output.read().decode(errors="replace")
-        return Outcome(tuple(visible(self._without_places(text, values))), code)
+        lines = tuple(visible(self._without_places(text, values)))
+        return Outcome(lines, code, time.monotonic() - began)
 
     def _environ(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not _SURROUNDINGS.match(name)}
