@@ -146,21 +146,23 @@ def test_unknown_text_is_refused_in_one_line(only, capsys):
 def test_what_fails_or_takes_too_long_is_named_and_leaves_nothing(only, monkeypatch):
     mark = f"seeds-{time.monotonic_ns()}"
     monkeypatch.setenv("SEEDS_TEST_MARK", mark)
-    sleeps = (
-        "import subprocess, sys; print('begun', flush=True); "
-        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(100)'])"
+    # What it started does not end when it is asked to.
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('begun', flush=True); time.sleep(100)"
     )
+    sleeps = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {deaf!r}])"
     page = only(
         made_up(
             command("python fails.py", "print('why'); raise SystemExit(3)"),
-            command("python sleeps.py", sleeps, seconds=1),
+            command("python sleeps.py", sleeps, seconds=2),
             GREETING,
         )
     )
     failures = seeds.main([])
     assert failures == [
         "python fails.py: exit code 3, expected 0\nwhy",
-        "python sleeps.py: did not end within 1 s\nbegun",
+        "python sleeps.py: did not end within 2 s\nbegun",
     ]
     found = page.read_text(encoding="utf-8")
     assert "hello 12" in found
