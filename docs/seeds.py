@@ -72,15 +72,20 @@ output.
 """
 
 
+# A bar whose line has no end, as notebooks show it.
+_UNENDED = re.compile(r"((?:it/s|s/it)[^\]\n]*\])(?=\w)")
+
+
 def kind_of(command: TextCommand, shown: Shown | None) -> str:
     """Say how what is printed here compares with what the text shows."""
     if not command.here:
         return _NOT_RUN
     if not command.shows:
         return _SILENT
+    shows = _UNENDED.sub(r"\1\n", "\n".join(command.shows)).splitlines()
     wanted, found = (
         comparable([line.strip() for line in lines], numbers_vary=command.numbers_vary)
-        for lines in (command.shows, shown.lines if shown else ())
+        for lines in (shows, shown.lines if shown else ())
     )
     rest = iter(found)
     return _AS_SHOWN if all(line in rest for line in wanted) else _DIFFERS

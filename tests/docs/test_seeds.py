@@ -16,8 +16,8 @@ from seed_texts import index  # noqa: E402
 from seed_texts.running import place  # noqa: E402
 from seed_texts.values import Text, TextCommand  # noqa: E402
 
-# What stands in the texts as a command, by the name of its module; what is beside it stands in
-# several places. The course's second part prints no command, but names a script.
+# What stands in the texts as a command, by the name of its module. The course's second part prints
+# none, but names a script and has its reader measure.
 PRINTED = {
     "data_loading": (
         "pip install torchvision",
@@ -41,7 +41,7 @@ PRINTED = {
         "python lfw_dataset.py -visualize_batch",
         "python lfw_dataset.py -get_timing -num_workers 1",
     ),
-    "course_training": ("data_parallel.py", "distributed_example.sh"),
+    "course_training": ("nn.DataParallel", "distributed_example.sh", "1 and 2 GPUs"),
     "pipelining": (
         "python3 -m pip install -r requirements.txt",
         "python3 -m pip install jupyter",
@@ -76,8 +76,8 @@ def command(text: str, program: str, **values) -> TextCommand:
 
 GREETING = command(
     "python greet.py",
-    "print('hello 12 in 3.4 s\\nbye')",
-    shows=("hello 5 in 7.8 s",),
+    "print('100%|##| 2/2 [00:01<00:00, 1.3s/it]\\nhello 12 in 3.4 s\\nbye')",
+    shows=("100%|##| 2/2 [00:01<00:00, 2.1it/s]hello 5 in 7.8 s",),
 )
 TEXT = made_up(
     GREETING,
