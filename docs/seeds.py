@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,9 +186,14 @@ def chosen(texts: Mapping[str, Text], only: str | None) -> list[tuple[Text, Text
 
 
 def run(
-    commands: Sequence[tuple[Text, TextCommand]], patience: float
+    commands: Sequence[tuple[Text, TextCommand]],
+    patience: float = 1.0,
+    keep: Callable[[Printed], None] = lambda _: None,
 ) -> tuple[dict[tuple[str, str], Shown], list[str]]:
-    """Run the commands; returns what each printed, and what failed, with its output."""
+    """Run the commands; returns what each printed, and what failed, with its output.
+
+    ``keep`` gets what was printed so far, after each: who interrupts the program loses little.
+    """
     printed, failures = {}, []
     with place() as here, tqdm(commands, unit="command", disable=None) as bar:
         for index, (text, command) in enumerate(bar):
@@ -202,6 +207,7 @@ def run(
                 continue
             lines = tuple(_kept(command, done.lines))
             printed[text.title, command.text] = Shown(lines, math.ceil(done.seconds))
+            keep(printed)
     return printed, failures
 
 
@@ -244,12 +250,15 @@ def main(argv: list[str] | None = None) -> list[str]:
             f"--only {args.only}: no command has that; one of {', '.join(texts)} is a text"
         )
     before = printed_on(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
-    printed, failures = run(commands, args.patience)
-    if args.check:
-        failures += differences(commands, printed, before)
-    else:
+
+    def write(printed: Printed) -> None:
         PAGE.write_text(page(texts.values(), {**before, **printed}), encoding="utf-8")
-    return failures
+
+    if args.check:
+        printed, failures = run(commands, args.patience)
+        return failures + differences(commands, printed, before)
+    write(before)
+    return run(commands, args.patience, write)[1]
 
 
 if __name__ == "__main__":

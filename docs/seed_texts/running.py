@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [path for path in (str(ROOT / "tests"),) if path not in sys.path]
@@ -121,8 +122,13 @@ class Place:
 
 @contextlib.contextmanager
 def place() -> Iterator[Place]:
-    """Make a copy of the project; afterwards it is gone."""
-    with tempfile.TemporaryDirectory(prefix="poprun-py-pages-") as name:
+    """Make a copy of the project; afterwards it is gone, also if this program is asked to end."""
+    before = signal.signal(signal.SIGTERM, _leave)
+    with (
+        contextlib.ExitStack() as after,
+        tempfile.TemporaryDirectory(prefix="poprun-py-pages-") as name,
+    ):
+        after.callback(signal.signal, signal.SIGTERM, before)
         found = Place(Path(name))
         found.project.mkdir()
         found.data.mkdir()
@@ -134,6 +140,10 @@ def place() -> Iterator[Place]:
                 (found.project / path.name).symlink_to(path)
         make_commands(ROOT, found.folder / "bin")
         yield found
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import time
 from dataclasses import replace
@@ -170,6 +171,19 @@ def test_what_fails_or_takes_too_long_is_named_and_leaves_nothing(only, monkeypa
     wait_until(lambda: not survivors(f"SEEDS_TEST_MARK={mark}"), 10, "processes are left")
 
 
+@pytest.mark.timeout(60)
+def test_who_ends_the_program_ends_the_command_and_keeps_what_was_shown(only, monkeypatch):
+    mark = f"seeds-{time.monotonic_ns()}"
+    monkeypatch.setenv("SEEDS_TEST_MARK", mark)
+    ends = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(100)"
+    page = only(made_up(GREETING, command("python ends.py", ends)))
+    with pytest.raises(SystemExit) as caught:
+        seeds.main([])
+    assert caught.value.code == 143
+    assert "hello 12" in page.read_text(encoding="utf-8")
+    wait_until(lambda: not survivors(f"SEEDS_TEST_MARK={mark}"), 10, "processes are left")
+
+
 @pytest.mark.sweep
 @pytest.mark.mpi
 @pytest.mark.timeout(100)
@@ -231,7 +245,7 @@ def swept():
 @pytest.mark.mpi
 @pytest.mark.parametrize(("text", "one"), list(swept()))
 def test_command_prints_what_the_page_shows(text, one):
-    printed, failures = seeds.run([(text, replace(one, seconds=100))], patience=1)
+    printed, failures = seeds.run([(text, replace(one, seconds=100))])
     assert not failures, failures[0]
     before = seeds.printed_on(seeds.PAGE.read_text(encoding="utf-8"))
     assert seeds.differences([(text, one)], printed, before) == []
