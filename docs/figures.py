@@ -68,10 +68,13 @@ def missing(path: Path, figure: Figure) -> list[str]:
         for element in root.iter()
         if element.tag.endswith("}text")
     ]
+    colours = " ".join(element.get("style", "") for element in root.iter())
     return [
         f"{mark!r} is neither an id nor in a text"
         for mark in figure.marks
-        if mark not in ids and not any(mark in text for text in words)
+        if mark not in ids
+        and not any(mark in text for text in words)
+        and not (mark.startswith("#") and mark in colours)
     ]
 
 
