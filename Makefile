@@ -8,7 +8,7 @@ FRAMEWORKS_STAMP := $(VENV)/.installed-frameworks
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sweep test-all test-hosts test-numa soak system-packages bench check format install clean
+.PHONY: help demo test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -48,6 +48,12 @@ system-packages: ## install the Debian packages that test-hosts, test-numa and t
 bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
 	$(BIN)/python benchmarks/launch.py
 	$(BIN)/python docs/performance.py --run $(ARGS)
+
+seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write docs/seeds.md
+	$(BIN)/python docs/seeds.py $(ARGS)
+
+figures: $(FRAMEWORKS_STAMP) ## draw the figures of the hands-on texts in docs/figures
+	$(BIN)/python docs/figures.py $(ARGS)
 
 check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check .

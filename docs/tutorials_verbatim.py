@@ -49,14 +49,15 @@ is made by `python docs/tutorials_verbatim.py`; tests run every program and comp
 _LATER = """
 ## Not run
 
-What the texts name and do not print cannot be run as it stands:
+What the texts name and do not print cannot be run as it stands. [The texts, command by
+command](seeds.md) shows what stands for it:
 
 | command | what is missing |
 |---|---|
 | `python3 train.py --dataset imagenet --data-dir path-to/imagenet`, `--config my_config`, `--config my_config --epochs 50`, `--config mk2_resnet8_test --wandb` | the CNN application, which is written in TensorFlow |
 | `python restore.py --restore-path ...`, `validation.py` | the same |
-| the hands-on session's [commands](../tests/sdk_programs/commands/hands_on.sh) with a micro-batch of 64 | time: ResNet-101 on two cores. Two of them are run smaller, above; the arguments of all are read as the slides show. The first ends with an out-of-memory error of the IPU, which has no memory limit here |
-| `distributed_example.py` of the course | its text; [ddp.py](examples/ddp.md) is a program of its kind |
+| the hands-on session's [commands](../tests/sdk_programs/commands/hands_on.sh) with a micro-batch of 64 | time: ResNet-101 on two cores. Two of them are run smaller, above; the arguments of all are read as the slides show. [The session here](hands-on.md) has a program that goes through all of them, the out-of-memory error too |
+| `distributed_example.py` of the course | its text; [the course here](course.md) has a program of that name |
 | `python3 -m pip install -r requirements.txt`, `jupyter-notebook`, `ssh -NL` | nothing of this project |
 """  # noqa: E501
 

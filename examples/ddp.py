@@ -13,6 +13,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from common.arguments import Parser, positive, rate
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -56,14 +57,17 @@ def test(model: nn.Module, dataset: TensorDataset) -> float:
     return 100 * int(correct) / len(dataset)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Join the other ranks, train, test and leave."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples of one rank")
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: poprun-py -n 2 examples/ddp.py",
+    )
+    parser.add_argument("--epochs", type=positive, default=10)
+    parser.add_argument("--batch-size", type=positive, default=16, help="samples of one rank")
+    parser.add_argument("--learning-rate", type=rate, default=3e-3)
     parser.add_argument("--seed", type=int, default=42)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     dist.init_process_group("gloo")
     torch.manual_seed(args.seed)

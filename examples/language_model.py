@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from common.arguments import Parser, from_zero, positive, rate
 from torch import nn
 from torch.nn import functional as F
 
@@ -214,23 +215,30 @@ def sample(model: LanguageModel, start: str, length: int, context: int, seed: in
 
 def main(argv: list[str] | None = None) -> None:
     """Train, and show a sample of what the model writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: python examples/language_model.py --replicas 4",
+    )
     parser.add_argument("--text", type=Path, help="file to learn; the language reference if unset")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--gradient-accumulation", type=int, default=1)
-    parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--warm-up", type=int, default=20, help="steps of a rising learning rate")
-    parser.add_argument("--width", type=int, default=96)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--context", type=int, default=64, help="bytes that the model looks back")
-    parser.add_argument("--validate-every", type=int, default=50)
+    parser.add_argument("--steps", type=positive, default=400)
+    parser.add_argument("--micro-batch", type=positive, default=4)
+    parser.add_argument("--gradient-accumulation", type=positive, default=1)
+    parser.add_argument("--learning-rate", type=rate, default=3e-3)
+    parser.add_argument(
+        "--warm-up", type=from_zero, default=20, help="steps of a rising learning rate"
+    )
+    parser.add_argument("--width", type=positive, default=96)
+    parser.add_argument("--layers", type=positive, default=3)
+    parser.add_argument("--heads", type=positive, default=4)
+    parser.add_argument(
+        "--context", type=positive, default=64, help="bytes that the model looks back"
+    )
+    parser.add_argument("--validate-every", type=positive, default=50)
     parser.add_argument("--metrics", type=Path, help="CSV file for losses and learning rates")
     parser.add_argument("--checkpoints", type=Path, help="folder to save in and to go on from")
-    parser.add_argument("--save-every", type=int, default=100)
-    parser.add_argument("--sample", type=int, default=200, help="bytes to write at the end")
-    parser.add_argument("--replicas", type=int, default=4, help="without the launcher only")
+    parser.add_argument("--save-every", type=positive, default=100)
+    parser.add_argument("--sample", type=from_zero, default=200, help="bytes to write at the end")
+    parser.add_argument("--replicas", type=positive, default=4, help="without the launcher only")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args(argv)
     if args.width % args.heads:

@@ -11,12 +11,12 @@ is compared with it.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
 
 import numpy as np
+from common.arguments import Parser, positive, rate
 from mpi4py import MPI
 
 
@@ -61,12 +61,17 @@ def solve(comm: MPI.Comm, size: int, tolerance: float) -> tuple[int, float]:
     return iterations, comm.allreduce(float(error), MPI.MAX)
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Solve, compare with the exact solution, and fail if they differ."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=66, help="points of the grid in x and in y")
-    parser.add_argument("--tolerance", type=float, default=1e-9, help="of a value's last change")
-    args = parser.parse_args()
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: poprun-py -n 2 examples/mpi.py",
+    )
+    parser.add_argument(
+        "--size", type=positive, default=66, help="points of the grid in x and in y"
+    )
+    parser.add_argument("--tolerance", type=rate, default=1e-9, help="of a value's last change")
+    args = parser.parse_args(argv)
     comm = MPI.COMM_WORLD
     if args.size - 2 < comm.size:
         sys.exit(f"--size {args.size}: {comm.size} ranks need at least {comm.size + 2} points")

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+from common.arguments import Parser, positive, rate
+
 import poprun_py
 
 TRAIN = Path(__file__).parent / "train.py"
@@ -114,14 +116,17 @@ def trials(args: argparse.Namespace) -> Iterator[Trial]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the sweep; returns 0 if every job ended with 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--learning-rates", type=float, nargs="+", default=[5e-4, 2e-3, 8e-3], metavar="RATE"
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: python examples/sweep.py --learning-rates 0.0005 0.002 0.008",
     )
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--num-instances", type=int, default=2, help="of each job")
-    parser.add_argument("--num-replicas", type=int, default=8, help="of each job")
-    parser.add_argument("--timeout", type=float, help="seconds for each job")
+    parser.add_argument(
+        "--learning-rates", type=rate, nargs="+", default=[5e-4, 2e-3, 8e-3], metavar="RATE"
+    )
+    parser.add_argument("--epochs", type=positive, default=3)
+    parser.add_argument("--num-instances", type=positive, default=2, help="of each job")
+    parser.add_argument("--num-replicas", type=positive, default=8, help="of each job")
+    parser.add_argument("--timeout", type=rate, help="seconds for each job")
     parser.add_argument("--csv", type=Path, default=Path("sweep/trials.csv"))
     parser.add_argument(
         "--program", type=Path, default=TRAIN,

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
+from common.arguments import Parser, positive, rate
 from torch import nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
@@ -137,15 +138,18 @@ def test(model: SmallCnn, dataset: TensorDataset, args: argparse.Namespace) -> f
 
 def main(argv: list[str] | None = None) -> float:
     """Train, test and return the test accuracy in per cent."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: python examples/train.py --replicas 4",
+    )
     parser.add_argument("--dataset", choices=["digits", "mnist", "cifar10"], default="digits")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--gradient-accumulation", type=int, default=1)
-    parser.add_argument("--device-iterations", type=int, default=1)
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--replicas", type=int, default=8, help="without the launcher only")
+    parser.add_argument("--epochs", type=positive, default=10)
+    parser.add_argument("--micro-batch", type=positive, default=4)
+    parser.add_argument("--gradient-accumulation", type=positive, default=1)
+    parser.add_argument("--device-iterations", type=positive, default=1)
+    parser.add_argument("--learning-rate", type=rate, default=2e-3)
+    parser.add_argument("--replicas", type=positive, default=8, help="without the launcher only")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args(argv)
 

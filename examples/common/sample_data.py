@@ -112,7 +112,10 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from common.arguments import Parser, positive
 
-    parser = Parser(description=__doc__.splitlines()[0])
+    parser = Parser(
+        description=__doc__.splitlines()[0],
+        epilog="Example: python examples/common/sample_data.py cifar10 data",
+    )
     parser.add_argument("name", choices=_MAKERS, help="the data set whose files are made")
     parser.add_argument("folder", type=Path, help="what programs call root or --data-dir")
     parser.add_argument("--training", type=positive, help="pictures to train on")

@@ -7,7 +7,6 @@ what it changes for generated data.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,21 +14,11 @@ from pathlib import Path
 
 from conftest import ROOT
 from sdk_programs.catalog import HERE, Command, Run
-from support.transcript import shown
+from support.printed import visible
 
-__all__ = ["START", "comparable", "plan", "run_program", "visible"]
+__all__ = ["START", "plan", "run_program"]
 
 START = HERE / "start"
-_NUMBER = re.compile(r" *-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
-_TAG = re.compile(r"\[1,(\d+)\]<std(?:out|err)>:")
-# Shown while compiling, and a log line may follow on its line.
-_COMPILING = re.compile(r"Graph compilation:[^\r\n\[]*\[[^\]]*\]")
-# Bars on their way or that vanish, advice about 16 workers on two cores, and what was measured,
-# which a model that an earlier program had too does not repeat.
-_PASSING = re.compile(
-    r"\d+%\|.*\| (?!(\d+)/\1 )|\?it/s|check_worker_number|UserWarning: This DataL"
-    r"|^(\[1,\d+\]<std\w+>:)?\s*$|^batches: |Replicas run as"
-)
 
 
 def run_program(run: Run, folder: Path, data: Path, mark: tuple[str, str]) -> tuple[list[str], int]:
@@ -98,32 +87,3 @@ def _link_data(work: Path, data: Path) -> None:
         place.symlink_to(data)
     # A link to a folder is not searched for pictures.
     shutil.copytree(data / "lfw", work / "lfw", copy_function=os.link)
-
-
-def visible(output: str) -> list[str]:
-    """Return the lines that stay, each instance's together, without what passes.
-
-    Of a bar that is drawn again when it is full, the last drawing stays.
-    """
-    lines = [line for line in shown(_COMPILING.sub("", output)) if not _PASSING.search(line)]
-    lines = [
-        line
-        for line, after in zip(lines, [*lines[1:], ""], strict=True)
-        if "%|" not in line or _without_numbers(line) != _without_numbers(after)
-    ]
-
-    def instance(line: str) -> int:
-        tag = _TAG.match(line)
-        return int(tag[1]) if tag else -1
-
-    return sorted(lines, key=instance)
-
-
-def comparable(lines: list[str], *, numbers_vary: bool) -> list[str]:
-    """Return what two runs of a program have in common: lines, or lines without their numbers."""
-    return [_without_numbers(line) for line in lines] if numbers_vary else lines
-
-
-def _without_numbers(line: str) -> str:
-    """Mark where numbers stand; a slow step of a bar is shown in other units."""
-    return _NUMBER.sub(" #", line).replace("s/it", "it/s").rstrip()

@@ -14,7 +14,8 @@ import pytest
 import torch
 from conftest import ROOT, survivors, wait_until
 from sdk_programs.catalog import COMMANDS, HERE, RUNS
-from sdk_programs.running import comparable, plan, run_program
+from sdk_programs.running import plan, run_program
+from support.printed import comparable
 from support.sdk_data import make_data
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
