@@ -76,6 +76,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     ours.add_argument(
         "--device", choices=["mk1", "mk2", "bow"], default="mk2", help="IPUs that have to have room"
     )
+    ours.add_argument(
+        "--execution", choices=["loop", "fused", "auto"], default="loop",
+        help="how the emulation runs replicas: loop starts soonest",
+    )  # fmt: skip
     ours.add_argument("--times", type=Path, metavar="FILE", help="write the time of each call")
     args = parser.parse_args(argv)
     if args.gradient_accumulation < _LEAST_ACCUMULATION:
@@ -115,6 +119,7 @@ def training_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
     opts.deviceIterations(args.device_iterations)
     opts.Training.gradientAccumulation(args.gradient_accumulation)
     opts.randomSeed(args.seed)
+    opts.Emulator.replicaExecution(args.execution)
     opts.Emulator.device(args.device)  # a model that this IPU has no room for is refused
     return opts
 
@@ -199,9 +204,7 @@ def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
         print(f"not CIFAR-10, digits in its format: {args.data_dir}", file=sys.stderr)
     opts = training_options(args)
     mode = poptorch.DataLoaderMode.Async if args.async_dataloader else poptorch.DataLoaderMode.Sync
-    loader = poptorch.DataLoader(
-        opts, dataset, batch_size=args.batch_size, shuffle=True, mode=mode
-    )
+    loader = poptorch.DataLoader(opts, dataset, batch_size=args.batch_size, shuffle=True, mode=mode)
     if not len(loader):
         sys.exit(f"{len(dataset)} images are fewer than one call needs: lower --batch-size")
     model = build_model(args)

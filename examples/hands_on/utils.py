@@ -1,4 +1,4 @@
-"""Functions and classes that main.py uses: images of CIFAR-10, and what stands around the network."""
+"""Functions and classes that main.py uses: images, and what stands around the network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torchvision
 from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.sample_data import SampleCIFAR10, make_cifar10  # noqa: E402
+from common.sample_data import SampleCIFAR10, make_cifar10
 
 __all__ = [
     "IMAGENET_STATISTICS",
