@@ -356,7 +356,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     names = [rung.name for rung in RUNGS]
     parser.add_argument("--only", choices=names, action="append", help="this step, and no other")
     parser.add_argument(
-        "--steps", type=from_zero, default=3, help="calls that are measured; 0 trains nothing"
+        "--steps", type=from_zero, default=2, help="calls that are measured; 0 trains nothing"
     )
     parser.add_argument("--repeats", type=positive, default=1, help="runs of each step")
     parser.add_argument("--model", default="resnet18", help="network that is trained, as main.py's")
