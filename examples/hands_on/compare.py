@@ -247,6 +247,7 @@ def _command(rung: Rung, fits: bool, times: Path, args: argparse.Namespace) -> l
 def _run(command: Sequence[str]) -> tuple[int, str]:
     """Run a command; returns its exit code and what it says on stderr. It ends when we do."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
+    environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another on a busy host
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
@@ -316,7 +317,7 @@ def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
     if args.steps:
         print(
             f"measured: {args.model}, {args.side} x {args.side}, micro-batches of "
-            f"{args.batch_size}, {args.repeats} x {args.steps} calls, on this host"
+            f"{args.batch_size}, {args.repeats} x {args.steps} calls, one thread, on this host"
         )
     print("modelled: one call at the session's size, both IPUs of memory and busy share")
     print("session: as its slides show it; images/s from its progress bars, second epoch on")

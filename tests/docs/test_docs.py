@@ -25,6 +25,7 @@ TRANSCRIPTS = [
         "monitoring",
         "compare",
         "devices",
+        "hands-on",
         "horovod",
         "pods",
         "report",

@@ -26,6 +26,7 @@ PAGES = [
     pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     "devices.md",
+    pytest.param("hands-on.md", marks=pytest.mark.sweep),
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),

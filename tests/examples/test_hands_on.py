@@ -15,7 +15,8 @@ from conftest import ROOT
 
 FOLDER = ROOT / "examples" / "hands_on"
 CUT = ["--model", "resnet18", "--side", "16", "--batch-size", "2", "--steps", "1", "--epochs", "1"]
-FULL = "--batch-size 64 --precision 32.32 --gradient-accumulation 3 --epochs 1".split()
+FULL = ["--batch-size", "64", "--precision", "32.32", "--gradient-accumulation", "3"]
+FULL += ["--epochs", "1"]
 PLAIN = """\
 import runpy, sys
 from torchvision import transforms
@@ -172,6 +173,7 @@ def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_pat
     assert "modelled" in capsys.readouterr().out
 
 
+@pytest.mark.sweep
 def test_a_step_that_fails_is_a_row_with_its_reason(module, capsys):
     rows = module("compare").main(["--only", "half", "--steps", "1", "--data-dir", "/dev/null/x"])
     assert len(rows) == 1
