@@ -143,7 +143,19 @@ def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path):
     program.write_text(PLAIN.format(path=str(FOLDER / "main.py")))
     words = [program, *CUT, "--precision", "32.32", "--data-dir", pictures]
     alone = run([*words, "--replicas", "2"])
-    together = run(["-m", "poprun_py", "--num-instances", "2", "--num-replicas", "2", *words])
+    together = run(
+        [
+            "-m",
+            "poprun_py",
+            "--num-instances",
+            "2",
+            "--num-replicas",
+            "2",
+            "--ipus-per-replica",
+            "2",
+            *words,
+        ]
+    )
     losses = [re.findall(r"\[Epoch 01\] loss: ([\d.]+)", done.stdout) for done in (alone, together)]
     assert [len(found) for found in losses] == [1, 1], f"{alone.stderr}\n{together.stderr}"
     assert float(losses[0][0]) == pytest.approx(float(losses[1][0]), abs=0.002)
