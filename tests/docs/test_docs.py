@@ -29,6 +29,7 @@ TRANSCRIPTS = [
         "course-training",
         "course",
         "devices",
+        "hands-on",
         "horovod",
         "pods",
         "report",

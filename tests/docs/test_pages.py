@@ -30,6 +30,7 @@ PAGES = [
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     pytest.param("course-training.md", marks=pytest.mark.sweep),
     "devices.md",
+    pytest.param("hands-on.md", marks=pytest.mark.sweep),
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("pipelining.md", marks=pytest.mark.sweep),

@@ -1,0 +1,407 @@
+"""Compare the steps of the IPU hands-on session: what each gains, here and in the session.
+
+python compare.py
+python compare.py --only accumulation --only async --steps 5
+python compare.py --steps 0 --figure ladder.svg
+
+Each step is a run of main.py with the session's options. Three sorts of figures stand side by side:
+
+- measured: images a second on this host, of a run that is cut to its size (--model, --side,
+  --batch-size, --steps). What has no room on the IPUs is started uncut, since it trains nothing.
+- modelled: cycles, bytes from the host, memory and busy share of the IPUs, from the model of the
+  device and at the session's own size: ResNet-101, images of 64 by 64, micro-batches of 64.
+- the session's: what its slides show of runs on hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from tqdm import tqdm
+
+import popdist_py
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from common.arguments import Parser, from_zero, positive  # noqa: E402
+
+MIB = 2**20
+_ENDINGS = (".svg", ".png", ".pdf")
+# What tells a program that it is an instance of a job.
+_OF_A_JOB = ("POPDIST_", "POPRUN_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the session, and what its slides show of it; None where they show nothing.
+
+    Attributes:
+        name: for ``--only``.
+        title: what changes.
+        flags: the words of its command after ``main.py``, without ``--epochs``.
+        fits: whether it ran.
+        cycles: of one call.
+        received: MiB that the first IPU got from the host in one call.
+        call_seconds: seconds of a call from the second epoch on.
+    """
+
+    name: str
+    title: str
+    flags: str
+    fits: bool
+    cycles: int | None = None
+    received: float | None = None
+    call_seconds: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Images a second."""
+        if self.call_seconds is None:
+            return None
+        words = self.flags.split()
+        numbers = (words[words.index(w) + 1] for w in words if w in _FACTORS)
+        images = 1
+        for number in numbers:
+            images *= int(number)
+        return images / self.call_seconds
+
+
+_FACTORS = ("--batch-size", "--gradient-accumulation", "--device-iteration")
+_HALF = "--batch-size 64 --precision 16.16"
+_LONG = f"{_HALF} --gradient-accumulation 8 --device-iteration 4"
+RUNGS = (
+    Rung("base", "single precision",
+         "--batch-size 64 --precision 32.32 --gradient-accumulation 3", False),
+    Rung("half", "half precision",
+         f"{_HALF} --gradient-accumulation 3", True, 60_111_417, 4.5),
+    Rung("accumulation", "accumulation of 8",
+         f"{_HALF} --gradient-accumulation 8", True, 95_653_315, 12.0, 1 / 2.10),
+    Rung("iterations", "4 device iterations",
+         _LONG, True, 283_021_420, 48.0, 1.88),
+    Rung("8-bit", "8-bit I/O",
+         f"{_LONG} --eight-bit-io", True, 278_393_266, 24.0, 1 / 1.77),
+    Rung("async", "asynchronous loader",
+         f"{_LONG} --eight-bit-io --async-dataloader", True, None, None, 1 / 2.75),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """What the model of the device says of one call at the session's size; IPU by IPU.
+
+    Attributes:
+        cycles: of the call.
+        images: of the call.
+        seconds: of the call on the device alone.
+        received: MiB from the host.
+        memory: share of its memory that the fullest tile needs.
+        busy: share of the call in which the IPU computes.
+    """
+
+    cycles: int
+    images: int
+    seconds: float
+    received: tuple[float, ...]
+    memory: tuple[float, ...]
+    busy: tuple[float, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room on every IPU."""
+        return max(self.memory) <= 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of main.py gave: images a second, or the reason why there are none."""
+
+    rate: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A step of the session with all that is known of it."""
+
+    rung: Rung
+    modelled: Modelled
+    measured: Measured
+
+    def flat(self) -> dict[str, object]:
+        """Return the line of the CSV file."""
+        rung, model = self.rung, self.modelled
+        return {
+            "step": rung.name,
+            "options": rung.flags,
+            "measured images/s": self.measured.rate,
+            "session's images/s": rung.rate,
+            "modelled cycles": model.cycles,
+            "session's cycles": rung.cycles,
+            "modelled MiB to IPU 0": model.received[0],
+            "session's MiB to IPU 0": rung.received,
+            **{f"modelled memory of IPU {ipu}": share for ipu, share in enumerate(model.memory)},
+            "session's run fitted": rung.fits,
+            **{f"modelled busy share of IPU {ipu}": share for ipu, share in enumerate(model.busy)},
+            "reason": self.measured.reason,
+        }
+
+
+def modelled(rung: Rung) -> Modelled:
+    """Return what the model of the device says; nothing is trained, no weight takes memory."""
+    import main as program
+
+    from popdist_py.ipu.cycles import cycles
+    from popdist_py.ipu.memory import memory
+    from popdist_py.ipu.transfers import host_traffic
+    from popdist_py.poptorch.on_ipu.run_of import run_of
+
+    args = program.parse_arguments(rung.flags.split())
+    captured, model = _captured(args.precision, args.batch_size)
+    optimizer = program.build_optimizer(model, args.precision)
+    run = run_of(captured, program.training_options(args), optimizer, training=True)
+    if args.eight_bit_io:
+        run = _with_8_bit_input(run)
+    asked = run.graph, run.placement, run.settings
+    took = cycles(*asked, run.ipu)
+    return Modelled(
+        took.total,
+        took.samples,
+        took.seconds,
+        tuple(traffic.received / MIB for traffic in host_traffic(*asked)),
+        tuple(own.fullest_tile / own.tile_bytes for own in memory(*asked, run.ipu).ipus),
+        took.busy,
+    )
+
+
+@cache
+def _captured(precision: str, batch: int):
+    """Return the graph of main.py's network, and the network, whose weights have shapes only."""
+    import main as program
+    import torch
+
+    from popdist_py.poptorch.on_ipu.capture import capture
+
+    words = ["--precision", precision, "--batch-size", str(batch)]
+    args = program.parse_arguments(words)
+    dtype = torch.float16 if precision[:2] == "16" else torch.float32
+    with torch.device("meta"):
+        model = program.build_model(args)
+        images = torch.empty(batch * args.gradient_accumulation, 3, 64, 64, dtype=dtype)
+        labels = torch.empty(len(images), dtype=torch.int64)
+    opts = program.training_options(args)
+    return capture(model, opts, (images, labels), training=True), model
+
+
+def _with_8_bit_input(run):
+    """Return a run whose images come with 8 bits, and are cast and normalised on the device."""
+    from popdist_py.ipu.graph import Operation
+
+    first, *others = run.graph.inputs
+    image = replace(first, name="image", type="uint8")
+    normalize = Operation("normalize", "elementwise", (image.name,), first)
+    operations = (normalize, *run.graph.operations)
+    graph = replace(run.graph, inputs=(image, *others), operations=operations)
+    placement = replace(run.placement, stages=(0, *run.placement.stages))
+    return replace(run, graph=graph, placement=placement)
+
+
+def measured(rung: Rung, fits: bool, args: argparse.Namespace) -> Measured:
+    """Run main.py as often as asked for; returns the median over its calls but each first one.
+
+    The first call compiles.
+    """
+    rates: list[float] = []
+    for _ in range(args.repeats):
+        with tempfile.TemporaryDirectory(prefix="hands-on-") as folder:
+            times = Path(folder, "times.json")
+            code, said = _run(_command(rung, fits, times, args))
+            if code != 0:
+                return Measured(reason=_reason(code, said))
+            found = json.loads(times.read_text())
+        rates += [found["samples"] / seconds for seconds in found["seconds"][0][1:]]
+    return Measured(statistics.median(rates))
+
+
+def _command(rung: Rung, fits: bool, times: Path, args: argparse.Namespace) -> list[str]:
+    words = [*rung.flags.split(), "--epochs", "1", "--data-dir", str(args.data_dir)]
+    if fits:
+        words[words.index("--batch-size") + 1] = str(args.batch_size)
+        words += ["--model", args.model, "--side", str(args.side), "--steps", str(args.steps + 1)]
+    else:
+        words += ["--steps", "1"]
+    return [sys.executable, str(HERE / "main.py"), *words, "--times", str(times)]
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Run a command; returns its exit code and what it says on stderr. It ends when we do."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
+    environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another on a busy host
+    process = subprocess.Popen(
+        command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        _, said = process.communicate()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        raise
+    return process.returncode, said
+
+
+def _reason(code: int, said: str) -> str:
+    """Return why a run failed: the line about memory, or its last one."""
+    lines = said.splitlines() or [f"exit code {code}"]
+    return next((line for line in lines if line.startswith("Out of memory")), lines[-1])
+
+
+def table(rows: Sequence[Row]):
+    """Return the table that is printed: below each heading, what sort of figure it is."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE, pad_edge=False, header_style="bold")
+    for heading in ("step\n", *(f"{name}\n{sort}" for name, sort in _COLUMNS)):
+        made.add_column(heading, justify="left" if heading == "step\n" else "right", no_wrap=True)
+    for row in rows:
+        rung, model = row.rung, row.modelled
+        made.add_row(
+            rung.title,
+            _number(row.measured.rate, ",.0f"), _number(rung.rate, ",.0f"),
+            _number(model.cycles / 1e6, ",.1f"),
+            _number(rung.cycles and rung.cycles / 1e6, ",.1f"),
+            _number(model.received[0], "g"), _number(rung.received, "g"),
+            " ".join(f"{share:.0%}" for share in model.memory),
+            "fits" if rung.fits else "too large",
+            " ".join(f"{share:.0%}" for share in model.busy),
+        )  # fmt: skip
+    return made
+
+
+_COLUMNS = (
+    ("images/s", "measured"), ("images/s", "session"),
+    ("Mcycles", "modelled"), ("Mcycles", "session"),
+    ("MiB to IPU 0", "modelled"), ("MiB to IPU 0", "session"),
+    ("memory", "modelled"), ("memory", "session"), ("busy", "modelled"),
+)  # fmt: skip
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """Print the table, with what its figures are of."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=132)
+    console.print(table(rows))
+    if args.steps:
+        print(
+            f"measured: {args.model}, {args.side} x {args.side}, micro-batches of "
+            f"{args.batch_size}, {args.repeats} x {args.steps} calls, one thread, on this host"
+        )
+    print("modelled: one call at the session's size, both IPUs of memory and busy share")
+    print("session: as its slides show it; images/s from its progress bars, second epoch on")
+    for row in rows:
+        if row.measured.reason:
+            print(f"{row.rung.title}: {row.measured.reason}")
+
+
+def write(rows: Sequence[Row], args: argparse.Namespace) -> None:
+    """Write the files that are asked for."""
+    if args.csv:
+        with args.csv.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0].flat()))
+            writer.writeheader()
+            writer.writerows(row.flat() for row in rows)
+    if args.json:
+        names = ("model", "side", "batch_size", "steps", "repeats")
+        cut = {name: getattr(args, name) for name in names}
+        document = {"measured with": cut, "rows": [_nested(row) for row in rows]}
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if args.figure:
+        from ladder_figure import draw
+
+        draw(rows, args.figure)
+
+
+def _nested(row: Row) -> dict[str, object]:
+    session = {name: value for name, value in asdict(row.rung).items() if name != "call_seconds"}
+    session["images_per_second"] = row.rung.rate
+    measured = {"images_per_second": row.measured.rate, "reason": row.measured.reason}
+    return {"session": session, "measured": measured, "modelled": asdict(row.modelled)}
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Return the arguments."""
+    parser = Parser(description=__doc__, formatter_class=_HelpFormatter)
+    names = [rung.name for rung in RUNGS]
+    parser.add_argument("--only", choices=names, action="append", help="this step, and no other")
+    parser.add_argument(
+        "--steps", type=from_zero, default=2, help="calls that are measured; 0 trains nothing"
+    )
+    parser.add_argument("--repeats", type=positive, default=1, help="runs of each step")
+    parser.add_argument("--model", default="resnet18", help="network that is trained, as main.py's")
+    parser.add_argument("--side", type=positive, default=16, help="height and width of images")
+    parser.add_argument("--batch-size", type=positive, default=4, help="of a micro-batch")
+    parser.add_argument(
+        "--data-dir", type=Path, default=HERE.parent / "datasets", help="as main.py's"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw them: .svg, .png, .pdf")
+    args = parser.parse_args(argv)
+    if args.figure and args.figure.suffix not in _ENDINGS:
+        parser.error(f"argument --figure: {args.figure} is given, {', '.join(_ENDINGS)} are known")
+    for name in ("csv", "json", "figure"):
+        path = getattr(args, name)
+        if path and not path.parent.is_dir():
+            parser.error(f"argument --{name}: {path.parent} is no folder")
+    return args
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the lines of the description, and tells defaults."""
+
+
+def main(argv: list[str] | None = None) -> list[Row]:
+    """Compare, and return the rows; of several instances the first one does."""
+    args = parse_arguments(argv)
+    if popdist_py.getInstanceIndex() != 0:
+        return []
+    rows = []
+    try:
+        bar = tqdm([rung for rung in RUNGS if rung.name in (args.only or rung.name)])
+        for rung in bar:
+            bar.set_description(rung.title)
+            model = modelled(rung)
+            run = measured(rung, model.fits, args) if args.steps else Measured()
+            rows.append(Row(rung, model, run))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    report(rows, args)
+    write(rows, args)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Train ResNet-101 on CIFAR-10, pipelined over two IPUs: from out of memory to fast.
+
+python main.py --batch-size 64 --precision 16.16 --gradient-accumulation 8
+python main.py --model resnet18 --side 32 --batch-size 8 --steps 4 --epochs 2
+poprun-py --num-instances 2 --num-replicas 2 --ipus-per-replica 2 main.py --model resnet18 --side 32
+
+The training program of the IPU hands-on session, with its arguments. Those of the second group are
+ours: they cut a run to a size for two cores, and stay out of the first line unless they are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torchvision
+from tqdm import tqdm
+
+import popdist_py
+from popdist_py import poptorch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from common.arguments import Parser, from_zero, positive  # noqa: E402
+from utils import (  # noqa: E402
+    ModelWithLoss,
+    ModelWithNormalization,
+    accuracy,
+    get_transform,
+    is_stand_in,
+    training_set,
+)
+
+# Each network with the block of its layer3 that begins the second IPU.
+NETWORKS = {"resnet18": 1, "resnet34": 3, "resnet50": 3, "resnet101": 8}
+_STAGES = 2
+_LEAST_ACCUMULATION = 2 * _STAGES - 1  # fewer micro-batches do not fill the pipeline
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the arguments; ``args.shown`` is the line of them that is printed."""
+    parser = Parser(
+        description=__doc__, formatter_class=_HelpFormatter, epilog="Page: docs/hands-on.md"
+    )
+    theirs = parser.add_argument_group("the session's arguments")
+    theirs.add_argument("--batch-size", type=positive, default=64, help="of a micro-batch")
+    theirs.add_argument(
+        "--precision", choices=["32.32", "16.32", "16.16"], default="16.16",
+        help="bits of data, and of the model",
+    )  # fmt: skip
+    theirs.add_argument(
+        "--gradient-accumulation", type=positive, default=_LEAST_ACCUMULATION,
+        help="micro-batches of an update",
+    )  # fmt: skip
+    theirs.add_argument(
+        "--device-iterations", "--device-iteration", type=positive, default=1,
+        help="updates of a call",
+    )  # fmt: skip
+    theirs.add_argument("--eight-bit-io", action="store_true", help="normalise images on the IPU")
+    theirs.add_argument("--async-dataloader", action="store_true", help="load in another process")
+    theirs.add_argument("--epochs", type=positive, default=5, help="passes over the images")
+    theirs.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
+    ours = parser.add_argument_group("arguments of ours")
+    ours.add_argument("--model", choices=list(NETWORKS), default="resnet101", help="the network")
+    ours.add_argument("--side", type=positive, default=64, help="height and width of images")
+    ours.add_argument("--steps", type=positive, help="calls of an epoch at most")
+    ours.add_argument(
+        "--data-dir", type=Path, default=HERE.parent / "datasets",
+        help="holds cifar-10-batches-py; if it does not, a stand-in is made there",
+    )  # fmt: skip
+    ours.add_argument("--seed", type=from_zero, default=42, help="of weights, order and flips")
+    ours.add_argument(
+        "--device", choices=["mk1", "mk2", "bow"], default="mk2", help="IPUs that have to have room"
+    )
+    ours.add_argument(
+        "--execution", choices=["loop", "fused", "auto"], default="loop",
+        help="how the emulation runs replicas: loop starts soonest",
+    )  # fmt: skip
+    ours.add_argument("--times", type=Path, metavar="FILE", help="write the time of each call")
+    args = parser.parse_args(argv)
+    if args.gradient_accumulation < _LEAST_ACCUMULATION:
+        parser.error(
+            f"argument --gradient-accumulation: {args.gradient_accumulation} is given, a pipeline "
+            f"over {_STAGES} IPUs needs {_LEAST_ACCUMULATION} or more"
+        )
+    if args.batch_size == 1 and args.side <= 32:
+        parser.error(
+            "argument --batch-size: 1 is given with images of 32 or less, of which the last batch "
+            "normalisation gets one value a channel: 2 or more are accepted, or --side 33"
+        )
+    if args.times and not args.times.parent.is_dir():
+        parser.error(f"argument --times: {args.times.parent} is no folder")
+    args.shown = _shown(args, theirs, parser)
+    return args
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Keeps the lines of the description, and tells defaults."""
+
+
+def _shown(args: argparse.Namespace, theirs: argparse._ArgumentGroup, parser: Parser) -> str:
+    """Return the line of arguments as the session prints it, with those of ours that are used."""
+    names = {action.dest for action in theirs._group_actions}
+    values = vars(args).items()
+    used = {name: v for name, v in values if name in names or v != parser.get_default(name)}
+    told = {name: str(v) if isinstance(v, Path) else v for name, v in sorted(used.items())}
+    return repr(argparse.Namespace(**told))
+
+
+def training_options(args: argparse.Namespace) -> poptorch.DistributedOptions:
+    """Return the options; of several instances, each trains the replicas that it was given."""
+    opts = poptorch.DistributedOptions()
+    if not popdist_py.isPopdistEnvSet():
+        opts.replicationFactor(args.replicas)
+    opts.deviceIterations(args.device_iterations)
+    opts.Training.gradientAccumulation(args.gradient_accumulation)
+    opts.randomSeed(args.seed)
+    opts.Emulator.replicaExecution(args.execution)
+    opts.Emulator.device(args.device)  # a model that this IPU has no room for is refused
+    return opts
+
+
+def build_model(args: argparse.Namespace) -> torch.nn.Module:
+    """Return the network with its loss, over two IPUs and in the precision asked for."""
+    model = getattr(torchvision.models, args.model)()
+    begins = NETWORKS[args.model]
+    model.layer3[begins] = poptorch.BeginBlock(model.layer3[begins], ipu_id=1)
+
+    input_dtype = torch.float16 if args.precision[:2] == "16" else torch.float32
+    model_dtype = torch.float16 if args.precision[-2:] == "16" else torch.float32
+    if args.eight_bit_io:
+        model = ModelWithNormalization(model, dtype=input_dtype)
+    return ModelWithLoss(model, torch.nn.CrossEntropyLoss()).to(model_dtype)
+
+
+def build_optimizer(model: torch.nn.Module, precision: str) -> torch.optim.Optimizer:
+    """Return AdamW, which keeps all but its second moments in the precision of the model."""
+    if precision[-3:] != ".16":
+        return poptorch.optim.AdamW(model.parameters(), lr=0.001)
+    return poptorch.optim.AdamW(
+        model.parameters(),
+        lr=0.001,
+        loss_scaling=1000,
+        accum_type=torch.float16,
+        first_order_momentum_accum_type=torch.float16,
+        second_order_momentum_accum_type=torch.float32,
+    )
+
+
+def train_epoch(training_model, batches, bar) -> tuple[float, float, list[float]]:
+    """Train on ``batches``; returns the means of loss and accuracy, and seconds of each call.
+
+    A call's time begins where the one before it ends, so that waiting for data is in it.
+    """
+    losses, accuracies, seconds = [], [], []
+    began = time.perf_counter()
+    for images, labels in batches:
+        out, loss = training_model(images, labels)
+        losses.append(loss.float().mean().item())
+        accuracies.append(accuracy(out, labels))
+        bar.set_postfix_str(f"loss={losses[-1]:.3g}, acc={accuracies[-1]:.3g}", refresh=False)
+        bar.update()
+        ended = time.perf_counter()
+        seconds.append(ended - began)
+        began = ended
+        if len(seconds) == bar.total:
+            break
+    return sum(losses) / len(losses), sum(accuracies) / len(accuracies), seconds
+
+
+def train(training_model, loader, args: argparse.Namespace) -> tuple[list, list]:
+    """Train; returns the loss and accuracy of every epoch over all instances, and its times."""
+    speaks = popdist_py.getInstanceIndex() == 0
+    results, times = [], []
+    steps = min(len(loader), args.steps or len(loader))
+    for epoch in range(1, args.epochs + 1):
+        name = f"[Epoch {epoch:02d}]"
+        with tqdm(total=steps, desc=name, disable=not speaks) as bar:
+            *means, seconds = train_epoch(training_model, loader, bar)
+        loss, acc = (popdist_py.all_reduce(m) / popdist_py.getNumInstances() for m in means)
+        results.append((loss, acc))
+        times.append(seconds)
+        if speaks:
+            print(f"{name} loss: {loss:.3f}, acc: {acc:.1f}", flush=True)
+    return results, times
+
+
+def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
+    """Train, and return loss and accuracy of every epoch."""
+    args = parse_arguments(argv)
+    popdist_py.init()
+    torch.manual_seed(args.seed)
+    speaks = popdist_py.getInstanceIndex() == 0
+    if speaks:
+        print(args.shown, flush=True)
+    dataset = training_set(
+        args.data_dir, get_transform(args.precision, args.eight_bit_io, args.side)
+    )
+    if speaks and is_stand_in(dataset):
+        print(f"not CIFAR-10, digits in its format: {args.data_dir}", file=sys.stderr)
+    opts = training_options(args)
+    mode = poptorch.DataLoaderMode.Async if args.async_dataloader else poptorch.DataLoaderMode.Sync
+    loader = poptorch.DataLoader(opts, dataset, batch_size=args.batch_size, shuffle=True, mode=mode)
+    if not len(loader):
+        sys.exit(f"{len(dataset)} images are fewer than one call needs: lower --batch-size")
+    model = build_model(args)
+    optimizer = build_optimizer(model, args.precision)
+    training_model = poptorch.trainingModel(model, opts, optimizer=optimizer)
+    try:
+        results, times = train(training_model, loader, args)
+    except poptorch.Error as error:
+        # Of memory, or of how the instances were started; both say what to do.
+        sys.exit(error.message if speaks else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        loader.terminate()
+        training_model.destroy()
+    if args.times and speaks:
+        samples = loader.combinedBatchSize * popdist_py.getNumInstances()
+        args.times.write_text(json.dumps({"samples": samples, "seconds": times}))
+    return results
+
+
+if __name__ == "__main__":
+    main()

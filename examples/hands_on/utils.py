@@ -1,0 +1,123 @@
+"""Functions and classes that main.py uses: images, and what stands around the network."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torchvision
+from torchvision import transforms
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.sample_data import SampleCIFAR10, make_cifar10
+
+__all__ = [
+    "IMAGENET_STATISTICS",
+    "ModelWithLoss",
+    "ModelWithNormalization",
+    "accuracy",
+    "get_transform",
+    "is_stand_in",
+    "training_set",
+]
+
+IMAGENET_STATISTICS = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_FOLDER = torchvision.datasets.CIFAR10.base_folder
+
+
+class ModelWithNormalization(torch.nn.Module):
+    """Casts 8-bit images and normalises them: on the IPU, where the host did it before.
+
+    As in the session, values of 8 bits are not divided by 255 first.
+    """
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self.normalize = transforms.Normalize(**IMAGENET_STATISTICS)
+
+    def forward(self, img):
+        return self.model(self.normalize(img.to(self.dtype)))
+
+
+class ModelWithLoss(torch.nn.Module):
+    """Returns the scores, and the loss beside them when labels are given."""
+
+    def __init__(self, model: torch.nn.Module, criterion: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+
+    def forward(self, img, labels=None):
+        out = self.model(img)
+        return out if labels is None else (out, self.criterion(out, labels))
+
+
+def get_transform(
+    precision: str = "16.16", eight_bit_io: bool = False, side: int = 64
+) -> transforms.Compose:
+    """Return what the host does with an image; types and statistics only without 8-bit I/O."""
+    preprocessing_steps = [
+        transforms.RandomHorizontalFlip(),
+        transforms.Resize((side, side)),
+        transforms.PILToTensor(),
+    ]
+    if not eight_bit_io:
+        dtype = torch.float16 if precision[:2] == "16" else torch.float32
+        preprocessing_steps += [
+            transforms.ConvertImageDtype(dtype),
+            transforms.Normalize(**IMAGENET_STATISTICS),
+        ]
+    return transforms.Compose(preprocessing_steps)
+
+
+def accuracy(out: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the share of right answers in per cent, of the micro-batches that came back.
+
+    ``OutputMode.Final`` returns the last micro-batch of each replica, and their labels are last.
+    """
+    return 100 * (out.argmax(1) == labels[-len(out) :]).float().mean().item()
+
+
+def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.data.Dataset:
+    """Return CIFAR-10's 50,000 pictures to train on, from its files of the Python version.
+
+    Where the files are missing they are made: handwritten digits in the same format.
+
+    Raises:
+        SystemExit: the folder cannot be written, or its files are not those of CIFAR-10.
+    """
+    try:
+        if not (folder / _FOLDER).exists():
+            _make(folder)
+        return SampleCIFAR10(root=folder, train=True, transform=transform)
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "files are missing or damaged"
+        sys.exit(
+            f"no CIFAR-10 in {folder / _FOLDER}: {reason}. Unpack cifar-10-python.tar.gz in "
+            f"{folder}, or name another --data-dir: in an empty one a stand-in is made."
+        )
+
+
+def is_stand_in(dataset: SampleCIFAR10) -> bool:
+    """Return whether the pictures are handwritten digits, not CIFAR-10's own."""
+    return "zero" in (Path(dataset.root) / _FOLDER / "batches.meta").read_bytes().decode("latin-1")
+
+
+def _make(folder: Path) -> None:
+    """Write the stand-in; of several instances that do so at once, the first one's files stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
+    try:
+        make_cifar10(own)
+        try:
+            (own / _FOLDER).rename(folder / _FOLDER)
+        except OSError:
+            if not (folder / _FOLDER).exists():
+                raise
+    finally:
+        shutil.rmtree(own, ignore_errors=True)

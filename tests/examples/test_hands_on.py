@@ -1,0 +1,198 @@
+"""The IPU hands-on session's program: its lines, its data, its memory, its steps side by side."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+FOLDER = ROOT / "examples" / "hands_on"
+CUT = ["--model", "resnet18", "--side", "16", "--batch-size", "2", "--steps", "1", "--epochs", "1"]
+FULL = ["--batch-size", "64", "--precision", "32.32", "--gradient-accumulation", "3"]
+FULL += ["--epochs", "1"]
+PLAIN = """\
+import runpy, sys
+from torchvision import transforms
+transforms.RandomHorizontalFlip = lambda: lambda picture: picture  # flips differ by instance
+from popdist_py import poptorch
+options = poptorch.DistributedOptions  # the last micro-batches differ, all of a step do not
+poptorch.DistributedOptions = lambda: options().outputMode(poptorch.OutputMode.All)
+sys.argv[0] = {path!r}
+runpy.run_path({path!r}, run_name="__main__")
+"""
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Import a module of the folder by name, as its own process would."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    names = ("main", "utils", "compare", "ladder_figure")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    torch = importlib.import_module("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield importlib.import_module
+    torch.set_num_threads(threads)
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    """Make 320 pictures in CIFAR-10's files."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    try:
+        from common.sample_data import make_cifar10
+    finally:
+        sys.path.pop(0)
+    folder = tmp_path_factory.mktemp("cifar10")
+    make_cifar10(folder, training=320, test=10)
+    return folder
+
+
+def run(words, **environ):
+    return subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=140,
+        check=False, env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+    )  # fmt: skip
+
+
+def test_arguments_are_printed_as_the_session_does(module):
+    parse = module("main").parse_arguments
+    line = (
+        "Namespace(async_dataloader=False, batch_size=64, device_iterations=1, "
+        "eight_bit_io=False, epochs=1, gradient_accumulation=3, precision='32.32', replicas=1)"
+    )
+    assert parse(FULL).shown == line
+    shown = parse([*FULL, "--side", "16", "--data-dir", "/data"]).shown
+    assert shown == line.replace("device_", "data_dir='/data', device_", 1).replace(
+        "replicas=1", "replicas=1, side=16"
+    )
+    for name in ("--device-iteration", "--device-iterations"):
+        assert parse([name, "4"]).device_iterations == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gradient-accumulation", "2"], "2 is given, a pipeline over 2 IPUs needs 3 or more"),
+        (["--batch-size", "1", "--side", "16"], "2 or more are accepted"),
+        (["--times", "/nowhere/file"], "/nowhere is no folder"),
+    ],
+)
+def test_what_cannot_run_is_one_line(module, words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        module("main").parse_arguments(words)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_missing_pictures_are_made_and_those_on_disk_are_read(module, tmp_path, monkeypatch):
+    utils = module("utils")
+    made = utils.make_cifar10
+    monkeypatch.setattr(utils, "make_cifar10", lambda folder: made(folder, training=50, test=10))
+    transform = utils.get_transform("32.32", eight_bit_io=True, side=16)
+    first = utils.training_set(tmp_path / "new", transform)
+    assert len(first) == 50
+    assert utils.is_stand_in(first)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["cifar-10-batches-py"]
+    monkeypatch.setattr(utils, "make_cifar10", None)
+    again = utils.training_set(tmp_path / "new", transform)
+    assert (again.data == first.data).all()
+    (tmp_path / "new" / "cifar-10-batches-py" / "test_batch").unlink()
+    with pytest.raises(SystemExit, match="files are missing or damaged"):
+        utils.training_set(tmp_path / "new", transform)
+
+
+@pytest.mark.parametrize("precision", ["32.32", pytest.param("16.16", marks=pytest.mark.sweep)])
+def test_training_prints_the_session_s_lines(module, pictures, precision, capsys, tmp_path):
+    times = tmp_path / "times.json"
+    words = [*CUT, "--data-dir", pictures, "--precision", precision, "--times", times]
+    results = module("main").main([*map(str, words), "--eight-bit-io"])
+    assert len(results) == 1
+    printed, shown = capsys.readouterr()
+    assert re.search(r"^\[Epoch 01\] loss: \d+\.\d{3}, acc: \d+\.\d$", printed, re.MULTILINE)
+    assert re.search(r"\[Epoch 01\]: 100%\|█+\| 1/1 \[.*, loss=[\d.]+, acc=\d+\.?\d*\]", shown)
+    assert "not CIFAR-10, digits in its format" in shown
+    assert json.loads(times.read_text())["samples"] == 6
+
+
+@pytest.mark.sweep
+def test_the_session_s_first_command_is_refused_before_it_trains(pictures):
+    done = run([FOLDER / "main.py", *FULL, "--data-dir", pictures])
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Out of memory on IPU 1: 693,568 bytes used on the fullest tile" in done.stderr
+    assert "half precision" in done.stderr.partition("What would help")[2]
+    assert "loss" not in done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_two_instances_have_about_the_loss_of_two_replicas(pictures, tmp_path):
+    program = tmp_path / "plain.py"
+    program.write_text(PLAIN.format(path=str(FOLDER / "main.py")))
+    words = [program, *CUT, "--precision", "32.32", "--data-dir", pictures]
+    alone = run([*words, "--replicas", "2"])
+    together = run(
+        [
+            "-m",
+            "poprun_py",
+            "--num-instances",
+            "2",
+            "--num-replicas",
+            "2",
+            "--ipus-per-replica",
+            "2",
+            *words,
+        ]
+    )
+    losses = [re.findall(r"\[Epoch 01\] loss: ([\d.]+)", done.stdout) for done in (alone, together)]
+    assert [len(found) for found in losses] == [1, 1], f"{alone.stderr}\n{together.stderr}"
+    # Close, not equal: batch normalisation sees other pairs of pictures where replicas are split.
+    assert float(losses[0][0]) == pytest.approx(float(losses[1][0]), abs=0.2)
+
+
+def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_path, capsys):
+    files = {name: tmp_path / f"ladder.{name}" for name in ("csv", "json")}
+    figure = tmp_path / "ladder.svg"
+    words = [f"--{name}={path}" for name, path in files.items()]
+    rows = module("compare").main([*words, "--steps", "0", "--figure", str(figure)])
+    page = (ROOT / "docs" / "device.md").read_text().partition("<!-- ladder -->")[2]
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines()[3:8]]
+    for row, line in zip(rows, lines, strict=False):
+        assert f"{max(row.modelled.memory):.0%}" == line[5]
+        if row.rung.cycles:
+            assert f"{row.modelled.cycles:,}" == line[9]
+            assert f"{row.modelled.received[0]}" == line[7]
+            assert (f"{row.rung.cycles:,}", f"{row.rung.received}") == (line[8], line[6])
+    assert [row.modelled.fits for row in rows] == [row.rung.fits for row in rows]
+    assert rows[4].modelled == rows[5].modelled
+    drawn = figure.read_text()
+    for name in ("measured-rate-1", "modelled-cycles-5", "session-cycles", "all-memory"):
+        assert f'id="{name}"' in drawn
+    with files["csv"].open() as file:
+        assert [line["step"] for line in csv.DictReader(file)] == [row.rung.name for row in rows]
+    assert len(json.loads(files["json"].read_text())["rows"]) == 6
+    assert "modelled" in capsys.readouterr().out
+
+
+@pytest.mark.sweep
+def test_a_step_that_fails_is_a_row_with_its_reason(module, capsys):
+    rows = module("compare").main(["--only", "half", "--steps", "1", "--data-dir", "/dev/null/x"])
+    assert len(rows) == 1
+    assert rows[0].measured.rate is None
+    assert "no CIFAR-10 in /dev/null/x" in rows[0].measured.reason
+    assert "half precision: no CIFAR-10" in capsys.readouterr().out
