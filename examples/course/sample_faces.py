@@ -81,7 +81,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _, made = find_or_make(args.folder)
     except (OSError, ImportError) as error:
-        parser.error(f"{error}")
+        reason = getattr(error, "strerror", None) or error
+        parser.error(f"{args.folder}: {reason}")
     count = sum(1 for _ in args.folder.rglob("*.jpg"))
     print(f"{count} pictures {'are now' if made else 'were already'} in {args.folder}")
 

@@ -294,7 +294,7 @@ def main(argv: list[str] | None = None) -> Outcome:
             args.profile_dir.mkdir(parents=True, exist_ok=True)
         training_data, test_data = get_loaders(args, options, test_options)
     except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
+        parser.error(f"{error.filename or args.data_dir}: {error.strerror}")
     except RuntimeError:
         parser.error(f"{args.data_dir}/MNIST/raw lacks some of MNIST's four idx files: complete it")
     except ValueError as error:
