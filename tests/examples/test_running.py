@@ -36,7 +36,7 @@ def test_a_folder_is_made_once_with_all_above_it(shared, tmp_path):
     make_once = shared("running").make_once
     folder = tmp_path / "a path" / "with blanks" / "set"
     assert make_once(folder, maker("first"))
-    assert not make_once(folder, maker("second"))
+    assert not make_once(folder, None)  # nothing is made for nothing
     assert (folder / "file").read_text() == "first"
     assert list(folder.parent.iterdir()) == [folder]
 
