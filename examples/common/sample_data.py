@@ -14,6 +14,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,13 +105,18 @@ def _write_idx(folder: Path, training: int, test: int, change) -> None:
         (folder / f"{name}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
 
 
-_MAKERS = {"mnist": make_mnist, "fashion-mnist": make_fashion_mnist, "cifar10": make_cifar10}
+_MAKERS = {
+    "mnist": (make_mnist, "MNIST"),
+    "fashion-mnist": (make_fashion_mnist, "FashionMNIST"),
+    "cifar10": (make_cifar10, CIFAR10.base_folder),
+}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write a data set."""
+    """Write a data set; what is there already, perhaps the real one, stays as it is."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from common.arguments import Parser, positive
+    from common.running import make_once
 
     parser = Parser(
         description=__doc__.splitlines()[0],
@@ -122,10 +128,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--test", type=positive, help="pictures to test on")
     args = parser.parse_args(argv)
     given = {name: count for name in ("training", "test") if (count := getattr(args, name))}
+    make, name = _MAKERS[args.name]
     try:
-        _MAKERS[args.name](args.folder, **given)
+        made = make_once(args.folder / name, partial(make, **given))
     except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
+        parser.error(f"{args.folder}: {error.strerror}; give a folder that can be written")
+    if not made:
+        parser.error(f"{args.folder / name} is there already; remove it, or give another folder")
     print(f"{args.name} is in {args.folder}")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, from_zero, positive, rate
+from common.running import make_once, run
 
 IS_FIRST = os.environ.get("RANK", "0") == "0"  # poprun-py and torchrun set it
 
@@ -52,8 +52,7 @@ def load(folder: Path) -> tuple[TensorDataset, TensorDataset]:
     """Return training and test set: images [N, 1, 28, 28] in 0..1, labels [N]."""
     from torchvision.datasets import FashionMNIST
 
-    if not (folder / "FashionMNIST").exists():
-        _make_stand_in(folder)
+    _make_stand_in(folder)
     try:
         parts = [FashionMNIST(folder, train=train) for train in (True, False)]
     except RuntimeError:
@@ -65,21 +64,14 @@ def load(folder: Path) -> tuple[TensorDataset, TensorDataset]:
 
 
 def _make_stand_in(folder: Path) -> None:
-    """Make the files beside their place and move them there: no process sees half of them."""
+    """Make outlines of digits where no files are."""
     from common.sample_data import make_fashion_mnist
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as made:
-            make_fashion_mnist(Path(made))
-            try:
-                os.rename(Path(made, "FashionMNIST"), folder / "FashionMNIST")  # noqa: PTH104
-            except OSError:  # another process was quicker
-                if not (folder / "FashionMNIST").exists():
-                    raise
+        made = make_once(folder / "FashionMNIST", make_fashion_mnist)
     except OSError as error:
         sys.exit(f"--data-dir {folder}: {error.strerror}; give a folder that can be written")
-    if IS_FIRST:
+    if made and IS_FIRST:
         print(f"{folder / 'FashionMNIST'}: made of outlines of handwritten digits")
 
 
@@ -144,4 +136,4 @@ def main(argv: list[str] | None = None) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -21,7 +21,8 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from common.arguments import Parser, from_zero, positive
+from common.arguments import Parser, figure_file, from_zero, positive
+from common.running import run
 from course.messages import Traffic, count_messages
 from course.sample_faces import find_or_make
 from PIL import Image
@@ -231,7 +232,7 @@ def make_parser() -> Parser:
     add("heavy", action="store_true", help="augment each picture (move, mirror, change colours)")
     add("in_memory", action="store_true", help="hold 64 pictures in memory: loading is indexing")
     add("workers", type=from_zero, nargs="+", default=[0, 1, 2, 4], help="what -plot goes through")
-    add("plot", type=Path, help="measure -workers, and draw this file (.svg, .png, .pdf)")
+    add("plot", type=figure_file, help="measure -workers, and draw this file (.svg, .png, .pdf)")
     add("count_messages", action="store_true", help="count what main process and workers send")
     add("pin_memory", action="store_true", help="lock the memory of batches, for a GPU")
     add(
@@ -251,7 +252,8 @@ def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
         popdist_py.barrier()
         light, heavy = (LFWDataset(args.path_to_folder, t, index, count) for t in (LIGHT, HEAVY))
     except (OSError, ImportError) as error:
-        parser.error(f"-path_to_folder {args.path_to_folder}: {error}")
+        reason = getattr(error, "strerror", None) or error
+        parser.error(f"-path_to_folder {args.path_to_folder}: {reason}")
     if not len(light):
         parser.error(f"{args.path_to_folder} has fewer jpg files than there are instances, {count}")
     kinds = {"light": lambda: light, "heavy": lambda: heavy, IN_MEMORY: lambda: InMemory(light)}
@@ -297,4 +299,4 @@ def main(argv: list[str] | None = None) -> list[Timing]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,14 +9,15 @@ image, and two narrower cuts. A 101st folder holds cuts of a sharp photograph in
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.running import make_once
 
 __all__ = ["find_or_make", "make_faces"]
 
@@ -34,31 +35,19 @@ def find_or_make(folder: Path) -> tuple[Path, bool]:
         ImportError: scikit-image is missing.
         OSError: the folder cannot be written.
     """
-    if folder.exists():
-        if not any(folder.rglob("*.jpg")):
-            raise FileNotFoundError(f"no jpg files in {folder}")
-        return folder, False
-    make_faces(folder)
-    return folder, True
+    if make_once(folder, lambda beside: make_faces(beside / folder.name)):
+        return folder, True
+    if not any(folder.rglob("*.jpg")):
+        raise FileNotFoundError(f"no jpg files in {folder}")
+    return folder, False
 
 
 def make_faces(folder: Path) -> None:
-    """Write 101 folders of four jpg files each; ``folder`` appears when all of them are there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        for name, picture in _people():
-            (unfinished / name).mkdir()
-            for number, version in enumerate(_versions(picture), 1):
-                version.save(unfinished / name / f"{name}_{number:04d}.jpg", quality=92)
-        unfinished.chmod(0o755)
-        try:
-            unfinished.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was quicker, with the same pictures
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    """Write 101 folders of four jpg files each below ``folder``."""
+    for name, picture in _people():
+        (folder / name).mkdir(parents=True)
+        for number, version in enumerate(_versions(picture), 1):
+            version.save(folder / name / f"{name}_{number:04d}.jpg", quality=92)
 
 
 def _people() -> Iterable[tuple[str, Image.Image]]:
@@ -84,7 +73,6 @@ def _versions(picture: Image.Image) -> Iterable[Image.Image]:
 
 def main(argv: list[str] | None = None) -> None:
     """Write the faces."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from common.arguments import Parser
 
     parser = Parser(description=__doc__.splitlines()[0], epilog=__doc__.splitlines()[2])
@@ -93,7 +81,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _, made = find_or_make(args.folder)
     except (OSError, ImportError) as error:
-        parser.error(f"{error}")
+        reason = getattr(error, "strerror", None) or error
+        parser.error(f"{args.folder}: {reason}")
     count = sum(1 for _ in args.folder.rglob("*.jpg"))
     print(f"{count} pictures {'are now' if made else 'were already'} in {args.folder}")
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from common.arguments import Parser, from_zero, positive, rate
+from common.running import run
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from tqdm import tqdm
@@ -355,4 +356,4 @@ def main(argv: list[str] | None = None) -> Report:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

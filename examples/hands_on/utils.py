@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -12,6 +10,7 @@ import torchvision
 from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.running import make_once
 from common.sample_data import SampleCIFAR10, make_cifar10
 
 __all__ = [
@@ -92,8 +91,7 @@ def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.dat
         SystemExit: the folder cannot be written, or its files are not those of CIFAR-10.
     """
     try:
-        if not (folder / _FOLDER).exists():
-            _make(folder)
+        make_once(folder / _FOLDER, make_cifar10)
         return SampleCIFAR10(root=folder, train=True, transform=transform)
     except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "files are missing or damaged"
@@ -106,18 +104,3 @@ def training_set(folder: Path, transform: transforms.Compose) -> torch.utils.dat
 def is_stand_in(dataset: SampleCIFAR10) -> bool:
     """Return whether the pictures are handwritten digits, not CIFAR-10's own."""
     return "zero" in (Path(dataset.root) / _FOLDER / "batches.meta").read_bytes().decode("latin-1")
-
-
-def _make(folder: Path) -> None:
-    """Write the stand-in; of several instances that do so at once, the first one's files stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.mkdtemp(prefix=".making-", dir=folder))
-    try:
-        make_cifar10(own)
-        try:
-            (own / _FOLDER).rename(folder / _FOLDER)
-        except OSError:
-            if not (folder / _FOLDER).exists():
-                raise
-    finally:
-        shutil.rmtree(own, ignore_errors=True)

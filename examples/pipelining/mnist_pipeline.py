@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from popdist_py import poptorch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import Parser, from_zero, positive, rate
+from common.running import make_once, run
 from common.sample_data import make_mnist
 
 IPUS = 4
@@ -148,11 +149,8 @@ def prepare_mnist(folder: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    if popdist_py.getInstanceIndex() == 0 and not (folder / "MNIST").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            make_mnist(Path(temporary), training=60_000, test=10_000)
-            Path(temporary, "MNIST").rename(folder / "MNIST")
+    make = partial(make_mnist, training=60_000, test=10_000)
+    if popdist_py.getInstanceIndex() == 0 and make_once(folder / "MNIST", make):
         print(f"no MNIST in {folder}: 70,000 digits made of scikit-learn's are in its place")
     popdist_py.barrier()
 
@@ -296,7 +294,7 @@ def main(argv: list[str] | None = None) -> Outcome:
             args.profile_dir.mkdir(parents=True, exist_ok=True)
         training_data, test_data = get_loaders(args, options, test_options)
     except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}")
+        parser.error(f"{error.filename or args.data_dir}: {error.strerror}")
     except RuntimeError:
         parser.error(f"{args.data_dir}/MNIST/raw lacks some of MNIST's four idx files: complete it")
     except ValueError as error:
@@ -322,4 +320,4 @@ def main(argv: list[str] | None = None) -> Outcome:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

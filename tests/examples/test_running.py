@@ -1,0 +1,106 @@
+"""What the programs of the examples share: data made once and whole, and Ctrl-C in one line."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+pytestmark = pytest.mark.timeout(60)
+DATA = ("--training", "50", "--test", "10")
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Import a module of examples/common as the programs do."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    yield lambda name: importlib.import_module(f"common.{name}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "common"]:
+        del sys.modules[name]
+
+
+def maker(text):
+    """Return what makes a folder with one file in it."""
+
+    def make(beside):
+        (beside / "set").mkdir()
+        (beside / "set" / "file").write_text(text)
+
+    return make
+
+
+def test_a_folder_is_made_once_with_all_above_it(shared, tmp_path):
+    make_once = shared("running").make_once
+    folder = tmp_path / "a path" / "with blanks" / "set"
+    assert make_once(folder, maker("first"))
+    assert not make_once(folder, None)  # nothing is made for nothing
+    assert (folder / "file").read_text() == "first"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_the_quicker_of_two_that_make_a_folder_at_once_wins(shared, tmp_path):
+    make_once = shared("running").make_once
+    folder = tmp_path / "set"
+
+    def slow(beside):
+        maker("slow")(beside)
+        assert make_once(folder, maker("quick"))
+
+    assert not make_once(folder, slow)
+    assert (folder / "file").read_text() == "quick"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_who_is_stopped_while_making_a_folder_leaves_nothing(shared, tmp_path, error):
+    def stopped(beside):
+        maker("half")(beside)
+        raise error
+
+    with pytest.raises(error):
+        shared("running").make_once(tmp_path / "set", stopped)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_place_of_the_folder_above_is_an_error(shared, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        shared("running").make_once(tmp_path / "file" / "set", maker(""))
+
+
+@pytest.mark.parametrize("name", ["mnist", pytest.param("cifar10", marks=pytest.mark.sweep)])
+def test_data_that_is_there_stays_as_it_is(shared, tmp_path, capsys, name):
+    main = shared("sample_data").main
+    main([name, str(tmp_path), *DATA])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert capsys.readouterr().out == f"{name} is in {tmp_path}\n"
+    with pytest.raises(SystemExit) as caught:
+        main([name, str(tmp_path), "--training", "60"])
+    assert caught.value.code == 2
+    assert "is there already; remove it" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_data_that_cannot_be_written_are_refused_in_one_line(shared, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as caught:
+        shared("sample_data").main(["mnist", str(tmp_path / "file"), *DATA])
+    error = capsys.readouterr().err
+    assert (caught.value.code, error.count("\n")) == (2, 1)
+    assert "give a folder that can be written" in error
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "\n-c: interrupted\n"), ("1", "")])
+def test_ctrl_c_is_one_line_and_exit_code_130(rank, said):
+    program = (
+        "import os, signal; from common.running import run; "
+        "run(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False,
+        cwd=ROOT / "examples", env={"RANK": rank},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
