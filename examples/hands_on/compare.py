@@ -342,9 +342,10 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 def main(argv: list[str] | None = None) -> list[Row]:
     """Compare, and return the rows."""
     args = parse_arguments(argv)
+    if popdist_py.getInstanceIndex() != 0:
+        return []  # the first instance says why
     if popdist_py.getNumInstances() > 1:
-        alone = "compare.py starts its runs itself: start it once, with python, not poprun-py"
-        sys.exit(alone if popdist_py.getInstanceIndex() == 0 else 1)
+        sys.exit("compare.py starts its runs itself: start it once, with python, not poprun-py")
     try:
         rows = compare(args)
         report(rows, args)

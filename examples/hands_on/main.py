@@ -78,7 +78,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     ours.add_argument(
         "--execution", choices=["loop", "fused", "auto"], default="loop",
-        help="how the emulation runs replicas: loop starts soonest",
+        help="how the emulation runs replicas: loop compiles soonest",
     )  # fmt: skip
     ours.add_argument("--times", type=Path, metavar="FILE", help="write the time of each call")
     args = parser.parse_args(argv)

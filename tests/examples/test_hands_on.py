@@ -29,7 +29,8 @@ from popdist_py import poptorch
 transforms.RandomHorizontalFlip = lambda: lambda picture: picture
 loader, options = poptorch.DataLoader, poptorch.DistributedOptions
 def in_turns(opts, data, batch_size, shuffle, mode):
-    order = torch.arange(len(data))
+    call = 2 * 3 * batch_size  # images: replicas, accumulated micro-batches
+    order = torch.arange(len(data) // call * call)  # each instance has whole calls
     if popdist_py.getNumInstances() == 1:
         order = order.view(2, -1, batch_size).transpose(0, 1).flatten()
     return loader(opts, data, batch_size=batch_size, sampler=order.tolist(), mode=mode)
