@@ -262,9 +262,8 @@ def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Print the table, with what its figures are of."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=132)
+    # A narrower terminal wraps lines; rich would cut numbers.
+    console = Console(highlight=False, width=132)
     console.print(table(rows))
     if args.steps:
         print(
