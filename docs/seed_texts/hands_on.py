@@ -8,11 +8,11 @@ __all__ = ["FIGURES", "TEXT"]
 
 _FOLDER = "examples/hands_on"
 _CUT = (
-    *("--model", "resnet18", "--side", "16", "--batch-size", "4", "--epochs", "2", "--steps", "2"),
+    *("--model", "resnet18", "--side", "16", "--batch-size", "8", "--epochs", "2", "--steps", "2"),
     *("--data-dir", "{data}"),
 )
 _WHY = (
-    "ResNet-18, images of 16 by 16, micro-batches of 4 and two calls an epoch stand for the whole "
+    "ResNet-18, images of 16 by 16, micro-batches of 8 and two calls an epoch stand for the whole "
     "run, which takes two cores for hours; the pictures are handwritten digits."
 )
 _LINES = (r"^Namespace", r"^\[Epoch \d+\]")

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -36,65 +37,13 @@ import popdist_py
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from common.arguments import Parser, from_zero, positive  # noqa: E402
+from networks import NETWORKS, too_few_values  # noqa: E402
+from rungs import RUNGS, Rung  # noqa: E402
 
 MIB = 2**20
 _ENDINGS = (".svg", ".png", ".pdf")
 # What tells a program that it is an instance of a job.
 _OF_A_JOB = ("POPDIST_", "POPRUN_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
-
-
-@dataclass(frozen=True)
-class Rung:
-    """A step of the session, and what its slides show of it; None where they show nothing.
-
-    Attributes:
-        name: for ``--only``.
-        title: what changes.
-        flags: the words of its command after ``main.py``, without ``--epochs``.
-        fits: whether it ran.
-        cycles: of one call.
-        received: MiB that the first IPU got from the host in one call.
-        call_seconds: seconds of a call from the second epoch on.
-    """
-
-    name: str
-    title: str
-    flags: str
-    fits: bool
-    cycles: int | None = None
-    received: float | None = None
-    call_seconds: float | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """Images a second."""
-        if self.call_seconds is None:
-            return None
-        words = self.flags.split()
-        numbers = (words[words.index(w) + 1] for w in words if w in _FACTORS)
-        images = 1
-        for number in numbers:
-            images *= int(number)
-        return images / self.call_seconds
-
-
-_FACTORS = ("--batch-size", "--gradient-accumulation", "--device-iteration")
-_HALF = "--batch-size 64 --precision 16.16"
-_LONG = f"{_HALF} --gradient-accumulation 8 --device-iteration 4"
-RUNGS = (
-    Rung("base", "single precision",
-         "--batch-size 64 --precision 32.32 --gradient-accumulation 3", False),
-    Rung("half", "half precision",
-         f"{_HALF} --gradient-accumulation 3", True, 60_111_417, 4.5),
-    Rung("accumulation", "accumulation of 8",
-         f"{_HALF} --gradient-accumulation 8", True, 95_653_315, 12.0, 1 / 2.10),
-    Rung("iterations", "4 device iterations",
-         _LONG, True, 283_021_420, 48.0, 1.88),
-    Rung("8-bit", "8-bit I/O",
-         f"{_LONG} --eight-bit-io", True, 278_393_266, 24.0, 1 / 1.77),
-    Rung("async", "asynchronous loader",
-         f"{_LONG} --eight-bit-io --async-dataloader", True, None, None, 1 / 2.75),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -245,12 +194,15 @@ def _command(rung: Rung, fits: bool, times: Path, args: argparse.Namespace) -> l
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command; returns its exit code and what it says on stderr. It ends when we do."""
+    """Run a command; returns its exit code and what it says on stderr. It ends when we do.
+
+    A group of its own has it hear of Ctrl-C once, from here, and not from the terminal as well.
+    """
     environ = {k: v for k, v in os.environ.items() if not k.startswith(_OF_A_JOB)}
     environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another on a busy host
     process = subprocess.Popen(
         command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, process_group=0,
     )  # fmt: skip
     try:
         _, said = process.communicate()
@@ -259,7 +211,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
         try:
             process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         raise
     return process.returncode, said
@@ -310,9 +262,8 @@ def report(rows: Sequence[Row], args: argparse.Namespace) -> None:
     """Print the table, with what its figures are of."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=132)
+    # A narrower terminal wraps lines; rich would cut numbers.
+    console = Console(highlight=False, width=132)
     console.print(table(rows))
     if args.steps:
         print(
@@ -360,9 +311,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         "--steps", type=from_zero, default=2, help="calls that are measured; 0 trains nothing"
     )
     parser.add_argument("--repeats", type=positive, default=1, help="runs of each step")
-    parser.add_argument("--model", default="resnet18", help="network that is trained, as main.py's")
+    parser.add_argument(
+        "--model", choices=list(NETWORKS), default="resnet18", help="network that is trained"
+    )
     parser.add_argument("--side", type=positive, default=16, help="height and width of images")
-    parser.add_argument("--batch-size", type=positive, default=4, help="of a micro-batch")
+    parser.add_argument("--batch-size", type=positive, default=8, help="of a micro-batch")
     parser.add_argument(
         "--data-dir", type=Path, default=HERE.parent / "datasets", help="as main.py's"
     )
@@ -372,6 +325,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.figure and args.figure.suffix not in _ENDINGS:
         parser.error(f"argument --figure: {args.figure} is given, {', '.join(_ENDINGS)} are known")
+    if why := too_few_values(args.batch_size, args.side):
+        parser.error(why)
     for name in ("csv", "json", "figure"):
         path = getattr(args, name)
         if path and not path.parent.is_dir():
@@ -384,24 +339,40 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefa
 
 
 def main(argv: list[str] | None = None) -> list[Row]:
-    """Compare, and return the rows; of several instances the first one does."""
+    """Compare, and return the rows."""
     args = parse_arguments(argv)
     if popdist_py.getInstanceIndex() != 0:
-        return []
-    rows = []
+        return []  # the first instance says why
+    if popdist_py.getNumInstances() > 1:
+        sys.exit("compare.py starts its runs itself: start it once, with python, not poprun-py")
     try:
-        bar = tqdm([rung for rung in RUNGS if rung.name in (args.only or rung.name)])
+        rows = compare(args)
+        report(rows, args)
+        write(rows, args)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    return rows
+
+
+def compare(args: argparse.Namespace) -> list[Row]:
+    """Return the rows of the steps that are asked for, behind a progress bar."""
+    rows = []
+    with tqdm([rung for rung in RUNGS if rung.name in (args.only or rung.name)]) as bar:
         for rung in bar:
             bar.set_description(rung.title)
             model = modelled(rung)
             run = measured(rung, model.fits, args) if args.steps else Measured()
             rows.append(Row(rung, model, run))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    report(rows, args)
-    write(rows, args)
     return rows
 
 
+def _leave(number: int, _: object) -> NoReturn:
+    """End as a signal asks, but the run of main.py first."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _leave)
     main()

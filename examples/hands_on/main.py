@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from popdist_py import poptorch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from common.arguments import Parser, from_zero, positive  # noqa: E402
+from networks import NETWORKS, too_few_values  # noqa: E402
 from utils import (  # noqa: E402
     ModelWithLoss,
     ModelWithNormalization,
@@ -35,8 +37,6 @@ from utils import (  # noqa: E402
     training_set,
 )
 
-# Each network with the block of its layer3 that begins the second IPU.
-NETWORKS = {"resnet18": 1, "resnet34": 3, "resnet50": 3, "resnet101": 8}
 _STAGES = 2
 _LEAST_ACCUMULATION = 2 * _STAGES - 1  # fewer micro-batches do not fill the pipeline
 
@@ -78,7 +78,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     ours.add_argument(
         "--execution", choices=["loop", "fused", "auto"], default="loop",
-        help="how the emulation runs replicas: loop starts soonest",
+        help="how the emulation runs replicas: loop compiles soonest",
     )  # fmt: skip
     ours.add_argument("--times", type=Path, metavar="FILE", help="write the time of each call")
     args = parser.parse_args(argv)
@@ -87,11 +87,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
             f"argument --gradient-accumulation: {args.gradient_accumulation} is given, a pipeline "
             f"over {_STAGES} IPUs needs {_LEAST_ACCUMULATION} or more"
         )
-    if args.batch_size == 1 and args.side <= 32:
-        parser.error(
-            "argument --batch-size: 1 is given with images of 32 or less, of which the last batch "
-            "normalisation gets one value a channel: 2 or more are accepted, or --side 33"
-        )
+    if why := too_few_values(args.batch_size, args.side):
+        parser.error(why)
     if args.times and not args.times.parent.is_dir():
         parser.error(f"argument --times: {args.times.parent} is no folder")
     args.shown = _shown(args, theirs, parser)
@@ -186,12 +183,30 @@ def train(training_model, loader, args: argparse.Namespace) -> tuple[list, list]
         times.append(seconds)
         if speaks:
             print(f"{name} loss: {loss:.3f}, acc: {acc:.1f}", flush=True)
+    if speaks and not math.isfinite(results[-1][0]):
+        print(_NOT_FINITE, file=sys.stderr)
     return results, times
+
+
+_NOT_FINITE = (
+    "The loss is not finite: gradients, 1000 times as large, may leave the range of float16 where "
+    "a batch normalisation sees few values. Raise --batch-size or --side, or take --precision 32.32"
+)
 
 
 def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
     """Train, and return loss and accuracy of every epoch."""
     args = parse_arguments(argv)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        if popdist_py.getInstanceIndex() == 0:
+            print("\ninterrupted", file=sys.stderr)  # the bar has not ended its line
+        sys.exit(130)
+
+
+def run(args: argparse.Namespace) -> list[tuple[float, float]]:
+    """Make what is trained, train it, and end the processes that load images."""
     popdist_py.init()
     torch.manual_seed(args.seed)
     speaks = popdist_py.getInstanceIndex() == 0
@@ -215,8 +230,6 @@ def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
     except poptorch.Error as error:
         # Of memory, or of how the instances were started; both say what to do.
         sys.exit(error.message if speaks else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
     finally:
         loader.terminate()
         training_model.destroy()

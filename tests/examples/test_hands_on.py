@@ -7,23 +7,38 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, survivors, wait_until
 
 FOLDER = ROOT / "examples" / "hands_on"
 CUT = ["--model", "resnet18", "--side", "16", "--batch-size", "2", "--steps", "1", "--epochs", "1"]
 FULL = ["--batch-size", "64", "--precision", "32.32", "--gradient-accumulation", "3"]
 FULL += ["--epochs", "1"]
-PLAIN = """\
-import runpy, sys
+# A job of two replicas reads two halves of the data, so that one program with both replicas has to
+# read them in turns to get the same micro-batches; flips are drawn by each instance for itself.
+SAME_PICTURES = """\
+import runpy, sys, torch
 from torchvision import transforms
-transforms.RandomHorizontalFlip = lambda: lambda picture: picture  # flips differ by instance
+import popdist_py
 from popdist_py import poptorch
-options = poptorch.DistributedOptions  # the last micro-batches differ, all of a step do not
-poptorch.DistributedOptions = lambda: options().outputMode(poptorch.OutputMode.All)
+transforms.RandomHorizontalFlip = lambda: lambda picture: picture
+loader, options = poptorch.DataLoader, poptorch.DistributedOptions
+def in_turns(opts, data, batch_size, shuffle, mode):
+    call = 2 * 3 * batch_size  # images: replicas, accumulated micro-batches
+    order = torch.arange(len(data) // call * call)  # each instance has whole calls
+    if popdist_py.getNumInstances() == 1:
+        order = order.view(2, -1, batch_size).transpose(0, 1).flatten()
+    return loader(opts, data, batch_size=batch_size, sampler=order.tolist(), mode=mode)
+def exact():
+    made = options()
+    made.Emulator.deterministicReduction()
+    return made
+poptorch.DataLoader, poptorch.DistributedOptions = in_turns, exact
 sys.argv[0] = {path!r}
 runpy.run_path({path!r}, run_name="__main__")
 """
@@ -35,7 +50,7 @@ pytestmark = pytest.mark.timeout(150)
 def module(monkeypatch):
     """Import a module of the folder by name, as its own process would."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("main", "utils", "compare", "ladder_figure")
+    names = ("main", "utils", "compare", "ladder_figure", "networks", "rungs")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     torch = importlib.import_module("torch")
@@ -141,28 +156,92 @@ def test_the_session_s_first_command_is_refused_before_it_trains(pictures):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-def test_two_instances_have_about_the_loss_of_two_replicas(pictures, tmp_path):
-    program = tmp_path / "plain.py"
-    program.write_text(PLAIN.format(path=str(FOLDER / "main.py")))
-    words = [program, *CUT, "--precision", "32.32", "--data-dir", pictures]
+@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path, precision):
+    program = tmp_path / "same_pictures.py"
+    program.write_text(SAME_PICTURES.format(path=str(FOLDER / "main.py")))
+    words = [program, *CUT, "--precision", precision, "--data-dir", pictures]
+    words += ["--batch-size", "8", "--steps", "3", "--epochs", "2", "--seed", "3"]
     alone = run([*words, "--replicas", "2"])
-    together = run(
-        [
-            "-m",
-            "poprun_py",
-            "--num-instances",
-            "2",
-            "--num-replicas",
-            "2",
-            "--ipus-per-replica",
-            "2",
-            *words,
-        ]
+    job = ("--num-instances", "2", "--num-replicas", "2", "--ipus-per-replica", "2")
+    together = run(["-m", "poprun_py", *job, *words])
+    losses, split = (
+        re.findall(r"\[Epoch 0\d\] loss: ([\d.]+), acc", done.stdout) for done in (alone, together)
     )
-    losses = [re.findall(r"\[Epoch 01\] loss: ([\d.]+)", done.stdout) for done in (alone, together)]
-    assert [len(found) for found in losses] == [1, 1], f"{alone.stderr}\n{together.stderr}"
-    # Close, not equal: batch normalisation sees other pairs of pictures where replicas are split.
-    assert float(losses[0][0]) == pytest.approx(float(losses[1][0]), abs=0.2)
+    assert len(losses) == 2, alone.stderr
+    assert losses == split, together.stderr
+    assert float(losses[1]) < float(losses[0])
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("step", range(1, 6))
+def test_every_step_learns_at_the_size_it_is_compared_at(module, pictures, step):
+    compare = module("compare")
+    args = compare.parse_arguments(["--data-dir", str(pictures), "--steps", "2"])
+    rung = compare.RUNGS[step]
+    command = compare._command(rung, True, pictures / "times.json", args)[2:]
+    command[command.index("--epochs") + 1] = "3"
+    results = module("main").main(command)
+    losses = [loss for loss, _ in results]
+    assert all(loss < losses[0] for loss in losses[1:]), losses  # nan is not less, either
+    assert len(losses) == 3
+
+
+@pytest.mark.sweep
+def test_a_loss_that_overflows_is_explained(module, pictures, capsys):
+    words = [*CUT, "--data-dir", str(pictures), "--precision", "16.16", "--steps", "3"]
+    ((loss, _),) = module("main").main(words)
+    assert loss != loss
+    assert capsys.readouterr().err.splitlines()[-1].startswith("The loss is not finite: gradients")
+
+
+@pytest.fixture
+def start():
+    """Start a program in a group of its own; afterwards nothing of it is left."""
+    mark = f"hands-on-{os.getpid()}-{time.monotonic_ns()}"
+
+    def call(*words):
+        return subprocess.Popen(
+            [sys.executable, *map(str, words)], start_new_session=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HANDS_ON_TEST": mark},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    call.mark = f"HANDS_ON_TEST={mark}"
+    yield call
+    wait_until(lambda: not survivors(call.mark), 15, "processes of the session are left")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("send", [os.kill, os.killpg])
+def test_ctrl_c_ends_a_training(start, pictures, send):
+    program = start(
+        FOLDER / "main.py", *CUT[:-4], "--epochs", "99", "--async-dataloader",
+        "--precision", "32.32", "--data-dir", pictures,
+    )  # fmt: skip
+    assert any("Epoch 01] loss" in line for line in program.stdout)
+    send(program.pid, signal.SIGINT)
+    _, said = program.communicate(timeout=30)
+    assert program.returncode == 130
+    assert said.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in said
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.kill, signal.SIGINT), (os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)],
+)
+def test_a_comparison_that_is_ended_ends_its_run(start, pictures, send, number):
+    program = start(
+        FOLDER / "compare.py", "--only", "async", "--steps", "500", "--data-dir", pictures
+    )
+    wait_until(lambda: len(survivors(start.mark)) >= 3, 60)  # itself, main.py, and its loader
+    send(program.pid, number)
+    _, said = program.communicate(timeout=40)
+    assert program.returncode == 128 + number
+    assert "Traceback" not in said
+    assert said.count("interrupted") == (number == signal.SIGINT)
 
 
 def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_path, capsys):
@@ -187,6 +266,26 @@ def test_modelled_columns_are_those_of_the_page_about_the_device(module, tmp_pat
         assert [line["step"] for line in csv.DictReader(file)] == [row.rung.name for row in rows]
     assert len(json.loads(files["json"].read_text())["rows"]) == 6
     assert "modelled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--model", "vgg"], "'resnet18'"), (["--batch-size", "1"], "2 or more are accepted")],
+)
+def test_what_cannot_be_compared_is_one_line(module, words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        module("compare").main(words)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_several_instances_do_not_compare(module, monkeypatch):
+    compare = module("compare")
+    monkeypatch.setattr(compare.popdist_py, "getNumInstances", lambda: 2)
+    with pytest.raises(SystemExit, match="start it once, with python, not poprun-py"):
+        compare.main([])
 
 
 @pytest.mark.sweep

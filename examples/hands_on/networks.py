@@ -1,0 +1,21 @@
+"""The networks that main.py trains, and what they can be trained on; no import takes time."""
+
+from __future__ import annotations
+
+__all__ = ["NETWORKS", "too_few_values"]
+
+#: Each network with the block of its layer3 that begins the second IPU.
+NETWORKS = {"resnet18": 1, "resnet34": 3, "resnet50": 3, "resnet101": 8}
+
+
+def too_few_values(batch_size: int, side: int) -> str | None:
+    """Return why no network can be trained on such a micro-batch, or None if it can.
+
+    All of them halve the height and width of images five times, rounding up.
+    """
+    if batch_size > 1 or side > 32:
+        return None
+    return (
+        "argument --batch-size: 1 is given with images of 32 or less, of which the last batch "
+        "normalisation gets one value a channel: 2 or more are accepted, or --side 33"
+    )

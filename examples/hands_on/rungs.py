@@ -1,0 +1,61 @@
+"""The steps of the IPU hands-on session, with what its slides show of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["RUNGS", "Rung"]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the session, and what its slides show of it; None where they show nothing.
+
+    Attributes:
+        name: for ``--only``.
+        title: what changes.
+        flags: the words of its command after ``main.py``, without ``--epochs``.
+        fits: whether it ran.
+        cycles: of one call.
+        received: MiB that the first IPU got from the host in one call.
+        call_seconds: seconds of a call from the second epoch on.
+    """
+
+    name: str
+    title: str
+    flags: str
+    fits: bool
+    cycles: int | None = None
+    received: float | None = None
+    call_seconds: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Images a second."""
+        if self.call_seconds is None:
+            return None
+        words = self.flags.split()
+        numbers = (words[words.index(w) + 1] for w in words if w in _FACTORS)
+        images = 1
+        for number in numbers:
+            images *= int(number)
+        return images / self.call_seconds
+
+
+_FACTORS = ("--batch-size", "--gradient-accumulation", "--device-iteration")
+_HALF = "--batch-size 64 --precision 16.16"
+_LONG = f"{_HALF} --gradient-accumulation 8 --device-iteration 4"
+RUNGS = (
+    Rung("base", "single precision",
+         "--batch-size 64 --precision 32.32 --gradient-accumulation 3", False),
+    Rung("half", "half precision",
+         f"{_HALF} --gradient-accumulation 3", True, 60_111_417, 4.5),
+    Rung("accumulation", "accumulation of 8",
+         f"{_HALF} --gradient-accumulation 8", True, 95_653_315, 12.0, 1 / 2.10),
+    Rung("iterations", "4 device iterations",
+         _LONG, True, 283_021_420, 48.0, 1.88),
+    Rung("8-bit", "8-bit I/O",
+         f"{_LONG} --eight-bit-io", True, 278_393_266, 24.0, 1 / 1.77),
+    Rung("async", "asynchronous loader",
+         f"{_LONG} --eight-bit-io --async-dataloader", True, None, None, 1 / 2.75),
+)  # fmt: skip
