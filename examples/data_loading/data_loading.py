@@ -323,7 +323,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--items {args.items} is given, one step takes {step}: give at least that")
     if args.json and not args.json.absolute().parent.is_dir():
         parser.error(f"--json {args.json} is given, its folder does not exist")
+    if args.json and not _is_writable(args.json.absolute()):
+        parser.error(f"--json {args.json} is given, it cannot be written: give another file")
     return args
+
+
+def _is_writable(file: Path) -> bool:
+    """Tell before minutes of measuring whether ``file`` can be written."""
+    return not file.is_dir() and os.access(file if file.exists() else file.parent, os.W_OK)
 
 
 def main(argv: list[str] | None = None) -> Report:

@@ -27,8 +27,9 @@ python examples/pipelining/notebooks.py          # makes the notebook again
 # Here a small network learns handwritten digits on four IPUs. What the IPUs do in which step is
 # shown by a model of the device; the computing happens on the CPU.
 #
-# The blocks of code are run from top to bottom. In a notebook, the value of a cell's last line is
-# shown below it.
+# The notebook needs `mnist_pipeline.py` beside it and the folder `common` one folder up, as in the
+# examples. The blocks of code are run from top to bottom. In a notebook, the value of a cell's last
+# line is shown below it.
 
 # %%
 from itertools import islice

@@ -133,6 +133,7 @@ def test_nothing_loaded_before_the_clock_is_counted(program):
         (["--items", "8"], "--items 8 is given, one step takes 64"),
         (["--side", "8"], "--side 8 is given, 12 or more"),
         (["--json", "none/here/file"], "its folder does not exist"),
+        (["--json", "/proc/self"], "it cannot be written"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(program, capsys, words, expected):

@@ -12,6 +12,10 @@ import pytest
 import torch
 from conftest import ROOT
 
+from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.schedule import schedule
+from popdist_py.ipu.settings import Settings
+
 FOLDER = ROOT / "examples" / "pipelining"
 _SMALL = (
     "--batch-size", "4", "--gradient-accumulation", "7", "--device-iterations", "4",
@@ -178,19 +182,40 @@ def test_what_is_no_profile_is_one_line(example, profiles, tmp_path, capsys):
 def test_where_a_pipeline_is_full(example, ipus):
     """For four IPUs after nine steps, as the tutorial's picture shows, which is 2N + 1.
 
-    In steps of one forward or backward each it is 3 (N - 1) for all N: up to four IPUs no more
-    than 2N + 1, and more for five and more.
+    In steps of one forward or backward each it is 3 (N - 1) for all N, in pipeline cycles 2N - 1.
     """
     drawn = example("figures").one_update(ipus, 3 * ipus)
     full = drawn.steps_until_full
     assert full == 3 * (ipus - 1)
-    assert (full <= 2 * ipus + 1) == (ipus <= 4)
-    if ipus == 4:
-        assert full == 9 == 2 * ipus + 1
+    assert (full == 2 * ipus + 1) == (ipus == 4)
+    assert drawn.full_from == 2 * ipus - 1
+    ramp_up = drawn.cycles[:full]
+    assert [ramp_up.count(cycle) for cycle in range(1, 2 * ipus - 1)] == (
+        [1] * (ipus - 1) + [2] * (ipus - 1)
+    )
+    again = schedule(
+        Placement(tuple(range(ipus)), tuple(range(ipus))),
+        Settings(accumulation=3 * ipus, strategy="grouped"),
+    )
+    assert again.steps_until_full == 4 * ipus - 5
+    assert again.full_from == 2 * ipus - 1
     last = max(cell.step for cell in drawn.rows[0] if cell.action == "forward")
     after = [[cell.action for cell in row[full:last]] for row in drawn.rows]
     assert all(set(row) == {"forward", "backward"} for row in after)
     assert any(row[full - 1].action == "idle" for row in drawn.rows)
+
+
+def test_the_page_counts_as_the_schedule_does(example):
+    """Its table has cycles, steps, steps with recomputation, and 2N + 1."""
+    page = (ROOT / "docs" / "pipelining.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\|[^|\n]+\|" + r" (\d+) \|" * 7 + "$", page, re.MULTILINE)
+    ipus, cycles, steps, again, text = ([int(cell) for cell in row] for row in rows)
+    drawn = [example("figures").one_update(count, 3 * count) for count in ipus]
+    assert ipus == list(range(2, 9))
+    assert cycles == [one.full_from for one in drawn]
+    assert steps == [one.steps_until_full for one in drawn]
+    assert again == [4 * count - 5 for count in ipus]
+    assert text == [2 * count + 1 for count in ipus]
 
 
 @pytest.mark.parametrize(
