@@ -40,7 +40,6 @@ HEAVY = transforms.Compose([
     transforms.ToTensor(),
 ])  # fmt: skip
 IN_MEMORY = "held in memory"
-KEPT = "heavy, workers kept"
 
 
 class LFWDataset(Dataset):
@@ -113,25 +112,37 @@ def make_loader(
     )  # fmt: skip
 
 
-def measure(dataset: Dataset, kind: str, args, workers: int, *, keep: bool = False) -> Timing:
-    """Load all batches ``RUNS`` times; with ``keep``, after a pass that starts the workers.
+def measure(
+    dataset: Dataset, kind: str, args, numbers: Sequence[int], *, keep: bool = False
+) -> list[Timing]:
+    """Load all batches ``RUNS`` times with each number of workers.
 
-    Without ``keep`` each pass starts workers of its own, and that is part of its time. Where there
-    is a GPU the batches are copied to it, which is what -pin_memory makes faster.
+    The numbers take turns, so that what else the machine does slows all of them. Each pass starts
+    workers of its own, which is part of its time; with ``keep`` they are started once, by a pass
+    that is not counted.
     """
-    loader = make_loader(dataset, args, workers, args.batches_to_check, keep=keep)
-    gpu = torch.cuda.is_available()
-    seconds = []
+    loaders = {
+        workers: make_loader(dataset, args, workers, args.batches_to_check, keep=keep)
+        for workers in numbers
+    }
+    seconds = {workers: [] for workers in loaders}
     for _ in range(RUNS + keep):
-        popdist_py.barrier()
-        start = perf_counter()
-        for batch in loader:
-            if gpu:
-                batch.to("cuda", non_blocking=True)
+        for workers, loader in loaders.items():
+            popdist_py.barrier()
+            seconds[workers].append(popdist_py.all_reduce(seconds_of_pass(loader), op="max"))
+    return [Timing(kind, workers, tuple(found[-RUNS:])) for workers, found in seconds.items()]
+
+
+def seconds_of_pass(loader: DataLoader) -> float:
+    """Load all batches; a GPU, if there is one, gets them, which -pin_memory makes faster."""
+    gpu = torch.cuda.is_available()
+    start = perf_counter()
+    for batch in loader:
         if gpu:
-            torch.cuda.synchronize()
-        seconds.append(popdist_py.all_reduce(perf_counter() - start, op="max"))
-    return Timing(kind, workers, tuple(seconds[-RUNS:]))
+            batch.to("cuda", non_blocking=True)
+    if gpu:
+        torch.cuda.synchronize()
+    return perf_counter() - start
 
 
 def told(timing: Timing, args) -> str:
@@ -279,11 +290,10 @@ def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
     if not len(light):
         parser.error(f"{args.path_to_folder} has fewer jpg files than there are instances, {count}")
     kinds = {
-        "light": lambda: light, "heavy": lambda: heavy, KEPT: lambda: heavy,
-        IN_MEMORY: lambda: InMemory(light),
+        "light": lambda: light, "heavy": lambda: heavy, IN_MEMORY: lambda: InMemory(light),
     }  # fmt: skip
     chosen = [k for k, on in (("heavy", args.heavy), (IN_MEMORY, args.in_memory)) if on]
-    chosen = chosen or ([IN_MEMORY, "light", "heavy", KEPT] if args.plot else ["light"])
+    chosen = chosen or ([IN_MEMORY, "light", "heavy"] if args.plot else ["light"])
     return {kind: kinds[kind]() for kind in chosen}
 
 
@@ -313,12 +323,10 @@ def main(argv: list[str] | None = None) -> list[Timing]:
         say(traffic_table(count_messages(dataset, args.batch_size, args.num_workers, 12, method)))
     timings = []
     if args.get_timing or args.plot:
+        numbers = args.workers if args.plot else [args.num_workers]
         for kind, one in datasets.items():
-            keep = args.keep_workers or kind == KEPT
-            of_kind = []
-            for workers in args.workers if args.plot else [args.num_workers]:
-                of_kind.append(measure(one, kind, args, workers, keep=keep))
-                say(told(of_kind[-1], args))
+            of_kind = measure(one, kind, args, numbers, keep=args.keep_workers)
+            say("\n".join(told(timing, args) for timing in of_kind))
             timings += of_kind
     if args.plot:
         for kind in datasets:
