@@ -68,7 +68,8 @@ FIGURES = (
         name="course-workers.svg",
         command=(
             "python", "examples/course/lfw_dataset.py", "-path_to_folder", "{data}/lfw",
-            "-plot", "{file}", "-batches_to_check", "10",
+            "-plot", "{file}", "-batches_to_check", "40", "-batch_size", "5",
+            "-workers", "0", "1", "2",
         ),
         marks=("workers-0", "workers-1", "workers-2", "heavy", "held in memory"),
         same_each_time=False,

@@ -21,7 +21,7 @@ _MODELLED = (
 
 TEXT = Text(
     title="The course on distributed data loading and training: distributed training",
-    page="course-training.md",
+    page="course.md",
     commands=(
         TextCommand(
             text="preds = model(input)  # nn.DataParallel(model, device_ids=[0, 1])",

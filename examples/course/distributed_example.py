@@ -54,6 +54,10 @@ def join_others() -> None:
         ValueError: some of the variables are set, and others not; or two of them do not agree.
     """
     if "RANK" in os.environ:
+        rank, size = (int(os.environ.get(name, "1")) for name in ("RANK", "WORLD_SIZE"))
+        if "WORLD_SIZE" in os.environ and not 0 <= rank < size:
+            # Else it would wait for others that never come.
+            raise ValueError(f"RANK={rank} is given, WORLD_SIZE={size} accepts 0 to {size - 1}")
         dist.init_process_group("gloo")  # reads the first four variables itself
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

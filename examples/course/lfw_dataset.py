@@ -36,6 +36,7 @@ LIGHT = transforms.ToTensor()
 HEAVY = transforms.Compose([
     transforms.RandomAffine(5, (0.1, 0.1), (0.5, 2.0)),
     transforms.RandomHorizontalFlip(),
+    transforms.RandomPerspective(p=1, interpolation=transforms.InterpolationMode.BICUBIC),
     transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
     transforms.ToTensor(),
 ])  # fmt: skip
@@ -95,35 +96,54 @@ class Timing:
         return (sum((s - self.mean) ** 2 for s in self.seconds) / len(self.seconds)) ** 0.5
 
 
-def make_loader(dataset: Dataset, args, workers: int, batches: int) -> DataLoader:
-    """Return a loader of ``batches`` shuffled batches; it begins again where files run out."""
+def make_loader(
+    dataset: Dataset, args, workers: int, batches: int, *, keep: bool = False
+) -> DataLoader:
+    """Return a loader of ``batches`` shuffled batches; it begins again where files run out.
+
+    With ``keep`` the workers live on when a pass is over, and load the next one.
+    """
     random = torch.Generator().manual_seed(args.seed)
     samples = RandomSampler(dataset, num_samples=batches * args.batch_size, generator=random)
     return DataLoader(
         dataset, batch_size=args.batch_size, sampler=samples, num_workers=workers,
         pin_memory=args.pin_memory and torch.cuda.is_available(),
         multiprocessing_context=args.multiprocessing_context if workers else None,
+        persistent_workers=keep and workers > 0,
     )  # fmt: skip
 
 
-def measure(dataset: Dataset, kind: str, args, workers: int) -> Timing:
-    """Load all batches ``RUNS`` times, the start of the workers included.
+def measure(
+    dataset: Dataset, kind: str, args, numbers: Sequence[int], *, keep: bool = False
+) -> list[Timing]:
+    """Load all batches ``RUNS`` times with each number of workers.
 
-    Where there is a GPU the batches are copied to it, which is what -pin_memory makes faster.
+    The numbers take turns, so that what else the machine does slows all of them. Each pass starts
+    workers of its own, which is part of its time; with ``keep`` they are started once, by a pass
+    that is not counted.
     """
-    loader = make_loader(dataset, args, workers, args.batches_to_check)
+    loaders = {
+        workers: make_loader(dataset, args, workers, args.batches_to_check, keep=keep)
+        for workers in numbers
+    }
+    seconds = {workers: [] for workers in loaders}
+    for _ in range(RUNS + keep):
+        for workers, loader in loaders.items():
+            popdist_py.barrier()
+            seconds[workers].append(popdist_py.all_reduce(seconds_of_pass(loader), op="max"))
+    return [Timing(kind, workers, tuple(found[-RUNS:])) for workers, found in seconds.items()]
+
+
+def seconds_of_pass(loader: DataLoader) -> float:
+    """Load all batches; a GPU, if there is one, gets them, which -pin_memory makes faster."""
     gpu = torch.cuda.is_available()
-    seconds = []
-    for _ in range(RUNS):
-        popdist_py.barrier()
-        start = perf_counter()
-        for batch in loader:
-            if gpu:
-                batch.to("cuda", non_blocking=True)
+    start = perf_counter()
+    for batch in loader:
         if gpu:
-            torch.cuda.synchronize()
-        seconds.append(popdist_py.all_reduce(perf_counter() - start, op="max"))
-    return Timing(kind, workers, tuple(seconds))
+            batch.to("cuda", non_blocking=True)
+    if gpu:
+        torch.cuda.synchronize()
+    return perf_counter() - start
 
 
 def told(timing: Timing, args) -> str:
@@ -133,6 +153,20 @@ def told(timing: Timing, args) -> str:
     return (
         f"Timing: {timing.mean:.3f}+-{timing.deviation:.3f} s, {words}, "
         f"{pictures / timing.mean:.0f} pictures/s"
+    )
+
+
+def verdict(timings: Sequence[Timing]) -> str:
+    """Return which number of workers was the fastest for a kind, compared with the first one."""
+    first, best = timings[0], min(timings, key=lambda timing: timing.mean)
+    if best is first:
+        return f"{first.kind}: fastest with {first.workers}"
+    ratio = first.mean / best.mean
+    # Two means are told apart where they lie further from one another than they scatter.
+    clear = first.mean - best.mean > first.deviation + best.deviation
+    return (
+        f"{best.kind}: fastest with {best.workers}, {ratio:.2f} times as fast as with "
+        f"{first.workers}{'' if clear else ', which is within the deviations'}"
     )
 
 
@@ -230,6 +264,7 @@ def make_parser() -> Parser:
     add("get_timing", action="store_true", help=f"measure {RUNS} passes")
     add("batches_to_check", type=positive, default=100, help="batches in a pass")
     add("heavy", action="store_true", help="augment each picture (move, mirror, change colours)")
+    add("keep_workers", action="store_true", help="measure without their start: workers stay alive")
     add("in_memory", action="store_true", help="hold 64 pictures in memory: loading is indexing")
     add("workers", type=from_zero, nargs="+", default=[0, 1, 2, 4], help="what -plot goes through")
     add("plot", type=figure_file, help="measure -workers, and draw this file (.svg, .png, .pdf)")
@@ -256,7 +291,9 @@ def open_dataset(args, parser: Parser, say) -> dict[str, Dataset]:
         parser.error(f"-path_to_folder {args.path_to_folder}: {reason}")
     if not len(light):
         parser.error(f"{args.path_to_folder} has fewer jpg files than there are instances, {count}")
-    kinds = {"light": lambda: light, "heavy": lambda: heavy, IN_MEMORY: lambda: InMemory(light)}
+    kinds = {
+        "light": lambda: light, "heavy": lambda: heavy, IN_MEMORY: lambda: InMemory(light),
+    }  # fmt: skip
     chosen = [k for k, on in (("heavy", args.heavy), (IN_MEMORY, args.in_memory)) if on]
     chosen = chosen or ([IN_MEMORY, "light", "heavy"] if args.plot else ["light"])
     return {kind: kinds[kind]() for kind in chosen}
@@ -288,10 +325,14 @@ def main(argv: list[str] | None = None) -> list[Timing]:
         say(traffic_table(count_messages(dataset, args.batch_size, args.num_workers, 12, method)))
     timings = []
     if args.get_timing or args.plot:
+        numbers = args.workers if args.plot else [args.num_workers]
         for kind, one in datasets.items():
-            for workers in args.workers if args.plot else [args.num_workers]:
-                timings.append(measure(one, kind, args, workers))
-                say(told(timings[-1], args))
+            of_kind = measure(one, kind, args, numbers, keep=args.keep_workers)
+            say("\n".join(told(timing, args) for timing in of_kind))
+            timings += of_kind
+    if args.plot:
+        for kind in datasets:
+            say(verdict([timing for timing in timings if timing.kind == kind]))
     if args.plot and first:
         draw(timings, args)
         say(f"the figure is {args.plot}")

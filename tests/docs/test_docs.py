@@ -26,7 +26,6 @@ TRANSCRIPTS = [
         "monitoring",
         "compare",
         "data-loading",
-        "course-training",
         "course",
         "devices",
         "hands-on",

@@ -28,7 +28,6 @@ PAGES = [
     pytest.param("monitoring.md", marks=pytest.mark.sweep),
     pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
-    pytest.param("course-training.md", marks=pytest.mark.sweep),
     "devices.md",
     pytest.param("hands-on.md", marks=pytest.mark.sweep),
     "pods.md",

@@ -87,9 +87,43 @@ def test_workers_gain_where_loading_waits(course, faces, monkeypatch):
         ["-batch_size", "5", "-batches_to_check", "8", "-multiprocessing_context", "fork"]
     )
     monkeypatch.setattr(program, "RUNS", 1)
-    alone, shared = (program.measure(Slow(faces), "slow", args, w).mean for w in (0, 4))
+    alone, shared = (timing.mean for timing in program.measure(Slow(faces), "slow", args, (0, 4)))
     assert alone > 1.6
     assert shared < 0.8 * alone
+
+
+def test_kept_workers_are_started_once(course, faces, monkeypatch):
+    """Their start is a pass that is not counted; without -keep_workers each pass starts them."""
+    program = course("lfw_dataset")
+    monkeypatch.setattr(program, "RUNS", 2)
+    started = []
+    context = importlib.import_module("multiprocessing").get_context("fork")
+
+    class Noted(context.Process):
+        def start(self):
+            started.append(self)
+            super().start()
+
+    monkeypatch.setattr(context, "Process", Noted)
+    args = program.make_parser().parse_args(["-batches_to_check", "2", "-batch_size", "2"])
+    args.multiprocessing_context = context
+    for keep, expected in ((True, 2), (False, 4)):
+        started.clear()
+        (timing,) = program.measure(program.LFWDataset(faces), "light", args, [2], keep=keep)
+        assert (len(started), len(timing.seconds)) == (expected, 2)
+
+
+def test_the_fastest_number_of_workers_is_told(course):
+    program = course("lfw_dataset")
+    alone = program.Timing("heavy", 0, (1.9, 2.1))
+    assert program.verdict([alone, program.Timing("heavy", 1, (2.5, 2.5))]) == (
+        "heavy: fastest with 0"
+    )
+    assert program.verdict([alone, program.Timing("heavy", 2, (1.25, 1.25))]) == (
+        "heavy: fastest with 2, 1.60 times as fast as with 0"
+    )
+    close = program.verdict([alone, program.Timing("heavy", 2, (1.8, 2.0))])
+    assert close.endswith("1.05 times as fast as with 0, which is within the deviations")
 
 
 def test_a_batch_is_made_by_one_worker(course, faces):
@@ -147,7 +181,8 @@ def test_a_plot_has_every_kind_and_number_of_workers(run, tmp_path):
         "-multiprocessing_context", "fork",
     )  # fmt: skip
     measured = [(timing.kind, timing.workers) for timing in timings]
-    assert measured == [(k, w) for k in ("held in memory", "light", "heavy") for w in (0, 1)]
+    kinds = ("held in memory", "light", "heavy")
+    assert measured == [(kind, workers) for kind in kinds for workers in (0, 1)]
     drawn = path.read_text()
     for words in ('id="workers-0"', 'id="workers-2"', "held in memory", "heavy", "num_workers"):
         assert words in drawn

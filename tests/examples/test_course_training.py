@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -254,6 +255,57 @@ def test_half_of_the_variables_is_told_in_a_line(course, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         course("distributed_example").main([])
     assert "WORLD_SIZE expected, but not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", ["2", "-1", "two"])
+def test_a_rank_that_nobody_waits_for_is_told_at_once(course, monkeypatch, rank, capsys):
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="2"):
+        course("distributed_example").main([])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert rank in error
+    assert "WORLD_SIZE" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "0", "WORLD_SIZE=0: an integer from 1 on"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE=two: an integer from 1 on"),
+        ("PYTHON", "/no/python", "PYTHON=/no/python is no command"),
+    ],
+)
+def test_the_script_refuses_in_a_line(tmp_path, name, value, said):
+    done = subprocess.run(
+        [str(COURSE / "distributed_example.sh")], cwd=tmp_path, capture_output=True, text=True,
+        timeout=20, check=False, env={**os.environ, "PYTHON": sys.executable, name: value},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.sweep
+def test_the_script_runs_in_a_path_with_blanks(data, tmp_path):
+    """And without torchrun: nothing but bash, Python and dirname is looked for on PATH."""
+    folder = tmp_path / "with blanks"
+    (folder / "some where").mkdir(parents=True)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    commands = folder / "commands"
+    commands.mkdir()
+    for name in ("bash", "dirname"):
+        (commands / name).symlink_to(shutil.which(name))
+    (commands / "python").symlink_to(sys.executable)
+    done = subprocess.run(
+        [str(folder / "examples" / "course" / "distributed_example.sh"), "--data-dir", str(data),
+         *SMALL],
+        cwd=folder / "some where", capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PATH": str(commands), "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "on 2 rank(s)" in done.stdout
 
 
 def launched(launcher: str, poprun, folder: Path, *arguments: str) -> str:
