@@ -23,12 +23,12 @@ PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=10 \
   tests --ignore=tests/lab --ignore=tests/numa
 
 test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)
-	$(PYTEST_HERE) -m "not soak and not sweep" $(ARGS)
+	$(PYTEST_HERE) -m "not soak and not sweep and not long" $(ARGS)
 
 test-sweep: $(FRAMEWORKS_STAMP) ## run more combinations of what the default tests show in a few
-	$(PYTEST_HERE) -m "sweep and not soak" $(ARGS)
+	$(PYTEST_HERE) -m "sweep and not soak and not long" $(ARGS)
 
-test-all: $(FRAMEWORKS_STAMP) ## run the default tests and the sweeps
+test-all: $(FRAMEWORKS_STAMP) ## run the default tests, the sweeps and their long versions
 	$(PYTEST_HERE) -m "not soak" $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)

@@ -62,7 +62,8 @@ TEXTS = {
 }
 COMMANDS = seeds.chosen(TEXTS, None)
 _FASTEST = 2  # commands of the default suite
-_SWEPT = 20  # seconds; make seeds runs longer ones
+_SWEPT = 4  # seconds; make test-all runs longer ones up to _LONG, make seeds all
+_LONG = 20
 
 
 def made_up(*commands: TextCommand) -> dict[str, Text]:
@@ -231,19 +232,20 @@ def test_page_is_what_the_texts_and_its_prints_make():
     assert found == seeds.page(index.texts().values(), printed), "the page is old: make seeds"
 
 
-def swept():
-    """Commands that took less than some seconds; the quickest whose numbers stay by default."""
+def rerun():
+    """Commands that took at most ``_LONG`` seconds; some quick ones stay in the default suite."""
     shown = seeds.printed_on(seeds.PAGE.read_text(encoding="utf-8")) if seeds.PAGE.exists() else {}
     took = {key: one.seconds for key, one in shown.items()}
-    short = [x for x in COMMANDS if took.get((x[0].title, x[1].text), _SWEPT) < _SWEPT]
-    quickest = sorted(short, key=lambda x: (x[1].numbers_vary, took[x[0].title, x[1].text]))
-    for one in short:
-        marks = () if one in quickest[:_FASTEST] else pytest.mark.sweep
-        yield pytest.param(*one, id=one[1].text, marks=marks)
+    seconds = {x: took.get((x[0].title, x[1].text), _LONG + 1) for x in COMMANDS}
+    quickest = sorted(COMMANDS, key=lambda x: (x[1].numbers_vary, seconds[x]))[:_FASTEST]
+    for one in COMMANDS:
+        if seconds[one] <= _LONG:
+            longer = pytest.mark.sweep if seconds[one] <= _SWEPT else pytest.mark.long
+            yield pytest.param(*one, id=one[1].text, marks=() if one in quickest else longer)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("text", "one"), list(swept()))
+@pytest.mark.parametrize(("text", "one"), list(rerun()))
 def test_command_prints_what_the_page_shows(text, one):
     printed, failures = seeds.run([(text, replace(one, seconds=100))])
     assert not failures, failures[0]
