@@ -7,7 +7,15 @@ import importlib.util
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["HelpFormat", "Parser", "figure_file", "from_zero", "positive", "rate"]
+__all__ = [
+    "HelpFormat",
+    "Parser",
+    "figure_file",
+    "from_zero",
+    "positive",
+    "rate",
+    "worker_count",
+]
 
 
 class HelpFormat(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -34,6 +42,15 @@ def positive(text: str) -> int:
 def from_zero(text: str) -> int:
     """Read an integer from 0 on."""
     return _number(text, int, lambda value: value >= 0, "an integer from 0 on")
+
+
+_MOST_WORKERS = 1024  # more are a mistake, and start until the machine has no room
+
+
+def worker_count(text: str) -> int:
+    """Read a number of processes that load data."""
+    accepted = f"an integer from 0 to {_MOST_WORKERS}"
+    return _number(text, int, lambda value: 0 <= value <= _MOST_WORKERS, accepted)
 
 
 def rate(text: str) -> float:

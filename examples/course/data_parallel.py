@@ -30,6 +30,7 @@ from popdist_py.ipu.specification import MK2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, figure_file, positive
+from common.running import run
 
 FORWARD_STEPS = ("scatter batch", "replicate model", "gather outputs")
 BACKWARD_STEPS = ("scatter gradients", "reduce gradients")
@@ -330,4 +331,4 @@ def main(argv: list[str] | None = None) -> list[Comparison]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import running
 from common.arguments import rate
 
 VARIABLES = {
@@ -192,4 +193,4 @@ def main(argv: list[str] | None = None) -> Result:
 
 
 if __name__ == "__main__":
-    main()
+    running.run(main)

@@ -21,7 +21,7 @@ from time import perf_counter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from common.arguments import Parser, figure_file, from_zero, positive
+from common.arguments import Parser, figure_file, from_zero, positive, worker_count
 from common.running import run
 from course.messages import Traffic, count_messages
 from course.sample_faces import find_or_make
@@ -258,7 +258,10 @@ def make_parser() -> Parser:
 
     add("path_to_folder", type=Path, default=Path("data/lfw"), help="the folder of jpg files")
     add("batch_size", type=positive, default=32, help="pictures in a batch")
-    add("num_workers", type=from_zero, default=0, help="processes that load, 0: none but this one")
+    add(
+        "num_workers", type=worker_count, default=0,
+        help="processes that load, 0: none but this one",
+    )  # fmt: skip
     add("visualize_batch", action="store_true", help="show a batch in a window or a file")
     add("output", type=Path, help="with -visualize_batch: this file instead of a window")
     add("get_timing", action="store_true", help=f"measure {RUNS} passes")
@@ -266,7 +269,10 @@ def make_parser() -> Parser:
     add("heavy", action="store_true", help="augment each picture (move, mirror, change colours)")
     add("keep_workers", action="store_true", help="measure without their start: workers stay alive")
     add("in_memory", action="store_true", help="hold 64 pictures in memory: loading is indexing")
-    add("workers", type=from_zero, nargs="+", default=[0, 1, 2, 4], help="what -plot goes through")
+    add(
+        "workers", type=worker_count, nargs="+", default=[0, 1, 2, 4],
+        help="what -plot goes through",
+    )  # fmt: skip
     add("plot", type=figure_file, help="measure -workers, and draw this file (.svg, .png, .pdf)")
     add("count_messages", action="store_true", help="count what main process and workers send")
     add("pin_memory", action="store_true", help="lock the memory of batches, for a GPU")

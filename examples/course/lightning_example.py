@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import positive
+from common.running import run
 
 
 def processes(devices: int) -> tuple[int, int]:
@@ -105,4 +106,4 @@ def main(argv: list[str] | None = None) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, figure_file, positive
+from common.running import run
 
 LIMIT = 300  # seconds of a job
 INSTANCE = Path(__file__).with_name("speed_up_instance.py")
@@ -199,4 +200,4 @@ def main(argv: list[str] | None = None) -> Found:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

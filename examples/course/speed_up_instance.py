@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, positive
+from common.running import run
 
 ROUNDS = 3  # the kinds of steps are measured in turn, so often
 IMAGES = 2048  # what is in them does not matter for the time
@@ -101,4 +102,4 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from common.arguments import Parser, from_zero, positive, rate
+from common.arguments import Parser, positive, rate, worker_count
 from common.running import run
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -304,7 +304,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch-size", type=positive, default=16, help="the micro-batch (16)")
     add("--gradient-accumulation", type=positive, default=1, help="micro-batches (1)")
     add("--device-iterations", type=positive, default=4, help="of a step (4)")
-    add("--workers", type=from_zero, default=2, help="processes that load (2)")
+    add("--workers", type=worker_count, default=2, help="processes that load (2)")
     add("--items", type=positive, default=512, help="pictures of the data set (512)")
     add("--side", type=positive, default=64, help="height and width of a picture (64)")
     add("--steps", type=positive, help="calls of the model that are measured (the data set's)")

@@ -36,6 +36,7 @@ import popdist_py
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+from common import running  # noqa: E402
 from common.arguments import Parser, from_zero, positive  # noqa: E402
 from networks import NETWORKS, too_few_values  # noqa: E402
 from rungs import RUNGS, Rung  # noqa: E402
@@ -345,13 +346,9 @@ def main(argv: list[str] | None = None) -> list[Row]:
         return []  # the first instance says why
     if popdist_py.getNumInstances() > 1:
         sys.exit("compare.py starts its runs itself: start it once, with python, not poprun-py")
-    try:
-        rows = compare(args)
-        report(rows, args)
-        write(rows, args)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    rows = compare(args)
+    report(rows, args)
+    write(rows, args)
     return rows
 
 
@@ -375,4 +372,4 @@ def _leave(number: int, _: object) -> NoReturn:
 if __name__ == "__main__":
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, _leave)
-    main()
+    running.run(main)

@@ -27,6 +27,7 @@ from popdist_py import poptorch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from common.arguments import Parser, from_zero, positive  # noqa: E402
+from common.running import run  # noqa: E402
 from networks import NETWORKS, too_few_values  # noqa: E402
 from utils import (  # noqa: E402
     ModelWithLoss,
@@ -197,16 +198,6 @@ _NOT_FINITE = (
 def main(argv: list[str] | None = None) -> list[tuple[float, float]]:
     """Train, and return loss and accuracy of every epoch."""
     args = parse_arguments(argv)
-    try:
-        return run(args)
-    except KeyboardInterrupt:
-        if popdist_py.getInstanceIndex() == 0:
-            print("\ninterrupted", file=sys.stderr)  # the bar has not ended its line
-        sys.exit(130)
-
-
-def run(args: argparse.Namespace) -> list[tuple[float, float]]:
-    """Make what is trained, train it, and end the processes that load images."""
     popdist_py.init()
     torch.manual_seed(args.seed)
     speaks = popdist_py.getInstanceIndex() == 0
@@ -240,4 +231,4 @@ def run(args: argparse.Namespace) -> list[tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

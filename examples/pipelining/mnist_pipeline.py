@@ -27,7 +27,7 @@ import popdist_py
 from popdist_py import poptorch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import Parser, from_zero, positive, rate
+from common.arguments import Parser, from_zero, positive, rate, worker_count
 from common.running import make_once, run
 from common.sample_data import make_mnist
 
@@ -242,7 +242,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[Parser, argparse.Namespace]
     add("--inference-iterations", type=positive, default=100, help="device iterations of the test")
     add("--data-dir", type=Path, default=Path("mnist_data"), help="where MNIST is, or is made")
     add("--steps", type=positive, help="of an epoch and of the test at most (all)")
-    add("--workers", type=from_zero, default=2, help="of each data loader (2)")
+    add("--workers", type=worker_count, default=2, help="of each data loader (2)")
     add("--device", choices=["mk1", "mk2", "bow"], default="mk2", help="the IPUs (mk2)")
     add("--seed", type=from_zero, default=42, help="of weights and of the shuffled order (42)")
     args = parser.parse_args(argv)

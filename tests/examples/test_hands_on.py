@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_training(start, pictures, send):
     send(program.pid, signal.SIGINT)
     _, said = program.communicate(timeout=30)
     assert program.returncode == 130
-    assert "interrupted" in said.splitlines()
+    assert "main.py: interrupted" in said.splitlines()
     assert "Traceback" not in said
 
 
