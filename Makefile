@@ -19,7 +19,7 @@ demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 r
 
 # One worker more than cores: many tests wait for processes. Neighbours stay with one worker, since
 # tests of a file share the jobs that they look at; one that is done takes over tests of another.
-PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=10 \
+PYTEST_HERE := $(BIN)/python -m pytest -q -n 3 --dist worksteal --durations=25 \
   tests --ignore=tests/lab --ignore=tests/numa
 
 test: $(DEV_STAMP) ## run the default tests (under 5 minutes on 2 cores)

@@ -14,13 +14,13 @@ from conftest import ROOT, survivors, wait_until
 from support.own_commands import make_commands
 from support.transcript import File, Terminal, differences, parse
 
-# A page is a sweep where a quicker test runs the same program.
+# A page is a sweep where a quicker test runs the same program; those of minutes are long.
 PAGES = [
     pytest.param("first-hour.md", marks=pytest.mark.sweep),
-    pytest.param("examples/language_model.md", marks=pytest.mark.sweep),
+    pytest.param("examples/language_model.md", marks=pytest.mark.long),
     pytest.param("examples/ddp.md", marks=pytest.mark.sweep),
     "examples/mpi.md",
-    pytest.param("examples/sweep.md", marks=pytest.mark.sweep),
+    pytest.param("examples/sweep.md", marks=pytest.mark.long),
     pytest.param("data-loading.md", marks=pytest.mark.sweep),
     "runs.md",
     "report.md",
@@ -32,9 +32,9 @@ PAGES = [
     pytest.param("hands-on.md", marks=pytest.mark.sweep),
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),
-    pytest.param("pipelining.md", marks=pytest.mark.sweep),
+    pytest.param("pipelining.md", marks=pytest.mark.long),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
-    pytest.param("course.md", marks=pytest.mark.sweep),
+    pytest.param("course.md", marks=pytest.mark.long),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

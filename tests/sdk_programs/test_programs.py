@@ -38,7 +38,7 @@ def mark():
 
 def params():
     for run in RUNS:
-        yield pytest.param(run, id=run.name, marks=[] if run.by_default else pytest.mark.sweep)
+        yield pytest.param(run, id=run.name, marks=[] if run.by_default else pytest.mark.long)
 
 
 @pytest.mark.parametrize("run", list(params()))

@@ -43,7 +43,8 @@ _PLACED = re.compile(r"\x1b(?:\[\d*E|8)")
 _MARK = "\x1e"
 _PROMPT = f"{_MARK}(\\d+){_MARK}"
 _VARIES = {"numbers vary": "numbers", "this machine": "all"}
-_NUMBER = re.compile(r" *\d+(?:[.,]\d+)*(?:e[+-]\d+)?")  # with the blanks that align it
+# With the blanks that align it, and its sign.
+_NUMBER = re.compile(r"(?: +-(?=\d)| *)\d+(?:[.,]\d+)*(?:e[+-]\d+)?")
 # What the launcher remarks while other tests have the CPUs; no page expects it without saying so.
 _REMARK = re.compile(r"poprun-py: instance \d+ on \S+ is slow: ")
 _KEYS = {"^C": "\x03", "^D": "\x04"}
