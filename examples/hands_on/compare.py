@@ -37,12 +37,17 @@ import popdist_py
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from common import running  # noqa: E402
-from common.arguments import Parser, from_zero, positive  # noqa: E402
+from common.arguments import (  # noqa: E402
+    HelpFormat,
+    Parser,
+    figure_file,
+    from_zero,
+    positive,
+)
 from networks import NETWORKS, too_few_values  # noqa: E402
 from rungs import RUNGS, Rung  # noqa: E402
 
 MIB = 2**20
-_ENDINGS = (".svg", ".png", ".pdf")
 # What tells a program that it is an instance of a job.
 _OF_A_JOB = ("POPDIST_", "POPRUN_", "OMPI_", "PMIX_", "PRTE_", "PMI_")
 
@@ -305,7 +310,7 @@ def _nested(row: Row) -> dict[str, object]:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """Return the arguments."""
-    parser = Parser(description=__doc__, formatter_class=_HelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=HelpFormat)
     names = [rung.name for rung in RUNGS]
     parser.add_argument("--only", choices=names, action="append", help="this step, and no other")
     parser.add_argument(
@@ -322,10 +327,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw them: .svg, .png, .pdf")
+    parser.add_argument(
+        "--figure", type=figure_file, metavar="FILE", help="draw them: .svg, .png, .pdf"
+    )
     args = parser.parse_args(argv)
-    if args.figure and args.figure.suffix not in _ENDINGS:
-        parser.error(f"argument --figure: {args.figure} is given, {', '.join(_ENDINGS)} are known")
     if why := too_few_values(args.batch_size, args.side):
         parser.error(why)
     for name in ("csv", "json", "figure"):
@@ -333,10 +338,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         if path and not path.parent.is_dir():
             parser.error(f"argument --{name}: {path.parent} is no folder")
     return args
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the lines of the description, and tells defaults."""
 
 
 def main(argv: list[str] | None = None) -> list[Row]:

@@ -26,7 +26,7 @@ from popdist_py import poptorch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from common.arguments import Parser, from_zero, positive  # noqa: E402
+from common.arguments import HelpFormat, Parser, from_zero, positive  # noqa: E402
 from common.running import run  # noqa: E402
 from networks import NETWORKS, too_few_values  # noqa: E402
 from utils import (  # noqa: E402
@@ -45,7 +45,7 @@ _LEAST_ACCUMULATION = 2 * _STAGES - 1  # fewer micro-batches do not fill the pip
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """Return the arguments; ``args.shown`` is the line of them that is printed."""
     parser = Parser(
-        description=__doc__, formatter_class=_HelpFormatter, epilog="Page: docs/hands-on.md"
+        description=__doc__, formatter_class=HelpFormat, epilog="Page: docs/hands-on.md"
     )
     theirs = parser.add_argument_group("the session's arguments")
     theirs.add_argument("--batch-size", type=positive, default=64, help="of a micro-batch")
@@ -94,10 +94,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"argument --times: {args.times.parent} is no folder")
     args.shown = _shown(args, theirs, parser)
     return args
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the lines of the description, and tells defaults."""
 
 
 def _shown(args: argparse.Namespace, theirs: argparse._ArgumentGroup, parser: Parser) -> str:
