@@ -199,6 +199,9 @@ def _many_at_a_time(rank):
         work.wait()
     futures = torch.futures.collect_all([work.get_future() for work in works])
     futures.wait()
+    if dist.get_backend() == "gloo":  # its futures have their values before its calls are done
+        for work in works:
+            work.wait()
     assert all(work.is_completed() and work.is_success() for work in works)
     return [tensor[-1].item() for tensor in tensors], last.item()
 
