@@ -4,7 +4,7 @@ python examples/cnns/train.py --config mk2_resnet8_test
 poprun-py --num-instances 2 --num-replicas 8 examples/cnns/train.py --data-dir data --model-size 8
 
 Every instance runs this file, feeds its own images to its local replicas, and ends with the same
-weights as all the others. Instance 0 shows the progress and writes the log; docs/cnns.md tells more.
+weights as all the others. Instance 0 shows the progress and writes the log; page: docs/cnns.md.
 """
 
 from __future__ import annotations
