@@ -138,7 +138,7 @@ def with_statistics(state: State, args, images: datasets.Images) -> dict[str, to
     """Return a state with the statistics that its batch norms see on training images; collective.
 
     The mean of what the norms of several weights have seen is not what their mean would see. The
-    host computes in float32, with as many images at once as the norms have in training.
+    host computes in float32, on micro-batches as those of the training.
     """
     plain = argparse.Namespace(**{**vars(args), "precision": "32.32"})
     network = models.create(plain, images.num_classes)
@@ -162,7 +162,7 @@ def _show_images(module: nn.Module, args, images: datasets.Images) -> None:
     loader = datasets.loader(args, ipu_utils.training_options(args), images, training=True)
     left = max(_IMAGES // popdist_py.getNumInstances(), 1)
     for pictures, _ in loader:
-        for some in pictures.split(args.batch_size * args.bn_span):
+        for some in pictures.split(args.batch_size):
             module.network(module.images(some))
         left -= len(pictures)
         if left <= 0:
