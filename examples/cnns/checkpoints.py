@@ -7,7 +7,7 @@ up itself goes with it: ``extra`` of all instances, ``own`` of each. ``keep`` of
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ __all__ = ["Checkpoints", "Resumed", "check_weights", "read", "weights"]
 
 _FOLDER = "ckpt"
 _FEWEST = 3  # kept
+_NETWORK = "network."  # what models.ForTraining calls the network in it
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Checkpoints:
     def __init__(self, run: log.Run, model, loader, args) -> None:
         self._run = run
         self._model = model
-        self._done = 0  # calls of this epoch
+        self._calls = len(loader)  # of an epoch
+        self._done = 0  # of this epoch
         self._training = TrainingCheckpoints(
             run.folder / _FOLDER, model, loader, keep=max(_FEWEST, args.weight_avg_count)
         )
@@ -69,9 +71,16 @@ class Checkpoints:
         return self._training.epoch
 
     def batches(self) -> Iterator[Any]:
-        """Read the rest of the current epoch, call by call."""
-        for batch in self._training.batches():
+        """Read the rest of the current epoch, call by call.
+
+        The epoch is complete with its last batch: a checkpoint after it begins the next one.
+        """
+        batches = self._training.batches()
+        for batch in batches:
             self._done += 1
+            if self._done == self._calls:
+                next(batches, None)
+                self._done = 0
             yield batch
         self._done = 0
 
@@ -117,7 +126,7 @@ class Checkpoints:
 
     def _check(self, found: Weights) -> None:
         where = f"the checkpoint of step {found.step} in {self._run.folder}"
-        check_weights(found, self._model.model, where)
+        check_weights(found, self._model.model.network, where)
         saved = found.extra["sizes"]
         if saved["global_batch"] != self._sizes["global_batch"]:
             raise ValueError(
@@ -138,13 +147,15 @@ class Checkpoints:
 def read(folder: Path, count: int | None = None) -> list[Weights]:
     """Return the newest ``count`` whole checkpoints of a run, or all, the oldest first.
 
+    ``model`` of each is the network's ``state_dict()``.
+
     Raises:
         ValueError: there is none, or one is no training's.
     """
     found = []
     for checkpoint in files.Checkpoints(folder / _FOLDER).newest_first():
         try:
-            found.append(weights_of(checkpoint, folder / _FOLDER))
+            found.append(_of_the_network(weights_of(checkpoint, folder / _FOLDER)))
         except Error as error:
             raise ValueError(str(error)) from None
         if "sizes" not in found[-1].extra:
@@ -164,8 +175,15 @@ def read(folder: Path, count: int | None = None) -> list[Weights]:
     return found[::-1]
 
 
+def _of_the_network(found: Weights) -> Weights:
+    """Return a checkpoint with the names that ``models.create(...).state_dict()`` has."""
+    return replace(
+        found, model={name.removeprefix(_NETWORK): value for name, value in found.model.items()}
+    )
+
+
 def weights(folder: Path, step: int | None = None) -> Weights:
-    """Return the checkpoint of a step, or the newest one.
+    """Return the checkpoint of a step, or the newest one; ``model`` is the network's state.
 
     Raises:
         ValueError: there is none.
@@ -181,13 +199,13 @@ def weights(folder: Path, step: int | None = None) -> Weights:
     return found[step]
 
 
-def check_weights(found: Weights, module: torch.nn.Module, where: str) -> None:
-    """Check that weights are of a module's shapes.
+def check_weights(found: Weights, network: torch.nn.Module, where: str) -> None:
+    """Check that weights are of a network's shapes.
 
     Raises:
         ValueError: they are not; says which differs first.
     """
-    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     saved = {name: tuple(value.shape) for name, value in found.model.items()}
     for name in [*wanted, *saved]:
         if wanted.get(name) != saved.get(name):

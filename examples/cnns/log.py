@@ -21,14 +21,23 @@ from typing import Any
 import configurations
 import ipu_utils
 import models
+from arguments import make_parser
 from tqdm import tqdm
 
 import popdist_py
 from popdist_py.atomic_file import replaced_at_end
 
-__all__ = ["Run", "on_instance_0", "private", "read_arguments", "write_arguments"]
+__all__ = [
+    "Run",
+    "on_instance_0",
+    "private",
+    "read_arguments",
+    "validation_line",
+    "write_arguments",
+]
 
 _ARGUMENTS = "arguments.json"
+_ALWAYS = {"model", "model_size", "dataset", "batch_size", "global_batch_size"}
 _CHARACTERS = string.ascii_letters + string.digits
 _NORMS = {"batch": "BN", "group": "GN"}
 _LAST = ("epoch", "rate", "images_per_second")  # alike on all instances
@@ -102,7 +111,7 @@ class Run:
     def validation(self, step: int, epoch: float, accuracy: float) -> None:
         """Log an accuracy over all validation images, in per cent; collective."""
         self._log("validation", step, {"epoch": epoch, "accuracy": accuracy})
-        self.line(f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %")
+        self.line(validation_line(step, epoch, accuracy))
 
     def line(self, text: str) -> None:
         """Print a line, above a progress bar if there is one, and keep it in log.txt."""
@@ -124,6 +133,11 @@ class Run:
         with private():
             found = metrics.log(step)
         return {name.removeprefix(f"{part}/"): value for name, value in found.items()}
+
+
+def validation_line(step: int, epoch: float, accuracy: float) -> str:
+    """Return the line of a validation, which training and validation.py both print."""
+    return f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %"
 
 
 def on_instance_0(call: Callable[[], Any]) -> Any:
@@ -159,6 +173,8 @@ def private() -> Iterator[None]:
 def read_arguments(folder: Path) -> dict[str, Any]:
     """Return the arguments of the training in ``folder``, as ``configurations.from_dict`` takes.
 
+    Options that are newer than the run have their defaults.
+
     Raises:
         ValueError: it is no folder of a run, or the file is damaged.
     """
@@ -171,11 +187,13 @@ def read_arguments(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError:
         found = None
-    if not isinstance(found, dict):
+    defaults = vars(make_parser("", "").parse_args([]))
+    if not isinstance(found, dict) or not defaults.keys() >= found.keys() >= _ALWAYS:
         raise ValueError(
-            f"{path} is damaged: copy that of another run with the same options, and try again"
+            f"{path} is damaged or another program's: the {_ARGUMENTS} of a run with the same "
+            "options can take its place"
         )
-    return found
+    return {**defaults, **found}
 
 
 def write_arguments(folder: Path, args) -> None:
