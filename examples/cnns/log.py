@@ -144,7 +144,7 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns on instance 0, on all instances; collective.
 
     Raises:
-        ValueError: it raised that or OSError there; on all instances, so that none waits.
+        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
     """
     result = error = None
     if popdist_py.getInstanceIndex() == 0:
@@ -156,7 +156,7 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
             error = f"{raised.filename}: {raised.strerror}; a folder that can be written is needed"
     result, error = popdist_py.broadcast_object((result, error))
     if error is not None:
-        raise ValueError(error)
+        raise instances.Agreed(error)
     return result
 
 

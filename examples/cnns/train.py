@@ -164,7 +164,11 @@ class _Training:
             epochs=self.steps / self.steps_per_epoch,
             global_batch=self.sizes.global_batch,
         )
-        self.validation = self._validation() if args.validation else None
+        self.validation = (
+            instances.together(lambda: validation.Validation(network, args))
+            if args.validation
+            else None
+        )
         module = models.ForTraining(network, args, images)
         self.optimizer = optimizers.make(args, module, self.schedule.rate(0.0))
         self.model = poptorch.trainingModel(module.train(), options, optimizer=self.optimizer)
@@ -253,11 +257,6 @@ class _Training:
                 "--base-learning-rate-exponent or --loss-scaling, or take --precision 16.32; "
                 f"{self.run.folder} keeps the checkpoints before"
             )
-
-    def _validation(self) -> validation.Validation:
-        images = instances.together(lambda: datasets.load(self.args, training=False))
-        options = ipu_utils.validation_options(self.args)
-        return validation.Validation(self.network, self.args, images, options)
 
     def _validate(self) -> None:
         if self.validation:
