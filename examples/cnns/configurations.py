@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import ipu_utils
 import yaml
-from arguments import make_parser
+from arguments import DATASETS, make_parser
 from common.arguments import Parser
 
 __all__ = [
@@ -79,15 +79,18 @@ def combine(own: Mapping[str, Any]) -> argparse.Namespace:
     Raises:
         ValueError: they do not go together, or the configuration is wrong.
     """
-    defaults = vars(make_parser("", "").parse_args([]))
-    name, path = own.get("config"), own.get("config_path", defaults["config_path"])
+    name, path = own.get("config"), own.get("config_path", _defaults()["config_path"])
     chosen = settings(name, path) if name is not None else {}
-    return complete(argparse.Namespace(**{**defaults, **override(chosen, own)}))
+    return complete(argparse.Namespace(**override(chosen, own)))
+
+
+def _defaults() -> dict[str, Any]:
+    return vars(make_parser("", "").parse_args([]))
 
 
 def given(parser: Parser, argv: Sequence[str] | None) -> dict[str, Any]:
     """Return the options that the words give, and no defaults of ``arguments.py``."""
-    absent = dict.fromkeys(vars(make_parser("", "").parse_args([])), _ABSENT)
+    absent = dict.fromkeys(_defaults(), _ABSENT)
     found = vars(parser.parse_args(argv, argparse.Namespace(**absent)))
     return {name: value for name, value in found.items() if value is not _ABSENT}
 
@@ -218,7 +221,7 @@ _SIZES = {"resnet": ("20", "50"), "resnext": ("29", "50"), "efficientnet": ("B0"
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with what depends on model and data set, where nobody says it.
+    """Return all options: what is missing has its default, also of model and data set.
 
     | | CIFAR | ImageNet |
     |---|---|---|
@@ -237,7 +240,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     Raises:
         ValueError: there are no data, or the options do not go together.
     """
-    args = argparse.Namespace(**vars(args))
+    args = argparse.Namespace(**{**_defaults(), **vars(args)})
     _set(args, data_dir=_folder_of_data())
     _set(args, dataset=_dataset(args))
     large = args.dataset == "imagenet"
@@ -254,6 +257,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     _set(args, valid_batch_size=args.batch_size)
     _set(args, gradient_accumulation_count=ipu_utils.accumulation(args))
     ipu_utils.check(args)
+    _set(args, global_batch_size=ipu_utils.sizes(args).global_batch)
     return args
 
 
@@ -270,18 +274,17 @@ def _folder_of_data() -> Path | None:
 
 
 def _dataset(args: argparse.Namespace) -> str:
-    if args.dataset is not None:
-        has_data = args.data_dir or args.generated_data or args.synthetic_data
-        if not has_data:
-            raise ValueError(_NO_DATA)
-        return args.dataset
-    if args.generated_data or args.synthetic_data:
-        return "cifar-10"
-    if args.data_dir is None:
+    asks_for_splits = args.pipeline and not args.pipeline_splits
+    needs_none = args.generated_data or args.synthetic_data or asks_for_splits
+    if args.data_dir is None and not needs_none:
         raise ValueError(_NO_DATA)
-    import datasets
+    if args.dataset is not None:
+        return args.dataset
+    if needs_none:
+        return DATASETS[0]
+    import datasets  # late: whoever names the data set starts sooner
 
-    return datasets.infer(args.data_dir)
+    return datasets.infer(datasets.folder_of(args))
 
 
 _NO_DATA = (

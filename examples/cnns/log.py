@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import configurations
+import instances
 import ipu_utils
 import models
 from arguments import make_parser
