@@ -383,7 +383,7 @@ def test_other_networks_learn_from_every_replica(words, precision):
     options = poptorch.Options()
     options.replicationFactor(2)
     options.randomSeed(5)  # of dropout, and of blocks that are left out
-    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.01)
     training = poptorch.trainingModel(module, options, optimizer=optimizer)
     images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
     losses = [training(images, torch.arange(8))[1].mean().item() for _ in range(8)]
