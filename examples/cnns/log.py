@@ -6,6 +6,7 @@ those of all instances together, and instance 0 prints and writes.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import io
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import configurations
+import instances
 import ipu_utils
 import models
 from arguments import make_parser
@@ -33,6 +35,7 @@ __all__ = [
     "private",
     "read_arguments",
     "validation_line",
+    "with_options",
     "write_arguments",
 ]
 
@@ -144,7 +147,7 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns on instance 0, on all instances; collective.
 
     Raises:
-        ValueError: it raised that or OSError there; on all instances, so that none waits.
+        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
     """
     result = error = None
     if popdist_py.getInstanceIndex() == 0:
@@ -156,7 +159,7 @@ def on_instance_0(call: Callable[[], Any]) -> Any:
             error = f"{raised.filename}: {raised.strerror}; a folder that can be written is needed"
     result, error = popdist_py.broadcast_object((result, error))
     if error is not None:
-        raise ValueError(error)
+        raise instances.Agreed(error)
     return result
 
 
@@ -194,6 +197,12 @@ def read_arguments(folder: Path) -> dict[str, Any]:
             "options can take its place"
         )
     return {**defaults, **found}
+
+
+def with_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of a run with others instead, not yet complete."""
+    together = configurations.override(saved, given)
+    return argparse.Namespace(**{**dict.fromkeys(saved), **together})
 
 
 def write_arguments(folder: Path, args) -> None:
