@@ -12,13 +12,14 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ipu_utils
 import yaml
-from arguments import make_parser
+from arguments import DATASETS, make_parser
 from common.arguments import Parser
 
 __all__ = [
@@ -79,15 +80,19 @@ def combine(own: Mapping[str, Any]) -> argparse.Namespace:
     Raises:
         ValueError: they do not go together, or the configuration is wrong.
     """
-    defaults = vars(make_parser("", "").parse_args([]))
-    name, path = own.get("config"), own.get("config_path", defaults["config_path"])
+    name, path = own.get("config"), own.get("config_path", _defaults()["config_path"])
     chosen = settings(name, path) if name is not None else {}
-    return complete(argparse.Namespace(**{**defaults, **override(chosen, own)}))
+    return complete(argparse.Namespace(**override(chosen, own)))
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return vars(make_parser("", "").parse_args([]))
 
 
 def given(parser: Parser, argv: Sequence[str] | None) -> dict[str, Any]:
     """Return the options that the words give, and no defaults of ``arguments.py``."""
-    absent = dict.fromkeys(vars(make_parser("", "").parse_args([])), _ABSENT)
+    absent = dict.fromkeys(_defaults(), _ABSENT)
     found = vars(parser.parse_args(argv, argparse.Namespace(**absent)))
     return {name: value for name, value in found.items() if value is not _ABSENT}
 
@@ -142,12 +147,12 @@ def _settings(name: str, path: Path, file: Mapping[str, dict], above: tuple[str,
 
 def _read(path: Path) -> dict[str, dict]:
     try:
-        file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        file = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; --config-path names a file of configurations"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or "no text"
@@ -155,6 +160,18 @@ def _read(path: Path) -> dict[str, dict]:
     if not isinstance(file, dict) or not all(isinstance(own, dict) for own in file.values()):
         raise ValueError(f"{path}: NAME: and below it lines of OPTION: VALUE are accepted")
     return {str(name): own for name, own in file.items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which lets no option that stands there twice pass."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.constructor.ConstructorError(
+                problem=f"{twice!r} stands there twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 class _Checker(Parser):
@@ -218,7 +235,7 @@ _SIZES = {"resnet": ("20", "50"), "resnext": ("29", "50"), "efficientnet": ("B0"
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the options with what depends on model and data set, where nobody says it.
+    """Return all options: what is missing has its default, also of model and data set.
 
     | | CIFAR | ImageNet |
     |---|---|---|
@@ -237,7 +254,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     Raises:
         ValueError: there are no data, or the options do not go together.
     """
-    args = argparse.Namespace(**vars(args))
+    args = argparse.Namespace(**{**_defaults(), **vars(args)})
     _set(args, data_dir=_folder_of_data())
     _set(args, dataset=_dataset(args))
     large = args.dataset == "imagenet"
@@ -254,6 +271,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     _set(args, valid_batch_size=args.batch_size)
     _set(args, gradient_accumulation_count=ipu_utils.accumulation(args))
     ipu_utils.check(args)
+    _set(args, global_batch_size=ipu_utils.sizes(args).global_batch)
     return args
 
 
@@ -270,18 +288,17 @@ def _folder_of_data() -> Path | None:
 
 
 def _dataset(args: argparse.Namespace) -> str:
-    if args.dataset is not None:
-        has_data = args.data_dir or args.generated_data or args.synthetic_data
-        if not has_data:
-            raise ValueError(_NO_DATA)
-        return args.dataset
-    if args.generated_data or args.synthetic_data:
-        return "cifar-10"
-    if args.data_dir is None:
+    asks_for_splits = args.pipeline and not args.pipeline_splits
+    needs_none = args.generated_data or args.synthetic_data or asks_for_splits
+    if args.data_dir is None and not needs_none:
         raise ValueError(_NO_DATA)
-    import datasets
+    if args.dataset is not None:
+        return args.dataset
+    if needs_none:
+        return DATASETS[0]
+    import datasets  # late: whoever names the data set starts sooner
 
-    return datasets.infer(args.data_dir)
+    return datasets.infer(datasets.folder_of(args))
 
 
 _NO_DATA = (

@@ -11,7 +11,7 @@ import copy
 import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import nn
@@ -30,8 +30,12 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
     """Give every IPU its layers, or mark what recomputation keeps.
 
     Raises:
-        ValueError: there is no such cut, or not so many.
+        ValueError: there is no such cut, or not so many, or no replica of so many IPUs.
     """
+    if args.shards & (args.shards - 1):
+        raise ValueError(
+            f"--shards {args.shards} is given: a replica has 1, 2, 4 or another power of two IPUs"
+        )
     if args.pipeline_splits and not args.pipeline:
         raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
     if args.pipeline:
@@ -67,7 +71,7 @@ def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     return found
 
 
-# --- Cuts that are given ---------------------------------------------------------------------------
+# --- Cuts that are given --------------------------------------------------------------------------
 
 
 def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
@@ -83,7 +87,7 @@ def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
                 f"--pipeline-splits: {name!r} is no place to cut; {meant}"
                 f"These are accepted: {' '.join(possible)}"
             )
-    for first, second in zip(chosen, chosen[1:], strict=False):
+    for first, second in pairwise(chosen):
         if first == second:
             raise ValueError(f"--pipeline-splits: {first} is given twice: give each once")
         if possible.index(first) > possible.index(second):
@@ -116,7 +120,7 @@ def _wanted(args: argparse.Namespace) -> str:
     return str(args.shards - 1) if args.shards > 1 else "any number"
 
 
-# --- Cuts that are looked for ----------------------------------------------------------------------
+# --- Cuts that are looked for ---------------------------------------------------------------------
 
 
 def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
@@ -195,7 +199,7 @@ def _sizes(network: nn.Module, args: argparse.Namespace) -> list[int]:
     return list(results.values())
 
 
-# --- Marks in the network --------------------------------------------------------------------------
+# --- Marks in the network -------------------------------------------------------------------------
 
 
 def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
