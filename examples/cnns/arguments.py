@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, from_zero, positive, rate, worker_count
 
 __all__ = ["DATASETS", "DEVICES", "MODELS", "OPTIMISERS", "PRECISIONS", "SCHEDULES", "make_parser"]

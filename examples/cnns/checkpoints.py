@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import instances
 import ipu_utils
 import log
 import torch
@@ -114,7 +115,7 @@ class Checkpoints:
         """
         folder = self._run.folder
         found, damaged = log.on_instance_0(lambda: _newest(folder))
-        self._check(found)
+        instances.together(lambda: self._check(found))
         step, kept = self._training.resume()
         self._done = kept["done"]
         for lost in damaged:

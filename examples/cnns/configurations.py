@@ -12,10 +12,11 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ipu_utils
 import yaml
 from arguments import DATASETS, make_parser
@@ -84,7 +85,8 @@ def combine(own: Mapping[str, Any]) -> argparse.Namespace:
     return complete(argparse.Namespace(**override(chosen, own)))
 
 
-def _defaults() -> dict[str, Any]:
+@cache
+def _defaults() -> Mapping[str, Any]:
     return vars(make_parser("", "").parse_args([]))
 
 
@@ -145,12 +147,12 @@ def _settings(name: str, path: Path, file: Mapping[str, dict], above: tuple[str,
 
 def _read(path: Path) -> dict[str, dict]:
     try:
-        file = yaml.safe_load(path.read_text(encoding="utf-8"))
+        file = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; --config-path names a file of configurations"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or "no text"
@@ -158,6 +160,18 @@ def _read(path: Path) -> dict[str, dict]:
     if not isinstance(file, dict) or not all(isinstance(own, dict) for own in file.values()):
         raise ValueError(f"{path}: NAME: and below it lines of OPTION: VALUE are accepted")
     return {str(name): own for name, own in file.items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which lets no option that stands there twice pass."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise yaml.constructor.ConstructorError(
+                problem=f"{twice!r} stands there twice", problem_mark=node.start_mark
+            )
+        return super().construct_mapping(node, deep)
 
 
 class _Checker(Parser):

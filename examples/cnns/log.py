@@ -6,6 +6,7 @@ those of all instances together, and instance 0 prints and writes.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import csv
 import io
@@ -34,6 +35,7 @@ __all__ = [
     "private",
     "read_arguments",
     "validation_line",
+    "with_options",
     "write_arguments",
 ]
 
@@ -195,6 +197,12 @@ def read_arguments(folder: Path) -> dict[str, Any]:
             "options can take its place"
         )
     return {**defaults, **found}
+
+
+def with_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of a run with others instead, not yet complete."""
+    together = configurations.override(saved, given)
+    return argparse.Namespace(**{**dict.fromkeys(saved), **together})
 
 
 def write_arguments(folder: Path, args) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import configurations
 import log
 import train
@@ -69,8 +69,11 @@ def arguments_of(
                 f"{_said(saved[name])}, which stays. What may change: "
                 f"{', '.join(names[each] for each in CHANGEABLE)}"
             )
-    saved["gradient_accumulation_count"] = None
-    return configurations.complete(argparse.Namespace(**configurations.override(saved, own)))
+    args = log.with_options(saved, own)
+    args.global_batch_size = saved["global_batch_size"]
+    if "gradient_accumulation_count" not in own:
+        args.gradient_accumulation_count = None  # follows from the replicas there are now
+    return configurations.complete(args)
 
 
 def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:

@@ -10,6 +10,7 @@ weights as all the others. Instance 0 shows the progress and writes the log; pag
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import time
@@ -76,16 +77,13 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
     """
     if args.seed is not None:
         torch.manual_seed(args.seed)
-    images = instances.together(lambda: datasets.load(args, training=True))
-    network = instances.together(lambda: _network(args, images.num_classes))
-    options = instances.together(lambda: ipu_utils.training_options(args, len(images.data)))
-    loader = datasets.loader(args, options, images, training=True)
-    run = log.Run(args, resume)
+    training = instances.together(lambda: _Training(args))
     try:
-        return _Training(args, run, network, images, options, loader).carry_out(resume)
+        run = log.Run(args, resume)
+        with contextlib.closing(run):
+            return training.carry_out(run, resume)
     finally:
-        run.close()
-        loader.terminate()
+        training.close()
 
 
 def _network(args: argparse.Namespace, num_classes: int) -> torch.nn.Module:
@@ -145,56 +143,56 @@ class _Training:
 
     Args:
         args: all options.
-        run: the log.
-        network: that is trained.
-        images: of the training.
-        options: of the training model.
-        loader: of the images; it gives what one call of the device takes.
+
+    Raises:
+        ValueError: they do not go together, or the data are missing.
     """
 
-    def __init__(self, args, run, network, images, options, loader) -> None:
-        self.args, self.run, self.network = args, run, network
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.sizes = args, ipu_utils.sizes(args)
+        images = datasets.load(args, training=True)
+        self.network = _network(args, images.num_classes)
+        self.validation = validation.Validation(self.network, args) if args.validation else None
+        options = ipu_utils.training_options(args, len(images.data))
         self.at_once = options.device_iterations
-        self.steps_per_epoch = len(loader) * self.at_once
+        self.loader = datasets.loader(args, options, images, training=True)
+        self.steps_per_epoch = len(self.loader) * self.at_once
         self.steps = args.iterations or args.epochs * self.steps_per_epoch
-        self.sizes = ipu_utils.sizes(args)
         self.schedule = lr_schedules.make(
             args,
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.steps / self.steps_per_epoch,
             global_batch=self.sizes.global_batch,
         )
-        self.validation = (
-            instances.together(lambda: validation.Validation(network, args))
-            if args.validation
-            else None
-        )
-        module = models.ForTraining(network, args, images)
+        module = models.ForTraining(self.network, args, images).train()
         self.optimizer = optimizers.make(args, module, self.schedule.rate(0.0))
-        self.model = poptorch.trainingModel(module.train(), options, optimizer=self.optimizer)
-        self.checkpoints = checkpoints.Checkpoints(run, self.model, loader, args)
+        self.model = poptorch.trainingModel(module, options, optimizer=self.optimizer)
         self.step = 0
         self.accuracy: float | None = None
         self.meter, self.clock = _Meter(), _Clock()
 
-    def carry_out(self, resume: Path | None) -> Result:
+    def carry_out(self, run: log.Run, resume: Path | None) -> Result:
         """Train to the end, or until a stop is asked for."""
-        try:
-            if resume is not None:
-                found = self.checkpoints.resume()
-                self.step, self.meter = found.step, _Meter(**found.own)
-            self._say_what_runs()
-            with instances.stop_requests() as stop_is_asked, self._bar() as bar:
-                stopped = self._go_through(stop_is_asked, bar)
-        finally:
-            self.model.destroy()
-            if self.validation:
-                self.validation.close()
-        if not stopped:
-            self._average()
+        self.run = run
+        self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)
+        if resume is not None:
+            found = self.checkpoints.resume()
+            self.step, self.meter = found.step, _Meter(**found.own)
+        self._say_what_runs()
+        with instances.stop_requests() as stop_is_asked, self._bar() as bar:
+            stopped = self._go_through(stop_is_asked, bar)
+        if self.args.weight_avg and not stopped:
+            weight_avg.average(run, self.args)
+        run.line(self._last_line(stopped=stopped))
         rate = self.clock.images_per_second
-        self.run.line(self._last_line(stopped=stopped))
-        return Result(self.run.folder, self.step, self.accuracy, rate, stopped)
+        return Result(run.folder, self.step, self.accuracy, rate, stopped)
+
+    def close(self) -> None:
+        """Give the devices back, and end what loads images."""
+        self.loader.terminate()
+        self.model.destroy()
+        if self.validation:
+            self.validation.close()
 
     def _go_through(self, stop_is_asked: Callable[[], bool], bar: tqdm) -> bool:
         """Go through the epochs; returns whether the training stops before its end."""
@@ -265,10 +263,6 @@ class _Training:
 
     def _save(self, own: dict | None = None) -> None:
         self.checkpoints.save(self.step, self.epoch, own=own)
-
-    def _average(self) -> None:
-        if self.args.weight_avg:
-            weight_avg.average(self.run, self.args)
 
     def _bar(self) -> tqdm:
         """Return the progress bar: on a terminal, of instance 0."""

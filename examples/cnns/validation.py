@@ -5,13 +5,12 @@ Every image of the validation set counts once, however many instances and replic
 
 from __future__ import annotations
 
-import argparse
 import copy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
@@ -123,8 +122,7 @@ def arguments_of(folder: Path, own: dict):
         ValueError: it is no folder of a run, or they do not go together.
     """
     saved = configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder)))
-    together = configurations.override(vars(saved), {**_ONLY_OF_TRAINING, **own})
-    return configurations.complete(argparse.Namespace(**together))
+    return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
 
 
 def _validate_all(folder: Path, args, count: int | None) -> list[float]:
