@@ -35,7 +35,7 @@ from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
-from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
+from popdist_py.poptorch.group_norms.batch_norm import GroupNorms, OneValueAllowed
 from popdist_py.poptorch.group_norms.exchange import GroupExchange
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import modelled_times
@@ -249,7 +249,8 @@ class Compiler:
                 with capturing.observing(leaves):
                     yield
 
-        with MixedPrecision() as precision:
+        has_groups = self.training and self.options.Training.norm_group_size > 1
+        with OneValueAllowed() if has_groups else nullcontext(), MixedPrecision() as precision:
             forward = capturing.telling(partial(self._forward, call))
             first_run = trace(forward, inputs, state, training=self.training, around=around)
         return Executable(

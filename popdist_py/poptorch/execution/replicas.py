@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import Call, flatten
@@ -99,7 +100,14 @@ class DeviceModel:
         if not loss.requires_grad:
             return
         with spans.row_span(spans.DEVICE, "backward"):
-            if scale == 1.0 and loss.dim() == 0:
+            if self.norm_groups is not None:
+                # torch's own calls leave all modes, but what recomputes runs batch norms again.
+                gradients = (torch.full_like(loss, scale),)
+                _engine_run_backward(
+                    (loss,), gradients, False, False, (),
+                    allow_unreachable=True, accumulate_grad=True,
+                )  # fmt: skip
+            elif scale == 1.0 and loss.dim() == 0:
                 loss.backward()
             else:
                 loss.backward(torch.full_like(loss, scale))
@@ -187,7 +195,9 @@ def _in_turns(
     """
     turns = _Turns(model)
     try:
-        return in_turns(each, groups.answers, resumed=turns.resumed, paused=turns.paused)
+        return in_turns(
+            each, groups.answers, name="replica", resumed=turns.resumed, paused=turns.paused
+        )
     except OneEnded as end:
         raise groups.missed(end.ended, end.waiting, end.value) from None
 

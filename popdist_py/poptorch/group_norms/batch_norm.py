@@ -7,6 +7,7 @@ are.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from popdist_py.poptorch.group_norms.exchange import OF_GROUP, GroupExchange
 
-__all__ = ["GroupNorms", "replicas_as_channels"]
+__all__ = ["GroupNorms", "OneValueAllowed", "replicas_as_channels"]
 
 _ATEN: Final = torch.ops.aten
 _BATCH_NORM: Final = F.batch_norm
@@ -95,6 +96,32 @@ class GroupNorms(TorchFunctionMode):
                 if running is not None:
                     running.mul_(1 - momentum).add_(new.to(running.dtype), alpha=momentum)
         return result.to(input.dtype)
+
+
+class OneValueAllowed(TorchFunctionMode):
+    """Lets batch norms that train have one value for each channel, which torch refuses.
+
+    For the first forward: the replica is alone in it, and its group will have more values.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, batch norm without the check of its shapes."""
+        if func is not _BATCH_NORM:
+            return func(*args, **(kwargs or {}))
+        given = inspect.signature(_BATCH_NORM).bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        named = given.arguments
+        statistics = named["running_mean"], named["running_var"]
+        settings = named["training"], named["momentum"], named["eps"]
+        return torch.batch_norm(
+            named["input"], named["weight"], named["bias"], *statistics, *settings, False
+        )
 
 
 class _GroupNorm(torch.autograd.Function):

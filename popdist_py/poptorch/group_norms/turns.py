@@ -60,6 +60,7 @@ def in_turns(
     functions: Sequence[Callable[[], Result]],
     answers: Callable[[list[Any]], Sequence[Any]],
     *,
+    name: str = "turn",
     resumed: Callable[[int], None] = lambda _: None,
     paused: Callable[[int], None] = lambda _: None,
 ) -> list[Result]:
@@ -69,6 +70,7 @@ def in_turns(
         functions: what runs; each finds torch's modes and contexts as the caller has them.
         answers: what every ``meet()`` returns, from what all were called with; runs in the caller's
             thread.
+        name: of the threads, before the index of each.
         resumed: told the index of the function that begins or goes on.
         paused: told the index of the function that met or ended.
 
@@ -76,7 +78,7 @@ def in_turns(
         OneEnded: not all functions met equally often.
         BaseException: what one of them raised; the others are ended where they wait.
     """
-    threads = [_Thread(function) for function in functions]
+    threads = [_Thread(function, f"{name} {index}") for index, function in enumerate(functions)]
     replies: Sequence[Any] = [None] * len(threads)
     try:
         while True:
@@ -113,8 +115,9 @@ def meet(value: Any) -> Any:
 class _Thread:
     """One function, as a coroutine."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
         self._function = function
+        self._name = name
         self._told: SimpleQueue[Any] = SimpleQueue()
         self._replies: SimpleQueue[Any] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -130,7 +133,10 @@ class _Thread:
         if self._thread is None:
             surroundings = _Surroundings()
             self._thread = threading.Thread(
-                target=copy_context().run, args=(self._run, surroundings), daemon=True
+                target=copy_context().run,
+                args=(self._run, surroundings),
+                name=self._name,
+                daemon=True,
             )
             self._thread.start()
         else:
