@@ -16,6 +16,7 @@ NAMES: Sequence[str] = (
     "course_loading",
     "course_training",
     "pipelining",
+    "cnns",
 )
 
 

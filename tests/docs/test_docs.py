@@ -24,6 +24,7 @@ TRANSCRIPTS = [
         "observe",
         "pipelining",
         "monitoring",
+        "cnns",
         "compare",
         "data-loading",
         "course",

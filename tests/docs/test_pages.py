@@ -35,6 +35,7 @@ PAGES = [
     pytest.param("pipelining.md", marks=pytest.mark.long),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
     pytest.param("course.md", marks=pytest.mark.long),
+    pytest.param("cnns.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

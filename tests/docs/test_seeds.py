@@ -54,6 +54,20 @@ PRINTED = {
         "python3 mnist_pipeline.py --strategy sharded --profile --profile-dir sharding_profile",
         "python3 mnist_pipeline.py --offload-optimiser",
     ),
+    "cnns": (
+        "pip install -r requirements.txt",
+        "python3 train.py --dataset imagenet --data-dir path-to/imagenet",
+        "python restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.9.115_3S9/",
+        "python3 -m pytest",
+        "python3 train.py --config my_config",
+        "python3 train.py --config my_config --epochs 50",
+        "python train.py --config mk2_resnet8_test --wandb",
+        "mk2_resnet50_mlperf_pod16_bs20",
+        "mk2_resnet50_mlperf_pod64_lars",
+        "mk2_resnet50_mlperf_pod128_lars",
+        "mk2_resnet50_mlperf_pod256_lars",
+        "gc-info",
+    ),
 }
 TEXTS = {
     name: index.text(name)
