@@ -160,11 +160,11 @@ def test_more_epochs_and_other_logs_are_accepted(copy, capsys):
 
 @pytest.mark.sweep
 def test_other_replicas_keep_the_global_batch(tmp_path, capsys):
-    found = train("--log-dir", tmp_path, "--batch-size", "2", "--gradient-accumulation-count", "2",
-                  "--iterations", "6", "--no-validation")  # fmt: skip
-    found = restore(found.folder, "--replicas", "2", "--epochs", "2")
+    words = ("--batch-size", "2", "--gradient-accumulation-count", "2", "--no-validation")
+    found = train("--log-dir", tmp_path, *words)
+    found = restore(found.folder, "--replicas", "2", "--epochs", "5")
     assert "micro-batch 2 x accumulation 1 x 2 replicas" in capsys.readouterr().out
-    assert found.steps == 12
+    assert found.steps == 30
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,11 @@ def index_of(file: Path) -> np.ndarray:
     """
     kept = file.with_name(f"{file.name}.tfindex")
     try:
-        places = np.loadtxt(kept, np.int64, ndmin=2)
+        numbers = [int(word) for word in kept.read_text().split()]
+        places = np.array(numbers, np.int64).reshape(-1, 2)
         if _fits(places, file.stat().st_size):
             return places
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):
         pass  # not made yet, or no index: it is made
     places = _scanned(file)
     try:
@@ -112,7 +113,7 @@ def index_of(file: Path) -> np.ndarray:
 
 def _fits(places: np.ndarray, size: int) -> bool:
     """Tell whether an index is of a file of ``size`` bytes: record after record to its end."""
-    if places.ndim != 2 or places.shape[1] != 2 or not len(places):
+    if not len(places):
         return False
     ends = places.sum(1)
     return places[0, 0] == 0 and ends[-1] == size and bool((places[1:, 0] == ends[:-1]).all())
