@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import struct
 import sys
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,50 @@ from popdist_py import poptorch
 
 FOLDER = ROOT / "examples" / "cnns"
 PIXELS = 3 * 32 * 32
+# Trains for two epochs and saves in the middle of the first one, or goes on from there. Nobody
+# gives a seed: the one that was drawn is in the checkpoint.
+JOB = """\
+import hashlib, json, sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path[:0] = {paths}
+import torch
+import datasets, popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+    def forward(self, images):
+        sums = images.float().flatten(1).sum(1) * self.weight
+        return sums, poptorch.identity_loss(sums, "mean")
+
+popdist_py.init()
+args = SimpleNamespace(
+    dataset="cifar-10", data_dir=Path({data!r}), generated_data=False, synthetic_data=False,
+    image_size=None, eight_bit_io=True, hostside_norm=True, deterministic=False, workers=0,
+    standard_imagenet=False, seed=None, batch_size=4,
+)
+options = poptorch.DistributedOptions()
+loader = datasets.loader(args, options, datasets.load(args, True), True)
+module = Model()
+model = poptorch.trainingModel(
+    module, options, optimizer=poptorch.optim.SGD(module.parameters(), lr=0.01)
+)
+kept = TrainingCheckpoints("kept", model, loader)
+step, _ = kept.resume()
+resumed, seen = step > 0, []
+while kept.epoch < 2:
+    for images, _ in kept.batches():
+        seen.append([hashlib.sha256(image.numpy()).hexdigest() for image in images])
+        model(images)
+        step += 1
+        if step == 3 and not resumed:
+            kept.save(step)
+Path(f"{{sys.argv[1]}}-{{popdist_py.getInstanceIndex()}}.json").write_text(json.dumps(seen))
+"""
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -489,47 +534,32 @@ def test_loader_goes_on_with_the_same_pictures(datasets, tmp_path, instances, do
         assert same([*batches(resumed), *batches(resumed)], expected)
 
 
-class Mean(torch.nn.Module):
-    """A model of one number, which sees every picture."""
+@pytest.mark.sweep
+@pytest.mark.timeout(150)
+def test_checkpoint_of_a_job_goes_on_with_the_same_pictures(tmp_path, poprun, script):
+    data = tmp_path / "data"
+    data.mkdir()
+    write_cifar10(data)
+    program = script(JOB.format(paths=[str(FOLDER), str(ROOT / "examples")], data=str(data)))
 
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
+    def seen(name, instances):
+        """Return for each step the images, whichever instance read them."""
+        job = ("-n", str(instances), "--num-replicas", "2")
+        done = poprun(*job, program, name, env={"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        shares = [
+            json.loads((tmp_path / f"{name}-{instance}.json").read_text())
+            for instance in range(instances)
+        ]
+        return [sorted(chain(*step)) for step in zip(*shares, strict=True)]
 
-    def forward(self, images, labels):
-        sums = images.flatten(1).sum(1)
-        return sums, poptorch.identity_loss((sums * self.weight + labels).mean(), "mean")
-
-
-def start(datasets, data, kept):
-    from popdist_py.poptorch.checkpoint import TrainingCheckpoints
-
-    made = options(iterations=1)
-    made.outputMode(poptorch.OutputMode.All)
-    args = arguments(data_dir=data)
-    loader = datasets.loader(args, made, datasets.load(args, True), True)
-    module = Mean()
-    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.01)
-    model = poptorch.trainingModel(module, made, optimizer=optimizer)
-    return TrainingCheckpoints(kept, model, loader), model
-
-
-def test_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_same_pictures(datasets, tmp_path):
-    write_cifar10(tmp_path)
-    training, model = start(datasets, tmp_path, tmp_path / "kept")
-    seen, after = [], []
-    for epoch in range(2):
-        for step, (images, labels) in enumerate(training.batches()):
-            (after if (epoch, step) > (0, 2) else seen).append(images.clone())
-            model(images, labels)
-            if (epoch, step) == (0, 2):
-                training.save(3)
-    assert (len(seen), len(after)) == (3, 7)
-    resumed, model = start(datasets, tmp_path, tmp_path / "kept")
-    assert resumed.resume() == (3, {})
-    found = [images.clone() for _ in range(2) for images, _ in resumed.batches()]
-    assert len(found) == len(after)
-    assert all(map(torch.equal, found, after))
+    whole = seen("first", 2)
+    assert len(whole) == 2 * 5
+    epochs = [set(chain(*steps)) for steps in (whole[:5], whole[5:])]
+    assert [len(epoch) for epoch in epochs] == [40, 40]
+    assert len(epochs[0] | epochs[1]) > 60  # shifted in other ways, but for some by chance
+    for name, instances in (("alike", 2), ("alone", 1)):  # also with another number of instances
+        assert seen(name, instances) == whole[3:]
 
 
 @pytest.mark.sweep

@@ -484,16 +484,19 @@ def test_recomputation_keeps_the_marked_layers_and_needs_less_memory():
         models().place(network, args)
         options = poptorch.Options()
         options._Popart.set("autoRecomputation", int(RecomputationType.RecomputeAll))
+        options.setExecutionStrategy(poptorch.ShardedExecution(*models().pipeline_stages(args)))
         module = models().ForTraining(network, args, ON_HOST)
         optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
         training = poptorch.trainingModel(module, options, optimizer=optimizer)
         images = torch.zeros(16, 3, 32, 32)
         report = training.memoryReport(images, torch.zeros(16, dtype=torch.long))
-        return report.ipus[0].not_always_live
+        return [ipu.not_always_live for ipu in report.ipus]
 
-    nothing = needed()
-    assert needed("--enable-recompute") < nothing
-    assert needed(*ONE_IPU, "--pipeline-splits", "layer2.0", "layer3.0") < nothing
+    assert needed("--enable-recompute") < needed()
+    splits = ("--pipeline-splits", "layer2.0", "layer3.0")
+    assert needed(*ONE_IPU, *splits) < needed(*ONE_IPU[:-1], *splits) == needed()
+    two = needed("--shards", "2", "--enable-recompute")
+    assert two < needed("--shards", "2")
 
 
 @pytest.mark.parametrize("shards", [2, 4, 8])

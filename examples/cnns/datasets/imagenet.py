@@ -21,6 +21,7 @@ from datasets.images import DataError, Pictures, Transfer, uniform
 __all__ = ["Folders", "ImageNet", "find_folders"]
 
 _ENDINGS = (".jpeg", ".jpg", ".png")
+_FORMATS = ("JPEG", "PNG")  # some files of ImageNet are called JPEG and are PNG
 _SMALLEST, _MOST_OBLONG = 0.08, 4 / 3  # of a crop: share of the area, and width by height
 _TRIES = 10
 
@@ -171,7 +172,7 @@ def _box(height: int, width: int, draws: np.ndarray) -> tuple[int, int, int, int
 def _decoded(encoded: bytes, name: str, shorter: int) -> np.ndarray:
     """Return an image [height, width, 3] whose shorter side is ``shorter``."""
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
             image.draft("RGB", (shorter, shorter))  # JPEG decodes at 1/2, 1/4 or 1/8 much faster
             scale = shorter / min(image.size)
             size = [max(shorter, round(length * scale)) for length in image.size]

@@ -26,16 +26,13 @@ __all__ = [
     "splits",
 ]
 
+_PLANS = {"resnet": resnet.PLANS, "resnext": resnext.PLANS}
 _SHORT_NAMES = {"resnet": "RN", "resnext": "RNX", "efficientnet": "EN"}
 
 
 def sizes(model: str, dataset: str) -> tuple[str, ...]:
     """Return the sizes that a model has for the images of a data set, the smallest first."""
-    kind = _kind(dataset)
-    if model == "efficientnet":
-        return ("B0",)
-    plans = resnet.PLANS if model == "resnet" else resnext.PLANS
-    return tuple(plans[kind])
+    return ("B0",) if model == "efficientnet" else tuple(_PLANS[model][_kind(dataset)])
 
 
 def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
@@ -60,7 +57,7 @@ def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
         halvings = efficientnet.halvings(kind)
         network = efficientnet.make(kind, num_classes, norm)
     else:
-        plan = (resnet.PLANS if args.model == "resnet" else resnext.PLANS)[kind][size]
+        plan = _PLANS[args.model][kind][size]
         halvings = plan.halvings
         network = resnet.make(plan, num_classes, norm)
     if args.norm == "batch" and args.batch_size == 1 and args.image_size <= 2**halvings:

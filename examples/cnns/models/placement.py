@@ -46,10 +46,12 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
         cuts = []
     if args.shards > 1:
         _begin_stages(network, cuts)
-    elif cuts:
-        _keep_inputs(network, cuts)
-    elif args.enable_recompute:
-        _keep_blocks(network)
+    overlaps = args.pipeline and args.pipeline_schedule != "Sequential"
+    if args.enable_recompute and not overlaps:  # such a pipeline recomputes its stages as a whole
+        if args.pipeline:
+            _keep_inputs(network, cuts)
+        else:
+            _keep_blocks(network)
 
 
 def pipeline_stages(args: argparse.Namespace) -> list[poptorch.Stage]:
