@@ -36,8 +36,9 @@ from tqdm import tqdm
 
 import popdist_py
 from popdist_py import poptorch
+from popdist_py.ipu.memory_report import MemoryReport
 
-__all__ = ["NotFinite", "Result", "carry_out", "main", "train"]
+__all__ = ["NotFinite", "Result", "carry_out", "main", "memory_report", "train"]
 
 _EXAMPLE = "python examples/cnns/train.py --config mk2_resnet8_test --epochs 1"
 
@@ -84,6 +85,19 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
             return training.carry_out(run, resume)
     finally:
         training.close()
+
+
+def memory_report(args: argparse.Namespace) -> MemoryReport:
+    """Return what the model of the device says of a training; nothing is trained.
+
+    Raises:
+        ValueError: the options do not go together, or the data are missing.
+    """
+    training = _Training(args)
+    image, _ = training.images.data[0]
+    count = training.loader.combinedBatchSize
+    shapes = torch.empty(count, *image.shape, dtype=image.dtype, device="meta")
+    return training.model.memoryReport(shapes, torch.empty(count, dtype=torch.int64, device="meta"))
 
 
 def _network(args: argparse.Namespace, num_classes: int) -> torch.nn.Module:
@@ -150,7 +164,7 @@ class _Training:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.sizes = args, ipu_utils.sizes(args)
-        images = datasets.load(args, training=True)
+        self.images = images = datasets.load(args, training=True)
         self.network = _network(args, images.num_classes)
         self.validation = validation.Validation(self.network, args) if args.validation else None
         options = ipu_utils.training_options(args, len(images.data))
