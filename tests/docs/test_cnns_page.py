@@ -1,0 +1,42 @@
+"""docs/cnns.md: its tables have every option of the programs, as it is."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import ROOT
+from support import cnns
+from support.scripts import load
+
+cnn_options = load("docs/cnn_options.py")
+PAGE = ROOT / "docs" / "cnns.md"
+
+
+@pytest.fixture(autouse=True)
+def programs():
+    with cnns.imported():
+        yield
+
+
+def test_tables_are_those_of_the_options():
+    text = PAGE.read_text(encoding="utf-8")
+    assert cnn_options.page(text) == text, "docs/cnns.md is old: python docs/cnn_options.py"
+
+
+def test_every_option_is_on_the_page():
+    text = PAGE.read_text(encoding="utf-8")
+    parser = cnns.module("arguments").make_parser("", "")
+    spelled = {name for action in parser._actions for name in action.option_strings}
+    spelled -= {"-h", "--help"}
+    rows = [line for line in text.splitlines() if line.startswith("| `--")]
+    assert not [name for name in spelled if not any(f"`{name}" in row for row in rows)]
+
+
+def test_group_without_a_table_is_found():
+    text = PAGE.read_text(encoding="utf-8").replace("<!-- options: model -->\n", "")
+    with pytest.raises(KeyError, match="model"):
+        cnn_options.page(text)
+
+
+def test_default_is_not_left_out():
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if "| `--" in line]
+    assert all(line.split(" | ")[1].strip() for line in rows)
