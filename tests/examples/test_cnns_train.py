@@ -168,7 +168,7 @@ every_option = pytest.mark.parametrize(
         "--deterministic --gradient-accumulation-count 3",
         "--weight-avg mean --ckpts-per-epoch 3",
         "--model resnext --model-size 11",
-        "--model efficientnet --image-size 32",
+        "--model efficientnet --model-size B0 --image-size 32",
     ],
 )  # fmt: skip
 
