@@ -307,12 +307,26 @@ def test_shifts_and_mirrors_follow_from_the_key_alone(datasets, tmp_path):
     assert turns == {1, -1}
 
 
-def test_written_digits_are_not_mirrored(datasets, tmp_path):
-    write_cifar10(tmp_path, names=[f"digit-{number}" for number in range(10)])
-    data = datasets.load(arguments(data_dir=tmp_path, eight_bit_io=True), training=True).data
-    assert not data._mirrors
-    (tmp_path / "batches.meta.txt").write_text("airplane\nautomobile\n")
-    assert datasets.load(arguments(data_dir=tmp_path), training=True).data._mirrors
+def augmented(datasets, args):
+    return datasets.load(args, training=True).data.__getitems__([(0, 37 * n) for n in range(40)])[0]
+
+
+@pytest.mark.parametrize(("dataset", "names"), [("cifar-10", 10), ("imagenet", 2)])
+def test_written_digits_are_not_mirrored(datasets, tmp_path, dataset, names):
+    if dataset == "imagenet":
+        file = write_photographs(tmp_path)[1] / "labels.txt"
+    else:
+        write_cifar10(tmp_path)
+        file = tmp_path / "batches.meta.txt"
+    size = 16 if dataset == "imagenet" else None
+    args = arguments(dataset, file.parent, eight_bit_io=True, image_size=size)
+    pictures = augmented(datasets, args)
+    file.write_text("".join(f"digit-{number}\n" for number in range(names)))
+    digits = augmented(datasets, args)
+    turned = [torch.equal(one, other.flip(-1)) for one, other in zip(pictures, digits, strict=True)]
+    alike = [torch.equal(one, other) for one, other in zip(pictures, digits, strict=True)]
+    assert 8 < sum(turned) < 32
+    assert sum(turned) + sum(alike) == len(digits)
 
 
 # --- what is transferred ----------------------------------------------------------------------
@@ -511,13 +525,12 @@ def test_too_few_images_for_a_step_are_told(datasets, tmp_path, refuses):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("given", [{"seed": 3}, {"seed": None}], ids=["seed", "no seed"])
+# Instances agree on a seed of their own only where the launcher connects them.
+@pytest.mark.parametrize(("instances", "seed"), [(1, 3), (1, None), (2, 3)])
 @pytest.mark.parametrize("done", [0, 3, 5])
-@pytest.mark.parametrize("instances", [1, 2])
-def test_loader_goes_on_with_the_same_pictures(datasets, tmp_path, instances, done, given):
+def test_loader_goes_on_with_the_same_pictures(datasets, tmp_path, instances, done, seed):
     write_cifar10(tmp_path)
-    if instances > 1 and given["seed"] is None:
-        pytest.skip("instances agree on a seed only where the launcher connects them")
+    given = {"seed": seed}
     for instance in range(instances):
         place = {"instance": instance, "instances": instances, "replicas": 2 // instances}
         torch.manual_seed(1)
@@ -612,6 +625,11 @@ def test_validation_takes_the_middle(datasets, tmp_path):
     image, _ = datasets.load(args, training=False).data[0]
     assert image.shape == (3, 28, 28)
     assert int(image.min()) == 255
+    for place in (tmp_path / "val" / "cat", tmp_path / "train" / "cat"):
+        Image.fromarray(picture.transpose(1, 0, 2)).save(place / "high.png")
+    image, _ = datasets.load(args, training=False).data[0]
+    assert int(image.min()) == 255
+    (tmp_path / "train" / "cat" / "high.png").unlink()
     data = datasets.load(args, training=True).data
     crops, _ = data.__getitems__([(0, key) for key in range(100)])
     white = (crops == 255).float().mean((1, 2, 3))
@@ -732,12 +750,15 @@ def test_file_that_is_cut_off_anywhere_is_told(datasets, small):
         assert "copy it again" in str(caught.value)
 
 
-@pytest.mark.parametrize("index", ["", "no index\n", "0 99999\n", "0\n", "8 4\n12 4\n", "1.5 2\n"])
+@pytest.mark.parametrize(
+    "index",
+    ["", "no index\n", "0 99999\n", "0\n", "1.5 2\n", "{2} {3}\n", "0 8\n{2} {3}\n", "0 {1}\n"],
+)
 def test_index_that_does_not_fit_is_made_again(datasets, small, index):
     kept = small.with_name(f"{small.name}.tfindex")
     places = read_index(datasets, small)
     made = kept.read_text()
-    kept.write_text(index)
+    kept.write_text(index.format(*places.ravel()))
     assert np.array_equal(read_index(datasets, small), places)
     assert kept.read_text() == made
     assert not list(small.parent.glob(".*"))
@@ -802,6 +823,8 @@ def test_cache_keeps_what_fits_and_says_once_when_it_is_full(datasets, capsys, m
     cache.put(0, picture, label=1)
     assert cache.get(0) is None
     assert "no room for more: 0 images" in capsys.readouterr().err
+    cache = datasets.cache.Cache(10, most=2**62)  # more than any system promises
+    assert cache.get(0) is None
 
 
 # --- which data set, and where ----------------------------------------------------------------

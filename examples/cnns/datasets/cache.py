@@ -2,7 +2,7 @@
 
 A cache never changes what is read, only how fast. It is bounded twice: by half of the memory that
 was free at the start, divided by the instances of the host, and it takes no more pictures when less
-than a tenth of the machine's memory is left.
+than a tenth of the machine's memory is left. What a container may use at most is not looked at.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Cache:
         if most is None:
             most = int(psutil.virtual_memory().available * _SHARE / instances)
         self._speaks = speaks
-        # Memory without a name that is taken as it is written to; processes forked later see it.
-        self._bytes = mmap.mmap(-1, max(most, mmap.PAGESIZE))
+        self._bytes = _shared(most)
         entries = np.frombuffer(mmap.mmap(-1, 32 * (count + 1)), np.int64)
         self._entries = entries[: 4 * count].reshape(count, 4)  # label, offset, height, width
         self._entries[:, 0] = _NOTHING
@@ -89,3 +88,11 @@ class Cache:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__init__(state["count"], most=state["most"], speaks=state["speaks"])
+
+
+def _shared(most: int) -> mmap.mmap:
+    """Return memory without a name, taken as it is written to; processes forked later see it."""
+    try:
+        return mmap.mmap(-1, max(most, mmap.PAGESIZE))
+    except (OSError, OverflowError):  # a system that promises no more than it has
+        return mmap.mmap(-1, mmap.PAGESIZE)
