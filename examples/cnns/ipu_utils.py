@@ -202,8 +202,13 @@ def training_options(args: argparse.Namespace, num_samples: int | None = None) -
 
 
 def validation_options(args: argparse.Namespace) -> poptorch.Options:
-    """Return the options of the model that validates: of one micro-batch a call."""
-    return _options(args, device=1)
+    """Return the options of the model that validates: of one micro-batch a call.
+
+    Which does not fill a pipeline, so that the IPUs of a replica work one after the other.
+    """
+    options = _options(args, device=1)
+    options.setExecutionStrategy(poptorch.ShardedExecution())
+    return options
 
 
 def _options(args: argparse.Namespace, device: int) -> poptorch.Options:

@@ -87,6 +87,20 @@ def test_curve_of_a_training_of_its_own(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["curve.svg"]
 
 
+# --- pipelines --------------------------------------------------------------------------------
+
+
+def test_pipeline_is_trained_and_validated(tmp_path):
+    words = (*cnns.TINY, "--epochs", "1", "--gradient-accumulation-count", "3")
+    train = cnns.module("train").main
+    whole = train([*words, "--log-dir", str(tmp_path / "whole")])
+    cut = ("--pipeline", "--shards", "2", "--pipeline-splits", "layer2.0")
+    pipelined = train([*words, *cut, "--log-dir", str(tmp_path / "pipelined")])
+    assert pipelined.accuracy == whole.accuracy
+    for name, value in weights(pipelined.folder).items():
+        torch.testing.assert_close(value, weights(whole.folder)[name])
+
+
 # --- whole trainings --------------------------------------------------------------------------
 
 
