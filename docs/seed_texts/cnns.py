@@ -162,7 +162,7 @@ TEXT = Text(
         ),
         TextCommand(
             "gc-info -l", (), ("gc-info", "-l"), ".",
-            "The devices are emulated: those of a process without a pod. Groups of them are left out.",
+            "The devices are emulated, those of a process without a pod. Groups are left out.",
             keep=(r"^G", r"^P", r"Fabric"), numbers_vary=False,
         ),
     ),
