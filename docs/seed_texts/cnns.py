@@ -160,11 +160,6 @@ TEXT = Text(
             "There is no network here: Weights & Biases keeps the run in a folder.",
             keep=(*_LINES, r"You can sync"),
         ),
-        TextCommand(
-            "gc-info -l", (), ("gc-info", "-l"), ".",
-            "The devices are emulated, those of a process without a pod. Groups are left out.",
-            keep=(r"^G", r"^P", r"Fabric"), numbers_vary=False,
-        ),
     ),
 )  # fmt: skip
 

@@ -66,7 +66,6 @@ PRINTED = {
         "mk2_resnet50_mlperf_pod64_lars",
         "mk2_resnet50_mlperf_pod128_lars",
         "mk2_resnet50_mlperf_pod256_lars",
-        "gc-info",
     ),
 }
 TEXTS = {
