@@ -11,23 +11,26 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from common.arguments import HelpFormat, Parser, from_zero, positive, rate, worker_count
 
-__all__ = ["DATASETS", "MODELS", "OPTIMISERS", "PRECISIONS", "SCHEDULES", "make_parser"]
+__all__ = ["DATASETS", "DEVICES", "MODELS", "OPTIMISERS", "PRECISIONS", "SCHEDULES", "make_parser"]
 
 MODELS = ("resnet", "resnext", "efficientnet")
 DATASETS = ("cifar-10", "cifar-100", "imagenet")
 SCHEDULES = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
 OPTIMISERS = ("SGD", "momentum", "RMSProp", "LARS")
+DEVICES = ("mk1", "mk2", "bow")
 PRECISIONS = ("16.16", "16.32", "32.32")
 
 
-def make_parser(description: str, example: str) -> Parser:
-    """Return a parser of all options for a program."""
-    parser = Parser(
-        description=description, epilog=f"Example: {example}", formatter_class=HelpFormat
-    )
+def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> Parser:
+    """Return a parser of all options for a program, of this kind.
+
+    What is on or off has both words, ``--NAME`` and ``--no-NAME``: so the command line can take
+    back what a configuration says.
+    """
+    parser = kind(description=description, epilog=f"Example: {example}", formatter_class=HelpFormat)
     for add in (_model, _data, _training, _rates, _optimiser, _ipu, _validation, _logging, _config):
         add(parser)
     return parser
@@ -53,19 +56,14 @@ def _data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
     group.add_argument("--dataset", choices=DATASETS, help="inferred from --data-dir if left out")
     group.add_argument("--data-dir", type=Path, help="folder of the data; default: $DATA_DIR")
-    group.add_argument("--generated-data", action="store_true",
-                       help="random images made on the host, instead of a data set")  # fmt: skip
-    group.add_argument("--synthetic-data", action="store_true",
-                       help="random images made on the device: nothing is transferred")  # fmt: skip
+    _flag(group, "--generated-data", "random images made on the host, instead of a data set")
+    _flag(group, "--synthetic-data", "random images made on the device: nothing is transferred")
     group.add_argument("--generated-samples", type=positive, help="random images of an epoch")
     group.add_argument("--image-size", type=positive, help="side of an image that the model sees")
-    group.add_argument("--eight-bit-io", action="store_true", help="transfer images as 8 bits")
-    group.add_argument("--no-hostside-norm", dest="hostside_norm", action="store_false",
-                       help="normalise images on the IPU instead of the host")  # fmt: skip
-    group.add_argument("--standard-imagenet", action="store_true",
-                       help="read every image in the order of the data set")  # fmt: skip
-    group.add_argument("--no-dataset-cache", dest="dataset_cache", action="store_false",
-                       help="keep no images of ImageNet in memory")  # fmt: skip
+    _flag(group, "--eight-bit-io", "transfer images as 8 bits")
+    _flag(group, "--hostside-norm", "normalise images on the host, not on the IPU", default=True)
+    _flag(group, "--standard-imagenet", "read every image in the order of the data set")
+    _flag(group, "--dataset-cache", "keep ImageNet's images in memory", default=True)
     group.add_argument("--workers", type=worker_count, default=0,
                        help="processes of each instance that load images")  # fmt: skip
     group.add_argument("--seed", type=from_zero, help="makes runs reproducible")
@@ -96,7 +94,7 @@ def _training(parser: argparse.ArgumentParser) -> None:
 
 def _rates(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("learning rate")
-    group.add_argument("--base-learning-rate-exponent", type=float,
+    group.add_argument("--base-learning-rate-exponent", type=exponent,
                        help="N: the learning rate is 2^N x global batch size")  # fmt: skip
     group.add_argument("--lr-schedule", choices=SCHEDULES, default="stepped", help="its course")
     group.add_argument("--warmup-epochs", type=non_negative, default=5.0,
@@ -127,40 +125,35 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("IPUs")
     group.add_argument("--precision", choices=PRECISIONS, default="16.16",
                        help="bits of activations . of weights")  # fmt: skip
-    group.add_argument("--no-stochastic-rounding", dest="stochastic_rounding",
-                       action="store_false", help="round to nearest")  # fmt: skip
-    group.add_argument("--enable-half-partials", action="store_true",
-                       help="sum up products in half precision")  # fmt: skip
+    _flag(group, "--stochastic-rounding", "round halves up or down at random", default=True)
+    _flag(group, "--enable-half-partials", "sum up products in half precision")
     group.add_argument("--batches-per-step", type=positive, default=1000,
-                       help="most batches on the device between two returns to the host")  # fmt: skip
+                       help="most batches on the device until it returns to the host")  # fmt: skip
     group.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
     group.add_argument("--shards", type=positive, default=1, help="IPUs of one replica")
     group.add_argument("--sharding-exclude-filter", nargs="+", default=[], metavar="NAME",
                        help="parts of names where the model is not cut")  # fmt: skip
     group.add_argument("--sharding-include-filter", nargs="+", default=[], metavar="NAME",
                        help="parts of names where alone the model may be cut")  # fmt: skip
-    group.add_argument("--pipeline", action="store_true", help="pipeline the shards")
+    _flag(group, "--pipeline", "pipeline the shards")
     group.add_argument("--pipeline-splits", nargs="+", metavar="NAME",
                        help="first layer of each later stage; left out: lists them")  # fmt: skip
     group.add_argument("--pipeline-schedule", default="Grouped", type=str.capitalize,
-                       choices=("Grouped", "Interleaved", "Sequential"), help="its order")  # fmt: skip
-    group.add_argument("--enable-recompute", action="store_true",
-                       help="compute activations again in the backward pass")  # fmt: skip
+                       choices=("Grouped", "Interleaved", "Sequential"), help="order")  # fmt: skip
+    _flag(group, "--enable-recompute", "compute activations again in the backward pass")
     group.add_argument("--available-memory-proportion", type=share, nargs="+",
                        help="of convolutions; with a pipeline also two for each stage")  # fmt: skip
     group.add_argument("--select-ipus", nargs="+", metavar="ID",
                        help="id for training, and one for validation; AUTO")  # fmt: skip
-    group.add_argument("--fp-exceptions", action="store_true", help="stop at NaN and overflow")
-    group.add_argument("--deterministic", action="store_true",
-                       help="the same bits for any number of instances")  # fmt: skip
-    group.add_argument("--device", help="model memory and time of a device, such as mk2")
+    _flag(group, "--fp-exceptions", "stop at NaN and overflow")
+    _flag(group, "--deterministic", "the same bits for any number of instances")
+    group.add_argument("--device", choices=DEVICES,
+                       help="the IPU that has to have room for the model")  # fmt: skip
 
 
 def _validation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("validation")
-    group.add_argument(
-        "--no-validation", dest="validation", action="store_false", help="only train"
-    )
+    _flag(group, "--validation", "validate at each checkpoint", default=True)
     group.add_argument("--valid-batch-size", type=positive, help="micro-batch of the validation")
 
 
@@ -171,9 +164,8 @@ def _logging(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--name-suffix", default="", help="of the run's folder")
     group.add_argument("--logs-per-epoch", type=positive, default=16, help="lines of an epoch")
     group.add_argument("--ckpts-per-epoch", type=rate, default=1.0, help="0.5: every other epoch")
-    group.add_argument("--no-tensorboard", dest="tensorboard", action="store_false",
-                       help="no event files")  # fmt: skip
-    group.add_argument("--wandb", action="store_true", help="send metrics to Weights & Biases")
+    _flag(group, "--tensorboard", "write event files", default=True)
+    _flag(group, "--wandb", "send metrics to Weights & Biases")
 
 
 def _config(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +173,10 @@ def _config(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="NAME", help="options of this name in --config-path")
     group.add_argument("--config-path", type=Path, default=Path(__file__).with_name("configs.yml"),
                        help="file of configurations")  # fmt: skip
+
+
+def _flag(group, name: str, meaning: str, *, default: bool = False) -> None:
+    group.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=meaning)
 
 
 def share(text: str) -> float:
@@ -191,6 +187,11 @@ def share(text: str) -> float:
 def non_negative(text: str) -> float:
     """Read a number from 0 on."""
     return _within(text, 0.0, sys.float_info.max, "a number from 0 on")
+
+
+def exponent(text: str) -> float:
+    """Read a power of two that a learning rate can be."""
+    return _within(text, -64.0, 64.0, "a number from -64 to 64")
 
 
 def _within(text: str, lowest: float, highest: float, accepted: str) -> float:
