@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import popdist_py
 
-__all__ = ["Agreed", "stop_requests", "together"]
+__all__ = ["Agreed", "refuse", "stop_requests", "together"]
 
 
 class Agreed(ValueError):
@@ -31,6 +33,13 @@ def together(call: Callable[[], Any]) -> Any:
     if errors:
         raise Agreed(errors[0])
     return result
+
+
+def refuse(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
+    """End the program with exit code 2; of instances that agree on the error, one speaks."""
+    if isinstance(error, Agreed) and popdist_py.getInstanceIndex() != 0:
+        sys.exit(2)
+    parser.error(str(error))
 
 
 @contextlib.contextmanager

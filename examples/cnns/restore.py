@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import configurations
+import instances
 import log
 import train
 from arguments import make_parser
@@ -42,9 +43,10 @@ def main(argv: list[str] | None = None):
     folder = own.pop("restore_path").absolute()
     popdist_py.init()
     try:
-        args = arguments_of(folder, own, option_names(parser))
+        names = option_names(parser)
+        args = instances.together(lambda: arguments_of(folder, own, names))
     except ValueError as error:
-        parser.error(str(error))
+        instances.refuse(parser, error)
     return train.carry_out(args, resume=folder)
 
 

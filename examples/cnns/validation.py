@@ -5,15 +5,17 @@ Every image of the validation set counts once, however many instances and replic
 
 from __future__ import annotations
 
+import argparse
 import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import instances
 import ipu_utils
 import log
 import models
@@ -26,7 +28,7 @@ import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch.checkpoint import Weights
 
-__all__ = ["Validation", "main", "validate"]
+__all__ = ["Validation", "arguments_of", "main", "network_for", "validate"]
 
 EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 
@@ -67,7 +69,8 @@ class Validation:
         images: datasets.Images | None = None,
         options: poptorch.Options | None = None,
     ) -> None:
-        images = images or datasets.load(args, training=False)
+        if images is None:
+            images = instances.together(lambda: datasets.load(args, training=False))
         options = (options or ipu_utils.validation_options(args)).clone()
         # Random roundings would make the answers depend on who shares the images.
         options.Precision.enableStochasticRounding(False)
@@ -109,10 +112,10 @@ def main(argv: list[str] | None = None) -> list[float]:
     folder, is_all = own.pop("restore_path"), own.pop("all")
     popdist_py.init()
     try:
-        args = arguments_of(folder, own)
+        args = instances.together(lambda: arguments_of(folder, own))
         return _validate_all(folder, args, None if is_all else 1)
     except ValueError as error:
-        parser.error(str(error))
+        instances.refuse(parser, error)
 
 
 def arguments_of(folder: Path, own: dict):
@@ -125,13 +128,25 @@ def arguments_of(folder: Path, own: dict):
     return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
 
 
-def _validate_all(folder: Path, args, count: int | None) -> list[float]:
-    found: list[Weights] = log.on_instance_0(lambda: checkpoints.read(folder, count))
-    images = datasets.load(args, training=False)
+def network_for(
+    found: Sequence[Weights], folder: Path, args: argparse.Namespace, images: datasets.Images
+) -> nn.Module:
+    """Return a network that takes the weights of all these checkpoints.
+
+    Raises:
+        ValueError: they are of another model.
+    """
     network = models.create(args, images.num_classes)
     for each in found:
         where = f"the checkpoint of step {each.step} in {folder}"
         checkpoints.check_weights(each, network, where)
+    return network
+
+
+def _validate_all(folder: Path, args, count: int | None) -> list[float]:
+    found: list[Weights] = log.on_instance_0(lambda: checkpoints.read(folder, count))
+    images = instances.together(lambda: datasets.load(args, training=False))
+    network = instances.together(lambda: network_for(found, folder, args, images))
     validation = Validation(network, args, images)
     accuracies = []
     for each in found:

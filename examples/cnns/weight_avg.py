@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
+import instances
 import ipu_utils
 import log
 import models
@@ -25,7 +26,7 @@ import torch
 from arguments import make_parser
 from common.running import run as run_program
 from torch import nn
-from validation import Validation, arguments_of
+from validation import Validation, arguments_of, network_for
 
 import popdist_py
 from popdist_py.atomic_file import replaced_at_end
@@ -75,11 +76,8 @@ def average_of(folder: Path, args, say: Callable[[str], None]) -> Averaged:
     """
     found = log.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
     states = [each.model for each in found]
-    images = datasets.load(args, training=True)
-    network = models.create(args, images.num_classes)
-    for each in found:
-        where = f"the checkpoint of step {each.step} in {folder}"
-        checkpoints.check_weights(each, network, where)
+    images = instances.together(lambda: datasets.load(args, training=True))
+    network = instances.together(lambda: network_for(found, folder, args, images))
     made = {"": mean_of(states, shares(args, len(states)))}
     if args.norm == "batch":
         made[_ANEW] = with_statistics(made[""], args, images)
@@ -186,11 +184,11 @@ def main(argv: list[str] | None = None) -> Averaged:
     folder = own.pop("restore_path")
     popdist_py.init()
     try:
-        args = arguments_of(folder, own)
+        args = instances.together(lambda: arguments_of(folder, own))
         args.weight_avg = args.weight_avg or "mean"
         return average_of(folder, args, _print)
     except ValueError as error:
-        parser.error(str(error))
+        instances.refuse(parser, error)
 
 
 def _print(line: str) -> None:

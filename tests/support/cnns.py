@@ -53,13 +53,15 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def training_in(folder: Path) -> dict:
-    """Return what the newest checkpoint of a run holds."""
+    """Return what the newest checkpoint of a run holds, without random numbers that none draws."""
     newest = max(folder.glob("ckpt/*.checkpoint"))
     content = newest.read_bytes()
     found = torch.load(_rest(content), weights_only=True)
     found["instances"] = [
         torch.load(_rest(part, header=0), weights_only=True) for part in found["instances"]
     ]
+    for part in found["instances"]:
+        part["random"] = part["random"]["torch"]  # Python's and NumPy's have no seed
     return found
 
 
