@@ -139,7 +139,8 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pipeline-splits", nargs="+", metavar="NAME",
                        help="first layer of each later stage; left out: lists them")  # fmt: skip
     group.add_argument("--pipeline-schedule", default="Grouped", type=str.capitalize,
-                       choices=("Grouped", "Interleaved", "Sequential"), help="order")  # fmt: skip
+                       choices=("Grouped", "Interleaved", "Sequential"),
+                       help="its order; PopTorch groups what is asked to interleave")  # fmt: skip
     _flag(group, "--enable-recompute", "compute activations again in the backward pass")
     group.add_argument("--available-memory-proportion", type=share, nargs="+",
                        help="of convolutions; with a pipeline also two for each stage")  # fmt: skip

@@ -208,9 +208,10 @@ def validation_options(args: argparse.Namespace) -> poptorch.Options:
 
 def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
     """Return what training and validation have in common, on this one of --select-ipus."""
-    options = poptorch.DistributedOptions()
-    if not popdist_py.isPopdistEnvSet():
-        options.replicationFactor(args.replicas)
+    if popdist_py.isPopdistEnvSet():
+        options = poptorch.DistributedOptions()
+    else:
+        options = poptorch.Options().replicationFactor(args.replicas)
         if ids := _ipu_ids(args):
             options.useIpuId(ids[min(device, len(ids) - 1)])
     if args.seed is not None:

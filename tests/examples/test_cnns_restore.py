@@ -60,7 +60,7 @@ def restore(folder, *words):
     return cnns.module("restore").main(["--restore-path", str(folder), *map(str, words)])
 
 
-def stopped_after(calls, folder):
+def stopped_after(calls, folder, *words):
     """Train until a stop is asked for after so many calls; returns the folder of the run."""
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ def stopped_after(calls, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cnns.module("instances"), "stop_requests", requests)
         with pytest.raises(SystemExit) as caught:
-            train("--log-dir", folder)
+            train("--log-dir", folder, *words)
     assert caught.value.code == popdist_py.RESUME_EXIT_CODE == 75
     (run,) = folder.iterdir()
     return run
@@ -159,6 +159,16 @@ def test_more_epochs_and_other_logs_are_accepted(copy, capsys):
     assert found.steps == 30
     assert restore(copy).steps == 30  # the folder says so now
     capsys.readouterr()
+
+
+@pytest.mark.sweep
+def test_processes_that_load_images_make_no_difference(whole, tmp_path):
+    folder = stopped_after(14, tmp_path, "--workers", "2")
+    restore(folder, "--workers", "1")
+    # Starting them draws a number of the host's, so that its random state is another one.
+    assert cnns.table(folder / "training.csv") == cnns.table(whole / "training.csv")
+    found, expected = (cnns.training_in(each)["training"] for each in (folder, whole))
+    assert cnns.same(found, expected)
 
 
 @pytest.mark.sweep

@@ -9,7 +9,6 @@ import signal
 import pytest
 from support import cnns
 
-
 pytestmark = pytest.mark.timeout(120)
 SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")
 PODS = {
@@ -169,7 +168,7 @@ every_option = pytest.mark.parametrize(
         "--deterministic --gradient-accumulation-count 3",
         "--weight-avg mean --ckpts-per-epoch 3",
         "--model resnext --model-size 11",
-        "--model efficientnet --image-size 32",
+        "--model efficientnet --model-size B0 --image-size 32",
     ],
 )  # fmt: skip
 
@@ -223,8 +222,9 @@ def test_what_cannot_be_trained_is_one_line(train, capfd, words, code, said, tmp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sweep
 def test_a_model_that_the_device_has_no_room_for_is_one_line(train, capfd):
-    words = (*SHORT, "--image-size", "64", "--batch-size", "64", "--generated-samples", "64",
+    words = (*SHORT, "--image-size", "128", "--batch-size", "64", "--generated-samples", "64",
              "--device", "mk1")  # fmt: skip
     assert "memory" in refused(train, capfd, 1, *words)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +12,19 @@ from torch.utils.checkpoint import checkpoint
 
 import popdist_py.poptorch as poptorch
 
+torch.set_num_threads(1)
+
 MICRO_BATCH, STEPS, CLASSES = 3, 3, 3
+
+
+class Trained(NamedTuple):
+    """What a training ends with; see ``trained``."""
+
+    state: dict[str, torch.Tensor]
+    scores: torch.Tensor
+    losses: torch.Tensor
+    buffers: dict[str, torch.Tensor]
+    back_ends: tuple[str, ...]
 
 
 class Classifier(nn.Module):
@@ -105,6 +119,18 @@ class Recomputed(nn.Module):
         return checkpoint(lambda h: torch.tanh(self.norm(h)), self.first(x), use_reentrant=False)
 
 
+class Halves(nn.Module):
+    """Halves but for the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = _image_net(nn.BatchNorm2d(4)).body.half()
+
+    def forward(self, x, y):
+        scores = self.net(x.half())
+        return scores, F.cross_entropy(scores.float(), y)
+
+
 def _head(core):
     return Classifier(core, nn.Flatten(), nn.LazyLinear(CLASSES))
 
@@ -122,12 +148,18 @@ MODELS = {
     "no gradient": lambda: _head(WithoutGradient()),
     "remembering": lambda: _head(Remembering()),
     "recomputed": lambda: _head(Recomputed()),
+    "few": lambda: Classifier(nn.Flatten(), nn.Linear(32, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
+    "random": lambda: Classifier(Residual(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(16, 6),
+                                 nn.BatchNorm1d(6), nn.Dropout(0.1), nn.Linear(6, CLASSES)),
+    "half": lambda: Halves(),
 }  # fmt: skip
 
 
 def model_and_data(name, samples, dtype=torch.float64):
     torch.manual_seed(5)
-    model = MODELS[name]().to(dtype)
+    model = MODELS[name]()
+    if name != "half":
+        model.to(dtype)
     x = torch.randn(STEPS, samples, 2, 4, 4, dtype=dtype) * 2 + 1
     y = torch.randint(0, CLASSES, (STEPS, samples))
     model(x[0], y[0])  # lazy layers get their shapes
@@ -139,24 +171,50 @@ def model_and_data(name, samples, dtype=torch.float64):
     return model, x, y
 
 
-def options_for(replicas, size, how="loop", accumulation=1, dtype=torch.float64):
-    options = poptorch.Options().showCompilationProgressBar(False).randomSeed(1)
-    options.replicationFactor(replicas).outputMode(poptorch.OutputMode.All)
+def options_for(
+    size, replicas=None, how="loop", accumulation=1, dtype=torch.float64, deterministic=False
+):
+    """Return options of this process alone, or without ``replicas`` of an instance of a job."""
+    options = poptorch.Options() if replicas else poptorch.DistributedOptions()
+    if replicas:
+        options.replicationFactor(replicas)
+    options.showCompilationProgressBar(False).randomSeed(1)
+    options.outputMode(poptorch.OutputMode.All)
+    options.Emulator.deterministicReduction(deterministic)
     options.Training.distributedBatchNormReplicaGroupSize(size)
     options.Training.gradientAccumulation(accumulation)
     options.Emulator.replicaExecution(how).doublePrecision(dtype == torch.float64)
     return options
 
 
-def trained(name, options, dtype=torch.float64):
-    """Train wrapped; return weights and buffers by name, scores and losses of all steps."""
-    batch = options.replication_factor * options.Training.gradient_accumulation * MICRO_BATCH
-    model, x, y = model_and_data(name, batch, dtype)
+def trained(name, options, dtype=torch.float64, first=0, replicas=None):
+    """Train wrapped, as replicas ``first`` and following of so many.
+
+    Returns:
+        Weights and buffers by name, scores and losses of all steps, the buffers of all local
+        replicas by name, and the names of the back ends.
+    """
+    local, accumulation = options.replication_factor, options.Training.gradient_accumulation
+    replicas = replicas or local
+    model, x, y = model_and_data(name, replicas * accumulation * MICRO_BATCH, dtype)
     wrapped = poptorch.trainingModel(model, options, _optimizer(model))
-    found = [wrapped(*step) for step in zip(x, y, strict=True)]
+
+    def own(batch):
+        """Return the samples of these replicas of [accumulation x replicas x micro-batch]."""
+        parts = batch.view(accumulation, replicas, MICRO_BATCH, *batch.shape[1:])
+        return parts[:, first : first + local].reshape(-1, *batch.shape[1:])
+
+    found = [wrapped(own(step_x), own(step_y)) for step_x, step_y in zip(x, y, strict=True)]
     state = {key: value.clone() for key, value in wrapped.state_dict().items()}
-    wrapped.destroy()
-    return state, torch.stack([s for s, _ in found]), torch.stack([loss for _, loss in found])
+    compiled = wrapped._compiled
+    buffers = compiled.state.buffers_of_replicas(frozenset(compiled.state.buffers))
+    return Trained(
+        state,
+        torch.stack([scores for scores, _ in found]),
+        torch.stack([loss.reshape(accumulation, local) for _, loss in found]),
+        {key: buffer.clone() for key, buffer in buffers.items()},
+        compiled.program.replicas.names,
+    )
 
 
 def by_hand(name, replicas, size, accumulation=1, dtype=torch.float64):
