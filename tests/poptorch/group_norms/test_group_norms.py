@@ -60,6 +60,13 @@ def test_models_train_as_by_hand_in_turns(name):
     assert_as_by_hand(name, 2, "loop")
 
 
+def test_gradients_of_each_replica_are_its_own_while_backwards_take_turns():
+    options = options_for(2, 4, accumulation=2, deterministic=True)
+    found = trained("residual", options)
+    state, _ = by_hand("residual", 4, 2, 2)
+    assert distance(found.state, state) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["random", "half"])
 def test_random_numbers_and_halves_are_the_same_in_turns_and_at_once(name):
     loop, fused = (trained(name, options_for(2, 4, how), torch.float32) for how in WAYS[::2])
