@@ -309,7 +309,9 @@ def test_offline_needs_no_login(tmp_path, mode):
 def test_options_of_validation_are_left_as_they_are(run):
     args = cnns.module("validation").arguments_of(run, {})
     options = poptorch.Options()
+    options.Precision.enableStochasticRounding(True)
     network = cnns.module("models").create(args, 10)
     validation = cnns.module("validation").Validation(network, args, options=options)
+    assert not validation._model.options.Precision.stochastic_rounding
     validation.close()
-    assert not options.Precision.stochastic_rounding
+    assert options.Precision.stochastic_rounding

@@ -1,7 +1,7 @@
 """Trains models with batch norms of groups on this instance's replicas; run by test_splits.py.
 
-Arguments: a folder, the number of replicas, and group sizes. Every instance writes exact-SIZE-INDEX.pt for
-each size, and fast-SIZE-INDEX.pt for the first one.
+Arguments: a folder, the number of replicas, and group sizes. Every instance writes
+exact-SIZE-INDEX.pt for each size, and fast-SIZE-INDEX.pt for the first one.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from poptorch.group_norms import group_models
 from poptorch.group_norms.group_models import (
     MODELS,
     Classifier,
@@ -60,6 +61,13 @@ def test_models_train_as_by_hand_in_turns(name):
     assert_as_by_hand(name, 2, "loop")
 
 
+def test_gradients_of_each_replica_are_its_own_while_backwards_take_turns():
+    options = options_for(2, 4, accumulation=2, deterministic=True)
+    found = trained("residual", options)
+    state, _ = by_hand("residual", 4, 2, 2)
+    assert distance(found.state, state) < 1e-12
+
+
 @pytest.mark.parametrize("name", ["random", "half"])
 def test_random_numbers_and_halves_are_the_same_in_turns_and_at_once(name):
     loop, fused = (trained(name, options_for(2, 4, how), torch.float32) for how in WAYS[::2])
@@ -91,6 +99,12 @@ def test_statistics_of_one_are_those_of_torch():
     state, scores = by_hand("residual", 4, 1)
     assert distance(found.state, state) < 1e-12
     assert (found.scores - scores).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_micro_batch_may_have_one_value_for_each_channel(monkeypatch, how):
+    monkeypatch.setattr(group_models, "MICRO_BATCH", 1)
+    assert_as_by_hand("few", 2, how)
 
 
 # -- errors ---------------------------------------------------------------------------------------
