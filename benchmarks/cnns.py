@@ -1,0 +1,190 @@
+"""Images per second of ResNets on two instances, beside a hand-written script under torchrun.
+
+python benchmarks/cnns.py [--models resnet18 resnet50] [--settings 1x4 4x2] [--rounds 3]
+                          [--side 64] [--steps 10] [--epochs 3] [--json]
+
+A setting RxB has R replicas on each of two instances and micro-batches of B images. The script is
+benchmarks/cnn_reference.py: DDP over gloo, one process and one thread for each of two cores, the
+same global batch, precision and optimiser. It takes the R x B images of a rank in one piece; where
+R > 1 it runs once more as *accumulated*, in R micro-batches of B images, which is what R replicas
+compute. The jobs take turns; a figure is the median over the epochs of all rounds, without the
+first epochs of each job.
+
+Target: ours / reference >= 1.3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from show_rows import rows_of_job, show_rows
+
+INSTANCES = 2
+TARGET = 1.3
+# Steps in which ours finds out what is the fastest, and DDP makes its buckets.
+_WARM_UP_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What one row measures.
+
+    Attributes:
+        model: name in torchvision.
+        replicas: of each instance.
+        micro_batch: images of each replica.
+        side: of an image, in pixels.
+        steps: of an epoch.
+        epochs: that count.
+    """
+
+    model: str
+    replicas: int
+    micro_batch: int
+    side: int
+    steps: int
+    epochs: int
+
+    @property
+    def warm_up(self) -> int:
+        """Epochs that do not count."""
+        return -(-_WARM_UP_STEPS // self.steps)
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """What both programs are told alike."""
+        epochs = self.warm_up + self.epochs
+        return (
+            *("--model", self.model, "--side", self.side),
+            *("--steps", self.steps, "--epochs", epochs),
+        )
+
+
+def ours(setting: Setting) -> list[float]:
+    """Return the images per second of every epoch of ours."""
+    launcher = ("poprun_py", "--num-instances", INSTANCES)
+    launcher += ("--num-replicas", INSTANCES * setting.replicas)
+    program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
+    return _rates([*launcher, *program, *setting.words], setting)
+
+
+def reference(setting: Setting, micro_batches: int) -> list[float]:
+    """Return the images per second of every epoch of the hand-written script."""
+    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES)
+    program = (os.path.join(os.path.dirname(__file__), "cnn_reference.py"), *setting.words)
+    program += ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
+    return _rates([*launcher, *program], setting)
+
+
+def _rates(words: list[object], setting: Setting) -> list[float]:
+    found = [row["images_per_s"] for row in rows_of_job(words)]
+    return found[setting.warm_up :]
+
+
+def work(setting: Setting, epochs: int) -> None:
+    """Train as one of the instances; instance 0 prints a line for every epoch."""
+    import torch
+    from torch import nn
+
+    import popdist_py
+    from popdist_py import poptorch
+
+    torch.set_num_threads(1)
+    popdist_py.init()
+    torch.manual_seed(0)
+    from cnn_reference import CLASSES, generated
+    from torchvision.models import get_model
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = get_model(setting.model, num_classes=CLASSES)
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, images: Any, labels: Any) -> Any:
+            return self.loss(self.network(images), labels)
+
+    global_batch = INSTANCES * setting.replicas * setting.micro_batch
+    options = poptorch.DistributedOptions()
+    dataset = generated(setting.steps * global_batch, setting.side)
+    batches = poptorch.DataLoader(options, dataset, setting.micro_batch, shuffle=True)
+    net = WithLoss()
+    optimizer = poptorch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
+    model = poptorch.trainingModel(net, options, optimizer=optimizer)
+    for epoch in range(epochs):
+        popdist_py.barrier()
+        began = time.perf_counter()
+        for images, labels in batches:
+            model(images, labels)
+        popdist_py.barrier()
+        rate = setting.steps * global_batch / (time.perf_counter() - began)
+        if popdist_py.getInstanceIndex() == 0:
+            print(json.dumps({"epoch": epoch, "images_per_s": round(rate, 2)}), flush=True)
+
+
+def row(setting: Setting, rounds: int) -> dict[str, Any]:
+    """Measure one setting, turn and turn about."""
+    ways = {"ours": lambda: ours(setting), "reference": lambda: reference(setting, 1)}
+    if setting.replicas > 1:
+        ways["accumulated"] = lambda: reference(setting, setting.replicas)
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for way, measure in ways.items():
+            rates[way] += measure()
+    found = {way: statistics.median(values) for way, values in rates.items()}
+    others = [way for way in ways if way != "ours"]
+    return {
+        "model": setting.model,
+        "replicas": setting.replicas,
+        "micro_batch": setting.micro_batch,
+        "global_batch": INSTANCES * setting.replicas * setting.micro_batch,
+        "side": setting.side,
+        **{f"{way}_images_per_s": round(rate, 1) for way, rate in found.items()},
+        **{f"ours/{way}": round(found["ours"] / found[way], 2) for way in others},
+    }
+
+
+def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
+    """Yield what the arguments ask for."""
+    for model in arguments.models:
+        for words in arguments.settings:
+            replicas, micro_batch = map(int, words.split("x"))
+            yield Setting(
+                model=model,
+                replicas=replicas,
+                micro_batch=micro_batch,
+                side=arguments.side,
+                steps=arguments.steps,
+                epochs=arguments.epochs,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--models", "--model", nargs="+", default=["resnet18", "resnet50"], help="of torchvision"
+    )
+    parser.add_argument("--settings", nargs="+", default=["1x4", "4x2"], metavar="RxB")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", type=int, default=64, help="of an image, in pixels")
+    parser.add_argument("--steps", type=int, default=10, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=3, help="that count, in each job")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work(next(settings(arguments)), arguments.epochs)
+        return
+    rows = (row(setting, arguments.rounds) for setting in settings(arguments))
+    show_rows(rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
