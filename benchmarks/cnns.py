@@ -16,18 +16,21 @@ Target: ours / reference >= 1.3.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
-import os
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from show_rows import rows_of_job, show_rows
 
+HERE = Path(__file__).resolve().parent
+APPLICATION = HERE.parent / "examples" / "cnns" / "train.py"
 INSTANCES = 2
-TARGET = 1.3
 # Steps in which ours finds out what is the fastest, and DDP makes its buckets.
 _WARM_UP_STEPS = 20
 
@@ -53,6 +56,11 @@ class Setting:
     epochs: int
 
     @property
+    def global_batch(self) -> int:
+        """Images of one step."""
+        return INSTANCES * self.replicas * self.micro_batch
+
+    @property
     def warm_up(self) -> int:
         """Epochs that do not count."""
         return -(-_WARM_UP_STEPS // self.steps)
@@ -68,17 +76,38 @@ class Setting:
 
 
 def ours(setting: Setting) -> list[float]:
-    """Return the images per second of every epoch of ours."""
+    """Return the images per second of every epoch of ours: the application's."""
     launcher = ("poprun_py", "--num-instances", INSTANCES)
     launcher += ("--num-replicas", INSTANCES * setting.replicas)
-    program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
-    return _rates([*launcher, *program, *setting.words], setting)
+    if not APPLICATION.exists():
+        program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
+        return _rates([*launcher, *program, *setting.words], setting)
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in rows_of_job([*launcher, APPLICATION, *_options(setting), "--log-dir", folder]):
+            pass
+        (log,) = Path(folder).glob("*/training.csv")
+        with log.open(newline="") as lines:
+            rates = [float(line["images_per_second"]) for line in csv.DictReader(lines)]
+    return rates[setting.warm_up :]
+
+
+def _options(setting: Setting) -> tuple[object, ...]:
+    """Return what the application is told: the step of the hand-written script, and a log of it."""
+    return (
+        *("--model", "resnet", "--model-size", setting.model.removeprefix("resnet")),
+        *("--dataset", "imagenet", "--generated-data", "--image-size", setting.side),
+        *("--generated-samples", setting.steps * setting.global_batch, "--no-eight-bit-io"),
+        *("--micro-batch-size", setting.micro_batch, "--batches-per-step", 1),
+        *("--epochs", setting.warm_up + setting.epochs, "--logs-per-epoch", 1),
+        *("--precision", "32.32", "--no-stochastic-rounding", "--weight-decay", 0),
+        *("--no-validation", "--ckpts-per-epoch", 0.001, "--no-tensorboard"),
+    )
 
 
 def reference(setting: Setting, micro_batches: int) -> list[float]:
     """Return the images per second of every epoch of the hand-written script."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES)
-    program = (os.path.join(os.path.dirname(__file__), "cnn_reference.py"), *setting.words)
+    program = (HERE / "cnn_reference.py", *setting.words)
     program += ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
     return _rates([*launcher, *program], setting)
 
@@ -111,9 +140,8 @@ def work(setting: Setting, epochs: int) -> None:
         def forward(self, images: Any, labels: Any) -> Any:
             return self.loss(self.network(images), labels)
 
-    global_batch = INSTANCES * setting.replicas * setting.micro_batch
     options = poptorch.DistributedOptions()
-    dataset = generated(setting.steps * global_batch, setting.side)
+    dataset = generated(setting.steps * setting.global_batch, setting.side)
     batches = poptorch.DataLoader(options, dataset, setting.micro_batch, shuffle=True)
     net = WithLoss()
     optimizer = poptorch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
@@ -124,7 +152,7 @@ def work(setting: Setting, epochs: int) -> None:
         for images, labels in batches:
             model(images, labels)
         popdist_py.barrier()
-        rate = setting.steps * global_batch / (time.perf_counter() - began)
+        rate = setting.steps * setting.global_batch / (time.perf_counter() - began)
         if popdist_py.getInstanceIndex() == 0:
             print(json.dumps({"epoch": epoch, "images_per_s": round(rate, 2)}), flush=True)
 
@@ -144,7 +172,7 @@ def row(setting: Setting, rounds: int) -> dict[str, Any]:
         "model": setting.model,
         "replicas": setting.replicas,
         "micro_batch": setting.micro_batch,
-        "global_batch": INSTANCES * setting.replicas * setting.micro_batch,
+        "global_batch": setting.global_batch,
         "side": setting.side,
         **{f"{way}_images_per_s": round(rate, 1) for way, rate in found.items()},
         **{f"ours/{way}": round(found["ours"] / found[way], 2) for way in others},

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from popdist_py.poptorch.execution.capture import Captured
+from popdist_py.poptorch.execution.convolutions import prefer_onednn
 from popdist_py.poptorch.execution.replica_order import KERNELS, REPLICAS_FIRST
 
 __all__ = ["function_of"]
@@ -74,6 +75,8 @@ def _simplify(graph: fx.Graph, node: fx.Node) -> None:
         _move_before_views(graph, node)
     elif _is_biased_product(node):
         _fuse_bias(graph, node)
+    else:
+        prefer_onednn(node)
 
 
 def _unchanged_argument(node: fx.Node) -> Any:
