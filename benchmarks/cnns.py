@@ -31,7 +31,7 @@ from show_rows import rows_of_job, show_rows
 HERE = Path(__file__).resolve().parent
 APPLICATION = HERE.parent / "examples" / "cnns" / "train.py"
 INSTANCES = 2
-# Steps in which ours finds out what is the fastest, and DDP makes its buckets.
+# Steps in which ours finds out which way is the fastest, and DDP makes its buckets.
 _WARM_UP_STEPS = 20
 
 
