@@ -169,6 +169,7 @@ def row(setting: Setting, rounds: int) -> dict[str, Any]:
     found = {way: statistics.median(values) for way, values in rates.items()}
     others = [way for way in ways if way != "ours"]
     return {
+        "program": "examples/cnns/train.py" if APPLICATION.exists() else "benchmarks/cnns.py",
         "model": setting.model,
         "replicas": setting.replicas,
         "micro_batch": setting.micro_batch,
