@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from torchvision.models import get_model
 
-CLASSES = 10
+CLASSES = 1000  # those of ImageNet
 
 
 def generated(images: int, side: int) -> TensorDataset:

@@ -95,6 +95,7 @@ def _options(setting: Setting) -> tuple[object, ...]:
     """Return what the application is told: the step of the hand-written script, and a log of it."""
     return (
         *("--model", "resnet", "--model-size", setting.model.removeprefix("resnet")),
+        "--batch-norm",
         *("--dataset", "imagenet", "--generated-data", "--image-size", setting.side),
         *("--generated-samples", setting.steps * setting.global_batch, "--no-eight-bit-io"),
         *("--micro-batch-size", setting.micro_batch, "--batches-per-step", 1),

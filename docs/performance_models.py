@@ -29,11 +29,11 @@ CNNS = """
 ## CNN application
 
 Images per second of training with two instances (`benchmarks/cnns.py`), beside a script written by
-hand, with two processes under torchrun (`benchmarks/cnn_reference.py`): `{program}` and the script have generated images of
-{side}x{side}, the same global batch, SGD with momentum, and float32 throughout. R: replicas of an
-instance. *script*: DistributedDataParallel over gloo takes the images of a rank in one piece;
-*accumulated*: in R micro-batches, which is what R replicas compute. The target of ours / script is
-{target}.
+hand, with two processes under torchrun (`benchmarks/cnn_reference.py`). `{program}` and
+the script have generated images of {side}x{side}, the same global batch, SGD with momentum, and
+float32 throughout. R: replicas of an instance. *script*: DistributedDataParallel over gloo takes
+the images of a rank in one piece; *accumulated*: in R micro-batches, which is what R replicas
+compute. The target of ours / script is {target}.
 
 | model | R | micro-batch | ours | script | accumulated | ours / script | ours / accumulated |
 |---|--:|--:|--:|--:|--:|--:|--:|
