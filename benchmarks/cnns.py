@@ -1,6 +1,6 @@
 """Images per second of ResNets on two instances, beside a hand-written script under torchrun.
 
-python benchmarks/cnns.py [--models resnet18 resnet50] [--settings 1x4 4x2] [--rounds 3]
+python benchmarks/cnns.py [--models resnet18 resnet50] [--settings 1x4 4x2 ...] [--rounds 2]
                           [--side 64] [--steps 10] [--epochs 3] [--json]
 
 A setting RxB has R replicas on each of two instances and micro-batches of B images. The script is
@@ -201,8 +201,8 @@ def main() -> None:
     parser.add_argument(
         "--models", "--model", nargs="+", default=["resnet18", "resnet50"], help="of torchvision"
     )
-    parser.add_argument("--settings", nargs="+", default=["1x4", "4x2"], metavar="RxB")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settings", nargs="+", default=["1x4", "4x2", "4x4"], metavar="RxB")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--side", type=int, default=64, help="of an image, in pixels")
     parser.add_argument("--steps", type=int, default=10, help="of an epoch")
     parser.add_argument("--epochs", type=int, default=3, help="that count, in each job")

@@ -1,6 +1,6 @@
 """Writes docs/performance.md from benchmarks/results.json: ``python docs/performance.py [--run]``.
 
-With --run all benchmarks are run first, or those that are named: some forty minutes on a machine
+With --run all benchmarks are run first, or those that are named: some fifty minutes on a machine
 that should do nothing else, as root for the one between hosts. Without it the page is made from
 what was measured last.
 """
