@@ -33,7 +33,7 @@ def generated(images: int, side: int) -> TensorDataset:
 def train_epoch(
     model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
-    batches: DataLoader,
+    batches: DataLoader[tuple[torch.Tensor, ...]],
     micro_batches: int,
 ) -> None:
     """Make one step for every batch; its gradients are the mean over its micro-batches."""

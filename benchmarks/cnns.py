@@ -77,8 +77,8 @@ class Setting:
 
 def ours(setting: Setting) -> list[float]:
     """Return the images per second of every epoch of ours: the application's."""
-    launcher = ("poprun_py", "--num-instances", INSTANCES)
-    launcher += ("--num-replicas", INSTANCES * setting.replicas)
+    replicas = ("--num-replicas", INSTANCES * setting.replicas)
+    launcher = ("poprun_py", "--num-instances", INSTANCES, *replicas)
     if not APPLICATION.exists():
         program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
         return _rates([*launcher, *program, *setting.words], setting)
@@ -108,9 +108,8 @@ def _options(setting: Setting) -> tuple[object, ...]:
 def reference(setting: Setting, micro_batches: int) -> list[float]:
     """Return the images per second of every epoch of the hand-written script."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES)
-    program = (HERE / "cnn_reference.py", *setting.words)
-    program += ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
-    return _rates([*launcher, *program], setting)
+    batch = ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
+    return _rates([*launcher, HERE / "cnn_reference.py", *setting.words, *batch], setting)
 
 
 def _rates(words: list[object], setting: Setting) -> list[float]:
