@@ -32,7 +32,7 @@ from show_rows import rows_of_job, show_rows
 HERE = Path(__file__).resolve().parent
 APPLICATION = HERE.parent / "examples" / "cnns" / "train.py"
 INSTANCES = 2
-# Steps in which ours finds out which way is the fastest, and DDP makes its buckets.
+# Steps in which ours finds out which way is the fastest. DDP makes its buckets in one.
 _WARM_UP_STEPS = 20
 
 
@@ -63,17 +63,13 @@ class Setting:
 
     @property
     def warm_up(self) -> int:
-        """Epochs that do not count."""
+        """Epochs of ours that do not count."""
         return -(-_WARM_UP_STEPS // self.steps)
 
-    @property
-    def words(self) -> tuple[object, ...]:
-        """What both programs are told alike."""
-        epochs = self.warm_up + self.epochs
-        return (
-            *("--model", self.model, "--side", self.side),
-            *("--steps", self.steps, "--epochs", epochs),
-        )
+    def words(self, epochs: int) -> tuple[object, ...]:
+        """Return what both programs are told alike."""
+        image = ("--model", self.model, "--side", self.side)
+        return (*image, "--steps", self.steps, "--epochs", epochs)
 
 
 def ours(setting: Setting) -> list[float]:
@@ -82,7 +78,8 @@ def ours(setting: Setting) -> list[float]:
     launcher = ("poprun_py", "--num-instances", INSTANCES, *replicas)
     if not APPLICATION.exists():
         program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
-        return _rates([*launcher, *program, *setting.words], setting)
+        words = [*launcher, *program, *setting.words(setting.warm_up + setting.epochs)]
+        return _rates(words)[setting.warm_up :]
     with tempfile.TemporaryDirectory() as folder:
         for _ in rows_of_job([*launcher, APPLICATION, *_options(setting), "--log-dir", folder]):
             pass
@@ -110,12 +107,12 @@ def reference(setting: Setting, micro_batches: int) -> list[float]:
     """Return the images per second of every epoch of the hand-written script."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES)
     batch = ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
-    return _rates([*launcher, HERE / "cnn_reference.py", *setting.words, *batch], setting)
+    program = (HERE / "cnn_reference.py", *setting.words(1 + setting.epochs), *batch)
+    return _rates([*launcher, *program])[1:]
 
 
-def _rates(words: list[object], setting: Setting) -> list[float]:
-    found = [row["images_per_s"] for row in rows_of_job(words)]
-    return found[setting.warm_up :]
+def _rates(words: list[object]) -> list[float]:
+    return [row["images_per_s"] for row in rows_of_job(words)]
 
 
 def work(setting: Setting, epochs: int) -> None:
