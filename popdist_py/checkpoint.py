@@ -100,9 +100,18 @@ class Checkpoints:
             PermissionError: there is one that this user must not read.
         """
         with activities.doing(activities.SAVING, "load"):
-            return next(self._whole(), None)
+            return next(self.newest_first(), None)
 
-    def _whole(self) -> Iterator[Checkpoint]:
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, newest first, whether they are whole or not."""
+        return [step for step, _ in self._files()]
+
+    def newest_first(self) -> Iterator[Checkpoint]:
+        """Return the checkpoints that are whole, each read when it is asked for.
+
+        Raises:
+            PermissionError: there is one that this user must not read.
+        """
         for step, path in self._files():
             try:
                 content = path.read_bytes()

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from torchvision.datasets import CIFAR10
 
-__all__ = ["SampleCIFAR10", "make_cifar10", "make_fashion_mnist", "make_mnist"]
+__all__ = ["SampleCIFAR10", "coloured_digits", "make_cifar10", "make_fashion_mnist", "make_mnist"]
 
 _TRAINING = 1440  # of scikit-learn's 1,797 digits; the others are for tests
 _NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -55,19 +55,25 @@ def make_cifar10(folder: Path, training: int = 50_000, test: int = 10_000) -> No
     base.mkdir(parents=True, exist_ok=True)
     parts = {f"data_batch_{i + 1}": (training // 5, i) for i in range(5)}
     for name, (count, seed) in {**parts, "test_batch": (test, 5)}.items():
-        labels = []
-        pictures = np.zeros((count, 3, 32, 32), np.uint8)
-        pictures[:] = np.random.default_rng(seed).integers(0, 128, (count, 3, 1, 1))
-        at = 0
-        for images, some in _digits(count, test=name == "test_batch", seed=seed):
-            inner = pictures[at : at + len(images), :, 2:30, 2:30]
-            np.maximum(inner, images[:, None], out=inner)
-            labels += some.tolist()
-            at += len(images)
-        batch = {"data": pictures.reshape(count, -1), "labels": labels}
+        pictures, labels = coloured_digits(count, test=name == "test_batch", seed=seed)
+        batch = {"data": pictures.reshape(count, -1), "labels": labels.tolist()}
         (base / name).write_bytes(pickle.dumps(batch))
     meta = {"label_names": _NAMES, "num_vis": 3072, "num_cases_per_batch": training // 5}
     (base / "batches.meta").write_bytes(pickle.dumps(meta))
+
+
+def coloured_digits(count: int, *, test: bool, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return white digits on coloured ground, uint8 [count, 3, 32, 32], and labels [count]."""
+    labels = np.empty(count, np.uint8)
+    pictures = np.zeros((count, 3, 32, 32), np.uint8)
+    pictures[:] = np.random.default_rng(seed).integers(0, 128, (count, 3, 1, 1))
+    at = 0
+    for images, some in _digits(count, test=test, seed=seed):
+        inner = pictures[at : at + len(images), :, 2:30, 2:30]
+        np.maximum(inner, images[:, None], out=inner)
+        labels[at : at + len(images)] = some
+        at += len(images)
+    return pictures, labels
 
 
 def _digits(count: int, *, test: bool, seed: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:

@@ -11,18 +11,19 @@ import io
 import os
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from popdist_py import activities, context, heartbeat
-from popdist_py.checkpoint import Checkpoints
+from popdist_py.checkpoint import Checkpoint, Checkpoints
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model.executor import PoplarExecutor
 from popdist_py.poptorch.model.training_state import own_state
 
-__all__ = ["TrainingCheckpoints"]
+__all__ = ["TrainingCheckpoints", "Weights", "weights_of"]
 
 _VERSION = 2
 # Where loaders and samplers without a ``state_dict()`` keep what they go through.
@@ -134,20 +135,7 @@ class TrainingCheckpoints:
         newest = communicator.broadcast_object(newest)
         if newest is None:
             return 0, {}
-        try:
-            state = _from_bytes(newest.data)
-            version = state["version"]
-        except Exception as error:
-            raise Error(
-                f"checkpoint of step {newest.step} in {self._files.folder} holds no training "
-                f"({type(error).__name__}): give each training a folder of its own"
-            ) from None
-        if version != _VERSION:
-            raise Error(
-                f"checkpoint of step {newest.step} in {self._files.folder} has version "
-                f"{version}: expected {_VERSION}. Resume with the version of this package that "
-                "saved it, or give the training another folder"
-            )
+        state = _training_in(newest, self._files.folder)
         instances = [_from_bytes(data) for data in state["instances"]]
         self._model.load_training_state(state["training"], instances)
         own = own_state(instances)
@@ -156,6 +144,53 @@ class TrainingCheckpoints:
         self._resumed_random = own["random"]
         heartbeat.resume(newest.step)
         return newest.step, state["extra"]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a checkpoint holds for those who do not go on from it.
+
+    Attributes:
+        step: the number of steps done.
+        model: the module's ``state_dict()``, as instance 0 had it.
+        extra: what was saved as ``extra``.
+    """
+
+    step: int
+    model: dict[str, torch.Tensor]
+    extra: dict[str, Any]
+
+
+def weights_of(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> Weights:
+    """Return the weights in a checkpoint, such as for a validation.
+
+    Args:
+        checkpoint: of ``popdist_py.checkpoint.Checkpoints``.
+        folder: where it comes from, for messages.
+
+    Raises:
+        Error: the checkpoint is of another version, or no training's.
+    """
+    state = _training_in(checkpoint, folder)
+    return Weights(checkpoint.step, state["training"]["model"], state["extra"])
+
+
+def _training_in(checkpoint: Checkpoint, folder: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = _from_bytes(checkpoint.data)
+        version = state["version"]
+    except Exception as error:
+        raise Error(
+            f"checkpoint of step {checkpoint.step} in {folder} holds no training "
+            f"({type(error).__name__}): give each training a folder of its own"
+        ) from None
+    if version != _VERSION:
+        raise Error(
+            f"checkpoint of step {checkpoint.step} in {folder} has version "
+            f"{version}: expected {_VERSION}. Resume with the version of this package that "
+            "saved it, or give the training another folder"
+        )
+    return state
 
 
 # --- the position in the data -----------------------------------------------------------------

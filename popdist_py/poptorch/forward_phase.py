@@ -1,6 +1,6 @@
 """Where the program is: inside a wrapper's forward, training or not, tracing or not.
 
-One thread-local value and who may read it; wrappers set it, operators and annotations read it.
+One value of this context and who may read it; wrappers set it, operators and annotations read it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 __all__ = [
@@ -29,45 +30,48 @@ class Phase:
     tracing: bool
 
 
-class _Where(threading.local):
-    phase: Phase | None = None
-    python_required: bool = False
+class _Required(threading.local):
+    python: bool = False
 
 
-_where = _Where()
+_required = _Required()
+# Threads that run a part of a forward have the context of the one that waits for them.
+_phase: ContextVar[Phase | None] = ContextVar("phase", default=None)
 
 
 def is_running() -> bool:
     """Tell whether this code runs inside the forward of a wrapped model."""
-    return _where.phase is not None
+    return _phase.get() is not None
 
 
 def is_training() -> bool:
     """Tell whether this code runs inside the forward of a training model."""
-    return _where.phase is not None and _where.phase.training
+    phase = _phase.get()
+    return phase is not None and phase.training
 
 
 def is_tracing() -> bool:
     """Tell whether this is the first forward, the one that compiles the model."""
-    return _where.phase is not None and _where.phase.tracing
+    phase = _phase.get()
+    return phase is not None and phase.tracing
 
 
 def require_python() -> None:
     """Say that this forward does something in Python that every run has to do again."""
-    _where.python_required = True
+    _required.python = True
 
 
 def take_python_required() -> bool:
     """Return whether ``require_python()`` was called since this was last asked."""
-    required, _where.python_required = _where.python_required, False
+    required, _required.python = _required.python, False
     return required
 
 
 @contextmanager
 def entered(phase: Phase) -> Iterator[None]:
     """Mark the enclosed code as a wrapper's forward."""
-    previous, _where.phase = _where.phase, phase
+    token = _phase.set(phase)
     try:
         yield
     finally:
-        _where.phase = previous
+        _phase.reset(token)

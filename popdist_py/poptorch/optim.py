@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from popdist_py.poptorch import lamb, old_spellings
+from popdist_py.poptorch import layerwise, old_spellings
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.optimizer_state import LoadedState, Rates, copied, writers_of
 
-__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
+__all__ = ["LAMB", "LARS", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
 Params = Iterable[Any]
 # Which argument is the format of each state tensor of Adam and its kin.
@@ -398,7 +398,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._begin(torch.optim.RMSprop, locals())
 
 
-class LAMB(Optimizer, lamb.LAMB):
+class LAMB(Optimizer, layerwise.LAMB):
     """Layer-wise adaptive moments; ``step()`` also works on the CPU, as a reference.
 
     The update is ``m / (sqrt(v) + eps) + weight_decay * w`` with bias-corrected moments m and v;
@@ -424,7 +424,59 @@ class LAMB(Optimizer, lamb.LAMB):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        self._begin(lamb.LAMB, locals())
+        self._begin(layerwise.LAMB, locals())
+
+
+class LARS(Optimizer, layerwise.LARS):
+    """SGD with layer-wise adaptive rates; ``step()`` also works on the CPU, as a reference.
+
+    For a parameter w with gradient g and velocity v, which starts at 0::
+
+        trust = eeta * |w| / (|g| + weight_decay * |w| + epsilon), or 1 where |w| or |g| is 0
+        v = momentum * v + trust * lr * (g + weight_decay * w)
+        w = w - v
+
+    The norms are of whole parameters, and of gradients without loss scaling. The learning rate is
+    inside the velocity, so a new one counts from then on; in torch's SGD it is outside. This is
+    algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks",
+    2017; epsilon and what holds at norms of 0 are those of MLPerf's ResNet-50 (LARSOptimizer).
+    PopTorch has no LARS.
+
+    Args:
+        eeta: the trust coefficient.
+        epsilon: added to the divisor.
+        adapt: False lets trust be 1. Norms and biases usually have a parameter group with
+            ``{"adapt": False, "weight_decay": 0.0}``.
+        loss_scaling, accum_type, velocity_accum_type, max_grad_norm: as for SGD.
+
+    Raises:
+        ValueError: a number is below 0.
+    """
+
+    _own: ClassVar = {
+        "loss_scaling": 1.0,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        "max_grad_norm": math.inf,
+    }
+    _child_only = list(_own)  # noqa: RUF012
+    _accumulators = {"Accl1": "velocity_accum_type"}  # noqa: RUF012
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        eeta: float | None = None,
+        epsilon: float | None = None,
+        adapt: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        velocity_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self._begin(layerwise.LARS, locals())
 
 
 if not TYPE_CHECKING:  # a type checker goes on finding names that do not exist

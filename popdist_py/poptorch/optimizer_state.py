@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 __all__ = ["LoadedState", "Rates", "copied", "writers_of"]
+
+# Settings of a group that one optimiser alone has.
+_OWN_SETTINGS: Final = {
+    "max_weight_norm": "LAMB",
+    "eeta": "LARS",
+    "alpha": "RMSprop",
+    "dampening": "SGD",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the optimisers that may have written a state; none if nothing tells."""
     groups = state_dict.get("param_groups") or [{}]
     settings = groups[0]
-    for name, writer in (("max_weight_norm", "LAMB"), ("alpha", "RMSprop"), ("dampening", "SGD")):
+    for name, writer in _OWN_SETTINGS.items():
         if name in settings:
             return (writer,)
     if "betas" in settings:
@@ -75,6 +83,8 @@ def writers_of(state_dict: Mapping[str, Any]) -> tuple[str, ...]:
     if "scaledLearningRate0" in kinds:
         return ("SGD",)
     if "learningRate" in kinds:
-        counts = any(name.startswith("Step___") for name in state_dict["ipu_state"] or ())
-        return ("Adam", "AdamW", "LAMB") if counts else ("RMSprop",)
+        state = {name.partition("___")[0] for name in state_dict["ipu_state"] or ()}
+        if "Step" in state:
+            return ("Adam", "AdamW", "LAMB")
+        return ("LARS", "RMSprop") if state <= {"Accl1"} else ("RMSprop",)
     return ()

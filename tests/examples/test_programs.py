@@ -36,7 +36,10 @@ BAD = {
 }
 WITHOUT_NUMBERS = ("course/sample_faces.py", "pipelining/notebooks.py")
 # What a program needs beside its options.
-NEEDED = {"common/sample_data.py": ("mnist", "data")}
+NEEDED = {
+    "common/sample_data.py": ("mnist", "data"),
+    "cnns/datasets/sample.py": ("cifar-10", "data"),
+}
 _DONE: dict = {}
 
 pytestmark = pytest.mark.timeout(60)

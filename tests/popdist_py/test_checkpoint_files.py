@@ -38,6 +38,18 @@ def test_last_ones_are_kept(tmp_path):
     assert names(tmp_path) == ["step-000000000003.checkpoint", "step-000000000004.checkpoint"]
 
 
+def test_all_that_are_whole_are_read_newest_first(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.steps() == []
+    assert list(checkpoints.newest_first()) == []
+    for step in (1, 2, 3):
+        path = checkpoints.save(step, str(step).encode())
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoints.steps() == [3, 2, 1]
+    found = [(each.step, each.data) for each in checkpoints.newest_first()]
+    assert found == [(2, b"2"), (1, b"1")]
+
+
 def test_same_step_is_replaced(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, b"old")

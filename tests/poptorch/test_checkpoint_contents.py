@@ -11,7 +11,7 @@ import torch
 
 from popdist_py import poptorch
 from popdist_py.checkpoint import Checkpoints
-from popdist_py.poptorch.checkpoint import TrainingCheckpoints
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints, weights_of
 
 
 class Net(torch.nn.Module):
@@ -50,6 +50,22 @@ def test_numpys_floats_among_the_optimisers_settings_are_floats(tmp_path):
     model = training()
     TrainingCheckpoints(tmp_path, model).resume()
     assert model._link.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_weights_are_read_without_a_training(tmp_path):
+    checkpoints = trained(tmp_path)
+    checkpoints.save(1, {"epoch": 0.5})
+    found = weights_of(Checkpoints(tmp_path).latest(), tmp_path)
+    assert (found.step, found.extra) == (1, {"epoch": 0.5})
+    expected = checkpoints._model.state_dict()
+    assert found.model.keys() == expected.keys()
+    assert all(torch.equal(found.model[name], value) for name, value in expected.items())
+
+
+def test_weights_of_somebody_elses_checkpoint_are_refused(tmp_path):
+    Checkpoints(tmp_path).save(5, b"no training")
+    with pytest.raises(poptorch.Error, match=r"step 5 in .* holds no training"):
+        weights_of(Checkpoints(tmp_path).latest(), tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"no training", b""])

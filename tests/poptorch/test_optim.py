@@ -8,7 +8,7 @@ import torch
 
 from popdist_py.poptorch import optim
 
-# The arguments after params, with their types; all but SGD's lr may be left out.
+# The arguments after params, with their types; all but the lr of SGD and LARS may be left out.
 _SIGNATURES = {
     "SGD": {
         "lr": "float",
@@ -89,6 +89,18 @@ _SIGNATURES = {
         "first_order_momentum_accum_type": "torch.dtype | None",
         "second_order_momentum_accum_type": "torch.dtype | None",
     },
+    "LARS": {
+        "lr": "float",
+        "momentum": "float | None",
+        "weight_decay": "float | None",
+        "eeta": "float | None",
+        "epsilon": "float | None",
+        "adapt": "bool | None",
+        "loss_scaling": "float | None",
+        "accum_type": "torch.dtype | None",
+        "velocity_accum_type": "torch.dtype | None",
+        "max_grad_norm": "float | None",
+    },
 }
 
 # The attributes that torch's class lacks, with their defaults.
@@ -129,6 +141,12 @@ _OWN = {
         "first_order_momentum_accum_type": torch.float32,
         "second_order_momentum_accum_type": torch.float32,
     },
+    "LARS": {
+        "loss_scaling": 1.0,
+        "accum_type": torch.float32,
+        "velocity_accum_type": torch.float32,
+        "max_grad_norm": math.inf,
+    },
 }
 
 
@@ -142,7 +160,7 @@ def test_signatures_stay(name):
     assert (params.name, params.default) == ("params", params.empty)
     assert [(each.name, each.annotation) for each in others] == list(_SIGNATURES[name].items())
     required = [each.name for each in others if each.default is not None]
-    assert required == (["lr"] if name == "SGD" else [])
+    assert required == (["lr"] if name in ("SGD", "LARS") else [])
     assert {each.kind for each in (params, *others)} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 

@@ -36,7 +36,7 @@ INSIDE = {
     "enums": "OutputMode DataLoaderMode",
     "functions": "fps nearest",
     "ops": "ipu_print_tensor custom_op",
-    "optim": "SGD Adam AdamW RMSprop LAMB",
+    "optim": "SGD Adam AdamW RMSprop LAMB LARS",
     "options": "Options ConfigFileError _DistributedOptions _TrainingOptions _PrecisionOptions"
     " _TensorLocationOptions _JitOptions _PopartOptions",
     "poptorch_core": "Error RecoverableError UnrecoverableError",

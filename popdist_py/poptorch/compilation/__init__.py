@@ -2,6 +2,6 @@
 
 Here live the compiler, the choice of the replica back ends, what training adds, and the cache.
 Nothing here runs a step. May call: on_ipu, execution, update, weights, options,
-placement, calls, enums, logger, errors, and the library's collectives, environment, ipu,
-measured_values and timeline.
+placement, calls, group_norms, enums, logger, errors, and the library's collectives,
+environment, ipu, measured_values and timeline.
 """

@@ -258,7 +258,7 @@ class _LoopOverTwo:
         """Tell whether replicas that get the same compute the same and leave the same."""
         trace, batching = model.trace, model.batching
         differ = trace.is_random or trace.changed_inputs or batching.group_size > 1
-        return batching.replicas > 2 and not differ
+        return batching.replicas > 2 and not differ and model.norm_groups is None
 
     @staticmethod
     def make_alike(stacks: Sequence[torch.Tensor]) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -206,25 +206,29 @@ class BackendChoice:
 def _silent() -> Iterator[None]:
     """Drop what this thread prints: trying repeats a forward that a device traces once."""
     stdout = sys.stdout
-    sys.stdout = _OtherThreads(stdout, threading.get_ident())
+    sys.stdout = _OtherThreads(stdout)
+    token = _is_silent.set(True)
     try:
         yield
     finally:
+        _is_silent.reset(token)
         sys.stdout = stdout
 
 
-class _OtherThreads:
-    """A text stream that takes nothing from one thread."""
+_is_silent: Final[ContextVar[bool]] = ContextVar("is_silent", default=False)
 
-    def __init__(self, stream: Any, without: int) -> None:
+
+class _OtherThreads:
+    """A text stream that takes nothing from a silent thread, and from those in its context."""
+
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._without = without
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if threading.get_ident() == self._without:
+        if _is_silent.get():
             return len(text)
         return int(self._stream.write(text))
 

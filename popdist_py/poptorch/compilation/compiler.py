@@ -18,6 +18,7 @@ from torch import nn
 
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import freed_memory_given_back
+from popdist_py.collectives.signature import Signature
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
@@ -34,6 +35,8 @@ from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.replicas import DeviceModel, Forward
 from popdist_py.poptorch.execution.timings import Counters
 from popdist_py.poptorch.execution.trace import Trace, trace
+from popdist_py.poptorch.group_norms.batch_norm import GroupNorms, OneValueAllowed
+from popdist_py.poptorch.group_norms.exchange import GroupExchange
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import modelled_times
 from popdist_py.poptorch.on_ipu.capture import Capturing
@@ -170,6 +173,7 @@ class Compiler:
         _record_profile(self.options)
         batching = self.batching
         batching.check()
+        self._check_norm_groups()
         for tensor in call.leaves:
             self.transfer.check(tensor)
         sizes = [batching.micro_batch(tensor.shape) for tensor in call.leaves]
@@ -245,7 +249,8 @@ class Compiler:
                 with capturing.observing(leaves):
                     yield
 
-        with MixedPrecision() as precision:
+        has_groups = self.training and self.options.Training.norm_group_size > 1
+        with OneValueAllowed() if has_groups else nullcontext(), MixedPrecision() as precision:
             forward = capturing.telling(partial(self._forward, call))
             first_run = trace(forward, inputs, state, training=self.training, around=around)
         return Executable(
@@ -258,6 +263,26 @@ class Compiler:
         )
 
     # -- checks -------------------------------------------------------------------------------
+
+    def _check_norm_groups(self) -> None:
+        """Check that groups of replicas share batch norms, the same on all instances.
+
+        Raises:
+            CollectiveMismatchError: the instances have different groups.
+            Error: the replicas do not form whole groups.
+        """
+        if not self.training:
+            return
+        size, others = self.options.Training.norm_group_size, self.communicator
+        setter = "Options.Training.distributedBatchNormReplicaGroupSize"
+        if others.num_instances > 1:
+            others.agree(Signature(setter, str(size)))
+        replicas = self.batching.replicas * others.num_instances
+        if replicas % size:
+            raise Error(
+                f"{setter}({size}): {replicas} replicas, of all instances, do not form groups of "
+                f"{size}; choose a number that divides {replicas}"
+            )
 
     def _check_placement(self, placement: Placement, batching: Batching) -> int:
         """Return how many IPUs are needed; the pipeline can be filled, and there are enough."""
@@ -402,11 +427,13 @@ class Compiler:
         streams: RandomStreams,
     ) -> DeviceModel:
         """Return the model as the replica back ends know it."""
+        groups = self._norm_groups()
+        norms = [] if groups is None else [partial(GroupNorms, groups)]
         context = DeviceContext(
             state=state,
             training=self.training,
             is_random=executable.trace.is_random or bool(training and training.rounding),
-            modes=self._modes(executable),
+            modes=(*norms, *self._modes(executable)),
         )
         return DeviceModel(
             forward=self._watched(anchors) if anchors.needs_operations else self._forward,
@@ -418,12 +445,20 @@ class Compiler:
             gradients=training.gradients if training else None,
             trained=training.optimizer.parameters if training else (),
             only_loop=self._why_loop(anchors, executable, state, call),
+            norm_groups=groups,
             # Inputs that the forward changes are the caller's own, so they cannot be copies.
             aligned_inputs=bool(
                 self.options.Emulator.deterministic_reduction
                 and not executable.trace.changed_inputs
             ),
         )
+
+    def _norm_groups(self) -> GroupExchange | None:
+        """Return what the replicas of a group tell one another; None if each is one of its own."""
+        size = self.options.Training.norm_group_size
+        if not self.training or size == 1:
+            return None
+        return GroupExchange(size, self.batching.replicas, self.communicator)
 
     @property
     def _training_setup(self) -> TrainingSetup | None:

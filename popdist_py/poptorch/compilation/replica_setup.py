@@ -7,6 +7,7 @@ which of them is the fastest that of ``execution/fastest_replicas.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -84,9 +85,11 @@ class ReplicaSetup:
 
         choice = BackendChoice(model, call, inputs, common=self._common, tell=tell)
         fastest_before = self._fastest_before(key)
-        candidates = choice.candidates(
-            Wanted(name=how, fastest_before=fastest_before, trusted=trusted, by_rule=by_rule)
-        )
+        # Instances need not be in step while they compare.
+        with model.norm_groups.alone() if model.norm_groups else nullcontext():
+            candidates = choice.candidates(
+                Wanted(name=how, fastest_before=fastest_before, trusted=trusted, by_rule=by_rule)
+            )
         replicas = FastestReplicas(
             candidates,
             window=model.batching.gradient_accumulation,

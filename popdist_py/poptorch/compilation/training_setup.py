@@ -191,6 +191,8 @@ class TrainingSetup:
         if self._has_half_accumulators or self._scales_automatically:
             # Both read an instance's own gradients, after all local replicas have added theirs.
             return False
+        if self.options.Training.norm_group_size > 1:
+            return False  # the backward's own exchanges are not to wait for gradients
         return self._settings.gradient_overlap
 
     @property

@@ -2,5 +2,5 @@
 
 Here live the loop of a call, the replica back ends, and what they need of a trace.
 Nothing here reads options: values are handed in. May call: update, weights,
-calls, forward_phase, enums, errors, and the library's timeline.
+calls, group_norms, forward_phase, enums, errors, and the library's timeline.
 """

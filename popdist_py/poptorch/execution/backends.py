@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from popdist_py.poptorch.calls.nested_values import Call
+from popdist_py.poptorch.execution.device_context import Mode
 from popdist_py.poptorch.execution.graph_replicas import GraphReplicas
 from popdist_py.poptorch.execution.modes import MixedPrecision
 from popdist_py.poptorch.execution.replicas import (
@@ -23,6 +24,7 @@ from popdist_py.poptorch.execution.replicas import (
     LoopReplicas,
     Replicas,
 )
+from popdist_py.poptorch.group_norms.batch_norm import GroupNorms
 
 __all__ = ["BACKENDS", "Backend"]
 
@@ -53,11 +55,22 @@ def _always(_: DeviceModel) -> None:
 
 
 def _why_not_captured(model: DeviceModel) -> str | None:
-    if any(mode is not MixedPrecision for mode in model.context.modes):
+    if any(_kind(mode) not in (MixedPrecision, GroupNorms) for mode in model.context.modes):
         return "a captured graph knows nothing of the modes that the model runs in"
     if model.training and not model.trace.loss_has_gradient:
         return "no parameter leads to the loss"
     return model.only_loop
+
+
+def _kind(mode: Mode) -> Any:
+    """Return what makes a mode, without its arguments."""
+    return mode.func if isinstance(mode, partial) else mode
+
+
+def _why_not_captured_alone(model: DeviceModel) -> str | None:
+    if model.norm_groups is not None and model.batching.replicas > 1:
+        return "batch norms of several local replicas wait for one another"
+    return _why_not_captured(model)
 
 
 def _why_not_fused(model: DeviceModel) -> str | None:
@@ -82,7 +95,7 @@ BACKENDS: Final[tuple[Backend, ...]] = (
     Backend(
         name="graph",
         by_rule=True,
-        can_run=_why_not_captured,
+        can_run=_why_not_captured_alone,
         make=partial(GraphReplicas, vectorised=False),
     ),
     Backend(

@@ -20,6 +20,7 @@ from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.execution.replica_order import are_side_by_side, replicas_first
+from popdist_py.poptorch.group_norms.batch_norm import replicas_as_channels
 
 __all__ = ["folded_batches", "folded_now"]
 
@@ -134,8 +135,9 @@ def _folding_loss(function: Callable[..., Any]) -> Callable[..., Any]:
             if reduction == "mean":
                 result = result / (classes != ignored).view(size, -1).sum(1)
         loss: torch.Tensor = _functorch._add_batch_dim(result, 0, level)
-        if LossRecorder.active is not None:
-            LossRecorder.active.record(loss, (input, target))
+        recorder = LossRecorder.current()
+        if recorder is not None:
+            recorder.record(loss, (input, target))
         return loss
 
     return run
@@ -203,7 +205,7 @@ def _folding_batch_norm(function: Callable[..., Any]) -> Callable[..., Any]:
         size, level = _batch_size([input]), _functorch.maybe_current_level()
         samples = _fold(input, 1, size)
         own = [None if value is None else _replicas_first(value).view(-1) for value in statistics]
-        with temporarily_pop_interpreter_stack():
+        with temporarily_pop_interpreter_stack(), replicas_as_channels(size):
             repeated = [None if value is None else value.repeat(size) for value in affine]
             result = function(samples, *own, *repeated, training, momentum, eps)
             batch, _, *rest = result.shape

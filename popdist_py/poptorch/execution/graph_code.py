@@ -19,6 +19,7 @@ from torch import fx
 
 from popdist_py.poptorch.execution.capture import Captured
 from popdist_py.poptorch.execution.replica_order import KERNELS, REPLICAS_FIRST
+from popdist_py.poptorch.group_norms import exchange
 
 __all__ = ["function_of"]
 
@@ -228,7 +229,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Tell whether an operation draws random numbers."""
+    """Tell whether an operation draws random numbers, or hears of other replicas."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if "scaled_dot_product" in node.target._schema.name:
@@ -310,7 +311,7 @@ def _fast_calls() -> dict[Any, Callable[..., Any]]:
         calls[getattr(_ATEN, name).Tensor] = getattr(torch, name)
     for name in ("view", "expand", "new_zeros"):
         calls[getattr(_ATEN, name).default] = getattr(torch.Tensor, name)
-    calls.update(KERNELS)
+    calls.update(KERNELS | exchange.KERNELS)
     calls[_ATEN.transpose.int] = torch.transpose
     calls[_ATEN.ne.Scalar] = torch.ne
     calls[_ATEN.where.self] = torch.where

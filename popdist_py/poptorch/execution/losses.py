@@ -7,6 +7,7 @@ that all others lead to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
@@ -73,7 +74,7 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
     assert name in ("sum", "mean", "none"), (
         f"Unsupported reduction {reduction!r}: expected 'sum', 'mean' or 'none'"
     )
-    mode = LossRecorder.active
+    mode = LossRecorder.current()
     result = x.clone() if name == "none" else x.sum() if name == "sum" else x.mean()
     if mode is not None:
         mode.record(result, (x,))
@@ -83,20 +84,23 @@ def identity_loss(x: torch.Tensor, reduction: str | ReductionType) -> torch.Tens
 class LossRecorder(TorchFunctionMode):
     """Watches a forward and knows which of the losses met all others lead to."""
 
-    active: LossRecorder | None = None
-
     def __init__(self) -> None:
         super().__init__()
         self._losses: list[torch.Tensor] = []
         self._leads_to: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
+    @staticmethod
+    def current() -> LossRecorder | None:
+        """Return what watches this forward; None if nothing does."""
+        return _current.get()
+
     def __enter__(self) -> LossRecorder:
-        LossRecorder.active = self
+        _current.set(self)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        LossRecorder.active = None
+        _current.set(None)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -167,3 +171,7 @@ class LossRecorder(TorchFunctionMode):
                 "the result with poptorch.identity_loss()"
             )
         return final
+
+
+# Not of the process: replicas that run in turns have one each.
+_current: Final[ContextVar[LossRecorder | None]] = ContextVar("current", default=None)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import _engine_run_backward
 
 from popdist_py.poptorch.calls.batching import Batching, Values
 from popdist_py.poptorch.calls.nested_values import Call, flatten
@@ -20,6 +21,8 @@ from popdist_py.poptorch.execution.device_context import DeviceContext
 from popdist_py.poptorch.execution.losses import LossRecorder
 from popdist_py.poptorch.execution.random_streams import RandomStreams
 from popdist_py.poptorch.execution.trace import Trace
+from popdist_py.poptorch.group_norms.exchange import GroupExchange
+from popdist_py.poptorch.group_norms.turns import OneEnded, in_turns
 from popdist_py.poptorch.update.gradients import Gradients
 from popdist_py.poptorch.weights.device_state import DeviceState
 from popdist_py.timeline import spans
@@ -47,6 +50,8 @@ class DeviceModel:
         trained: the parameters that are updated.
         only_loop: why replicas have to run as the model is written, one after the other; None if
             they need not.
+        norm_groups: what groups of replicas tell one another for their batch norms; None if each
+            replica is a group of its own.
         aligned_inputs: copy every micro-batch to a memory address of its own: the bits of a matrix
             product depend on where in a cache line its operands begin.
     """
@@ -60,6 +65,7 @@ class DeviceModel:
     gradients: Gradients | None
     trained: Sequence[torch.Tensor] = ()
     only_loop: str | None = None
+    norm_groups: GroupExchange | None = None
     aligned_inputs: bool = False
 
     @property
@@ -94,7 +100,14 @@ class DeviceModel:
         if not loss.requires_grad:
             return
         with spans.row_span(spans.DEVICE, "backward"):
-            if scale == 1.0 and loss.dim() == 0:
+            if self.norm_groups is not None:
+                # torch's own calls leave all modes, but what recomputes runs batch norms again.
+                gradients = (torch.full_like(loss, scale),)
+                _engine_run_backward(
+                    (loss,), gradients, False, False, (),
+                    allow_unreachable=True, accumulate_grad=True,
+                )  # fmt: skip
+            elif scale == 1.0 and loss.dim() == 0:
                 loss.backward()
             else:
                 loss.backward(torch.full_like(loss, scale))
@@ -138,10 +151,15 @@ class LoopReplicas:
 
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         """Run the replicas in order."""
-        results = [
-            self.run_one(replica, call, tensors, number, scale)
+        each = [
+            partial(self.run_one, replica, call, tensors, number, scale)
             for replica, tensors in enumerate(self._model.batching.inputs_of_replicas(inputs))
         ]
+        groups = self._model.norm_groups
+        if groups is None or len(each) == 1:
+            results = [run() for run in each]
+        else:
+            results = _in_turns(self._model, groups, each)
         return list(zip(*results, strict=True))
 
     def run_one(
@@ -163,6 +181,65 @@ class LoopReplicas:
             model.backward(loss, scale)
             model.gradients.collect()
         return model.leaving(leaves)
+
+
+def _in_turns(
+    model: DeviceModel,
+    groups: GroupExchange,
+    each: Sequence[Callable[[], list[torch.Tensor]]],
+) -> list[list[torch.Tensor]]:
+    """Run the replicas so that all come to a batch norm before one goes on.
+
+    Raises:
+        Error: they do not all run the same batch norms.
+    """
+    turns = _Turns(model)
+    try:
+        return in_turns(
+            each, groups.answers, name="replica", resumed=turns.resumed, paused=turns.paused
+        )
+    except OneEnded as end:
+        raise groups.missed(end.ended, end.waiting, end.value) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a replica has to find again: the attributes that its forward changes, its numbers."""
+
+    attributes: Sequence[Any]
+    random: torch.Tensor | None
+
+
+class _Turns:
+    """Lets replicas that run in turns have what is theirs.
+
+    Args:
+        model: what runs.
+    """
+
+    def __init__(self, model: DeviceModel) -> None:
+        self._model = model
+        self._left: dict[int, _Left] = {}
+
+    def resumed(self, replica: int) -> None:
+        """Give a replica its gradients and what it left; one that begins has the rest to do."""
+        model, left = self._model, self._left.get(replica)
+        if model.gradients is not None:
+            model.gradients.select_replica(replica)
+        if left is None:
+            return
+        model.state.select(replica, model.first_replica + replica)
+        model.state.put_attributes(left.attributes)
+        if left.random is not None:
+            torch.set_rng_state(left.random)
+
+    def paused(self, replica: int) -> None:
+        """Keep what a replica leaves; its backward may be at work."""
+        model = self._model
+        random = torch.get_rng_state() if model.trace.is_random else None
+        self._left[replica] = _Left(model.state.changing_attributes(), random)
+        if model.gradients is not None:
+            model.gradients.collect()
 
 
 class FusedReplicas:

@@ -40,6 +40,7 @@ OPTIMIZERS: Final[Mapping[str, tuple[int, ...]]] = MappingProxyType(
         "adamw": (1, 2),
         "adamax": (1, 2),
         "lamb": (1, 2),
+        "lars": (1,),
     }
 )
 STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(

@@ -240,7 +240,7 @@ class Observer(TorchDispatchMode):
 
     def _end(self, result: Any) -> None:
         outputs = [self._seen(tensor) for tensor in tensors_of(result)]
-        recorder = LossRecorder.active
+        recorder = LossRecorder.current()
         loss = recorder.last if recorder is not None else None
         if loss is not None:
             outputs.append(self._seen(loss))

@@ -20,7 +20,7 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
         "batch": "batch_size of poptorch.DataLoader",
         "half inference": "model.half(), and inputs in torch.half",
         "half training": "model.half(), inputs in torch.half, and an optimiser of poptorch.optim "
-        "with accum_type and first_order_momentum_accum_type (SGD: velocity_accum_type) "
+        "with accum_type and first_order_momentum_accum_type (SGD, LARS: velocity_accum_type) "
         "torch.float16",
         "recomputation": 'options._Popart.set("autoRecomputation", '
         "int(popart.RecomputationType.Standard))",
@@ -32,7 +32,7 @@ _SPELLINGS: Final[Mapping[Kind, str]] = MappingProxyType(
         "half accumulators": "an optimiser of poptorch.optim with accum_type=torch.float16",
         "no state": "poptorch.optim.SGD without momentum",
         "half state": "an optimiser of poptorch.optim with first_order_momentum_accum_type and "
-        "second_order_momentum_accum_type (SGD: velocity_accum_type) torch.float16",
+        "second_order_momentum_accum_type (SGD, LARS: velocity_accum_type) torch.float16",
         "I/O tiles": "options.TensorLocations.numIOTiles",
         "proportion": 'options.setAvailableMemoryProportion({"IPU0": 0.1}), and so for each IPU',
         "half partials": "options.Precision.setPartialsType(torch.half)",

@@ -251,6 +251,36 @@ class _TrainingOptions(_SessionGroup):
         """How gradients travel between hosts: ``method``, and the settings that it has."""
         return dict(self._values.get("gradient_compression", {"method": "none"}))
 
+    def distributedBatchNormReplicaGroupSize(self, n: int) -> _TrainingOptions:
+        """Set of how many replicas (n) batch norms take their statistics together; 1 by default.
+
+        After ``norms.experimental.distributed_batch_norm_replica_group_size`` of TensorFlow's
+        IPUConfig; PopTorch has no such option. The batch norms of the training model normalise over
+        the micro-batches of n replicas with consecutive global indices, forward and backward,
+        whichever instances these are on. An inference model never asks other replicas: its batch
+        norms take the running statistics, or, in training mode, those of the replica's own samples.
+
+        Args:
+            n: divides the number of replicas of all instances.
+
+        Raises:
+            ValueError: no whole number, or below 1.
+        """
+        self.checkIsFrozen()
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(
+                f"distributedBatchNormReplicaGroupSize({n!r}): expected a whole number, 1 or more"
+            )
+        self.deleteIfExists("norm_group_size")
+        if n > 1:
+            self.createOrSet(norm_group_size=n)
+        return self
+
+    @property
+    def norm_group_size(self) -> int:
+        """Of how many replicas batch norms take their statistics together."""
+        return int(self._values.get("norm_group_size", 1))
+
     def setConvolutionDithering(self, enabled: bool) -> _TrainingOptions:
         """Spread convolutions over tiles; no numeric effect."""
         assert isinstance(enabled, bool), f"enabled is {enabled!r}: expected a bool"

@@ -51,6 +51,12 @@ _KINDS: Final = (
         _ADAM_STATE,
         is_elementwise=False,
     ),
+    Kind(
+        optim.LARS,
+        ("lr", "momentum", "weight_decay", "eeta", "epsilon", "adapt"),
+        {"momentum_buffer": "Accl1"},
+        is_elementwise=False,
+    ),
     Kind(torch.optim.AdamW, ("lr", "betas", "eps", "weight_decay", "maximize"), _ADAM_STATE),
     Kind(torch.optim.Adam, ("lr", "betas", "eps", "weight_decay", "maximize"), _ADAM_STATE),
     Kind(
@@ -76,7 +82,8 @@ def kind_of(source: torch.optim.Optimizer) -> Kind:
         if isinstance(source, kind.type):
             return kind
     raise AssertionError(
-        f"Unsupported optimizer type {type(source)}: expected SGD, Adam, AdamW, RMSprop or LAMB"
+        f"Unsupported optimizer type {type(source)}: expected SGD, Adam, AdamW, RMSprop, LAMB or "
+        "LARS"
     )
 
 
@@ -296,7 +303,7 @@ class DeviceOptimizer:
                 }
                 state = self._optimizer.state[parameter]
                 if not state:
-                    state["step"] = torch.zeros(())  # all of torch's but SGD count
+                    state["step"] = torch.zeros(())  # all but SGD and LARS count
                     for key in self._kind.state:
                         if is_kept(key, group):
                             state[key] = self._state_value(None, key, parameter)
@@ -404,8 +411,8 @@ def _make(
     kind: type, groups: list[dict[str, Any]], source: torch.optim.Optimizer
 ) -> torch.optim.Optimizer:
     """Build torch's optimiser over device parameters in its fastest form."""
-    if kind is optim.LAMB:
-        return optim.LAMB(groups)
+    if kind in (optim.LAMB, optim.LARS):
+        return kind(groups, lr=1.0)
     if kind is torch.optim.RMSprop:
         if getattr(source, "use_tf_variant", False):
             return TensorFlowRMSprop(groups)

@@ -27,6 +27,7 @@ _KNOWN: Final = (
     optim.AdamW,
     optim.RMSprop,
     optim.LAMB,
+    optim.LARS,
 )
 _GLOBAL: Final = ("loss_scaling", "max_grad_norm")
 _BUILT_IN: Final = (

@@ -229,6 +229,18 @@ class DeviceState:
             else:
                 view[key] = value[1].clone() if isinstance(value, tuple) else value
 
+    def changing_attributes(self) -> list[Any]:
+        """Return what the attributes that a forward changes have now."""
+        return [view.get(key, _MISSING) for view, key, _ in self._constants]
+
+    def put_attributes(self, values: Sequence[Any]) -> None:
+        """Give the attributes that a forward changes what ``changing_attributes()`` returned."""
+        for (view, key, _), value in zip(self._constants, values, strict=True):
+            if value is _MISSING:
+                view.pop(key, None)
+            else:
+                view[key] = value
+
     @contextmanager
     def contents_kept(self) -> Iterator[None]:
         """Undo what the enclosed code puts into lists, dicts and sets that modules hold."""

@@ -243,6 +243,11 @@ HALF = torch.float16
             poptorch.optim.LAMB(WEIGHTS, second_order_momentum_accum_type=HALF),
             Optimizer(state=("float32", "float16")),
         ),
+        (
+            poptorch.optim.LARS(WEIGHTS, lr=0.1, velocity_accum_type=HALF),
+            Optimizer(state=("float16",)),
+        ),
+        (poptorch.optim.LARS(WEIGHTS, lr=0.1, momentum=0.0), Optimizer()),
         (torch.optim.RMSprop(WEIGHTS), Optimizer(state=("float32",))),
         (
             poptorch.optim.RMSprop(WEIGHTS, momentum=0.9, centered=True),
@@ -272,6 +277,8 @@ def test_the_optimizers_bytes():
     trained = sum(weight.elements for weight in GRAPH.weights if weight.is_trained)
     assert always(run(), "optimiser state") == 8 * trained
     assert always(run(optimizer=half), "optimiser state") == 4 * trained
+    lars = poptorch.optim.LARS(WEIGHTS, lr=0.1)
+    assert always(run(optimizer=lars), "optimiser state") == 4 * trained
     combined = poptorch.optim.SGD(WEIGHTS, lr=0.1, momentum=0.9, use_combined_accum=True)
     assert always(run(optimizer=combined), "accumulators") == 0
     assert always(run(optimizer=adam(accum_type=HALF)), "accumulators") == 2 * trained

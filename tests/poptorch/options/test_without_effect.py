@@ -44,6 +44,7 @@ _EFFECTS = {
     "_Popart.setEngineOptions": "test_profiling.py",
     "Training.accumulationAndReplicationReductionType": "calls/test_batching.py",
     "Training.gradientAccumulation": "calls/test_batching.py",
+    "Training.distributedBatchNormReplicaGroupSize": "group_norms/group_models.py",
     "Training.gradientCompression": "update/compression_program.py",
     "Training.setAutomaticLossScaling": "update/test_optimizers.py",
     "Precision.enableFloatingPointExceptions": "execution/test_precision.py",

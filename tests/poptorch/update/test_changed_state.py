@@ -21,6 +21,7 @@ KINDS = [
     (optim.LAMB, {}),
     (optim.RMSprop, {"momentum": 0.5, "centered": True}),
     (optim.RMSprop, {"use_tf_variant": True}),
+    (optim.LARS, {"eeta": 0.1}),
 ]
 NAME = "layers.2.weight"
 
@@ -139,7 +140,8 @@ def test_a_loaded_rate_is_that_of_the_next_step(kind, arguments):
     assert_equal_weights(found, expected)
 
 
-@pytest.mark.parametrize(("kind", "arguments"), KINDS)
+# Without momentum: LARS would go on with a velocity that has its learning rate already.
+@pytest.mark.parametrize(("kind", "arguments"), [*KINDS[:-1], (optim.LARS, {"momentum": 0.0})])
 def test_one_parameter_may_have_a_rate_of_its_own(kind, arguments):
     model, optimizer, training = trained(kind, arguments)
     state = optimizer.state_dict()
@@ -305,6 +307,8 @@ def test_a_state_of_another_kind_is_refused(with_groups):
     for theirs, mine in itertools.permutations(states, 2):
         if not with_groups and {theirs, mine} <= {optim.Adam, optim.AdamW, optim.LAMB}:
             continue  # the same tensors by the same names
+        if not with_groups and {theirs, mine} == {optim.RMSprop, optim.LARS}:
+            continue
         optimizer = mine(Mlp().parameters(), lr=0.1)
         before = copy.deepcopy(optimizer.state_dict())
         said = rf"state of poptorch\.optim\..*{theirs.__name__}.* into .*\.{mine.__name__}:"

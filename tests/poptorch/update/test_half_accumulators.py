@@ -10,7 +10,7 @@ from support.models import Mlp, classified, quiet_options
 from torch import nn
 
 import popdist_py.poptorch as poptorch
-from popdist_py.poptorch import optim
+from popdist_py.poptorch import layerwise, optim
 
 
 class Sum(nn.Module):
@@ -63,6 +63,11 @@ def test_half_gradients_lose_what_half_cannot_hold(how, accum_type, expected):
         (
             lambda p: optim.SGD(p, lr=0.1, momentum=0.9, velocity_accum_type=torch.float16),
             lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+            {"momentum_buffer": "Accl1"},
+        ),
+        (
+            lambda p: optim.LARS(p, lr=0.1, eeta=0.1, velocity_accum_type=torch.float16),
+            lambda p: layerwise.LARS(p, lr=0.1, eeta=0.1),
             {"momentum_buffer": "Accl1"},
         ),
     ],

@@ -94,6 +94,7 @@ class TestState:
             (optim.SGD, {"momentum": 0.9}),
             (optim.AdamW, {}),
             (optim.LAMB, {}),
+            (optim.LARS, {"momentum": 0.9}),
             (optim.RMSprop, {"momentum": 0.5, "centered": True}),
             (optim.RMSprop, {"momentum": 0.5, "use_tf_variant": True}),
         ],

@@ -280,7 +280,7 @@ class TestAttributes:
             "Ignoring unexpected group 0 attribute in SGD optimizer: ['extra']",
         ]
 
-    @pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.RMSprop, optim.LAMB])
+    @pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.RMSprop, optim.LAMB, optim.LARS])
     def test_what_loading_a_state_adds_is_expected(self, make, caplog):
         model = Mlp()
         optimizer = make(model.parameters(), lr=0.1)

@@ -82,7 +82,10 @@ def test_without_a_scaler_the_scale_is_the_optimizers_own():
     assert log == [("in_parts",), ("all_reduce",), ("step", 4.0)]
 
 
-@pytest.mark.parametrize("kind", [poptorch.optim.SGD, poptorch.optim.AdamW, poptorch.optim.LAMB])
+@pytest.mark.parametrize(
+    "kind",
+    [poptorch.optim.SGD, poptorch.optim.AdamW, poptorch.optim.LAMB, poptorch.optim.LARS],
+)
 def test_updates_in_parts_are_those_at_once(kind):
     def updated(step):
         torch.manual_seed(0)

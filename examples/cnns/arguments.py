@@ -1,0 +1,205 @@
+"""Every option of the CNN programs, in groups: what it is called, what it accepts, its default.
+
+What an option is when nobody gives it stands here once. None stands for a value that depends on the
+model and the data set, which ``configurations.py`` fills in. Nothing here reads a file or runs
+anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from common.arguments import HelpFormat, Parser, from_zero, positive, rate, worker_count
+
+__all__ = ["DATASETS", "DEVICES", "MODELS", "OPTIMISERS", "PRECISIONS", "SCHEDULES", "make_parser"]
+
+MODELS = ("resnet", "resnext", "efficientnet")
+DATASETS = ("cifar-10", "cifar-100", "imagenet")
+SCHEDULES = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
+OPTIMISERS = ("SGD", "momentum", "RMSProp", "LARS")
+DEVICES = ("mk1", "mk2", "bow")
+PRECISIONS = ("16.16", "16.32", "32.32")
+
+
+def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> Parser:
+    """Return a parser of all options for a program, of this kind.
+
+    What is on or off has both words, ``--NAME`` and ``--no-NAME``: so the command line can take
+    back what a configuration says.
+    """
+    parser = kind(description=description, epilog=f"Example: {example}", formatter_class=HelpFormat)
+    for add in (_model, _data, _training, _rates, _optimiser, _ipu, _validation, _logging, _config):
+        add(parser)
+    return parser
+
+
+def _model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", choices=MODELS, default="resnet", help="the network")
+    group.add_argument("--model-size", help="layers: 8, 14, 20, ... for CIFAR, 18, 34, 50; B0")
+    norms = group.add_mutually_exclusive_group()
+    norms.add_argument("--batch-norm", dest="norm", action="store_const", const="batch",
+                       help="batch normalisation (the default for CIFAR)")  # fmt: skip
+    norms.add_argument("--group-norm", dest="norm", action="store_const", const="group",
+                       help="group normalisation (the default for ImageNet)")  # fmt: skip
+    group.add_argument("--groups", type=positive, default=32, help="of the group normalisation")
+    group.add_argument("--BN-span", dest="bn_span", type=positive, default=1,
+                       help="replicas that share the statistics of a batch norm")  # fmt: skip
+    group.add_argument("--BN-momentum", dest="bn_momentum", type=rate, default=0.97,
+                       help="share of the running statistics that a step keeps")  # fmt: skip
+
+
+def _data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data")
+    group.add_argument("--dataset", choices=DATASETS, help="inferred from --data-dir if left out")
+    group.add_argument("--data-dir", type=Path, help="folder of the data; default: $DATA_DIR")
+    _flag(group, "--generated-data", "random images made on the host, instead of a data set")
+    _flag(group, "--synthetic-data", "random images made on the device: nothing is transferred")
+    group.add_argument("--generated-samples", type=positive, help="random images of an epoch")
+    group.add_argument("--image-size", type=positive, help="side of an image that the model sees")
+    _flag(group, "--eight-bit-io", "transfer images as 8 bits")
+    _flag(group, "--hostside-norm", "normalise images on the host, not on the IPU", default=True)
+    _flag(group, "--standard-imagenet", "read every image in the order of the data set")
+    _flag(group, "--dataset-cache", "keep ImageNet's images in memory", default=True)
+    group.add_argument("--workers", type=worker_count, default=0,
+                       help="processes of each instance that load images")  # fmt: skip
+    group.add_argument("--seed", type=from_zero, help="makes runs reproducible")
+
+
+def _training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training")
+    length = group.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=positive, help="passes over the training data")
+    length.add_argument("--iterations", type=positive, help="weight updates")
+    group.add_argument("--batch-size", "--micro-batch-size", type=positive,
+                       help="images of one forward and backward pass of a replica")  # fmt: skip
+    group.add_argument("--global-batch-size", type=positive,
+                       help="images of one weight update of all replicas: sets the gradient "
+                       "accumulation")  # fmt: skip
+    group.add_argument("--gradient-accumulation-count", type=positive,
+                       help="passes before a weight update")  # fmt: skip
+    group.add_argument("--label-smoothing", type=share, default=0.0, help="0 is none")
+    group.add_argument("--weight-decay", type=share, default=1e-4,
+                       help="of all weights but those of norms and biases")  # fmt: skip
+    group.add_argument("--loss-scaling", type=rate, default=128.0, help="with half precision")
+    group.add_argument("--weight-avg", choices=("mean", "exponential"),
+                       help="average the last weights after training")  # fmt: skip
+    group.add_argument("--weight-avg-count", type=positive, default=5, help="checkpoints averaged")
+    group.add_argument("--weight-avg-decay", type=share, default=0.9,
+                       help="weight of what is older in an exponential average")  # fmt: skip
+
+
+def _rates(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("learning rate")
+    group.add_argument("--base-learning-rate-exponent", type=exponent,
+                       help="N: the learning rate is 2^N x global batch size")  # fmt: skip
+    group.add_argument("--lr-schedule", choices=SCHEDULES, default="stepped", help="its course")
+    group.add_argument("--warmup-epochs", type=non_negative, default=5.0,
+                       help="epochs in which the rate rises from 0")  # fmt: skip
+    group.add_argument("--learning-rate-decay", type=rate, nargs="+", default=[0.1],
+                       help="stepped: factors, one for all steps or one for each")  # fmt: skip
+    group.add_argument("--learning-rate-schedule", type=share, nargs="+", default=[0.5, 0.75],
+                       help="stepped: where, in parts of the training")  # fmt: skip
+    group.add_argument("--lr-decay-rate", type=rate, default=0.94,
+                       help="exponential: factor of --lr-decay-epochs")  # fmt: skip
+    group.add_argument("--lr-decay-epochs", type=rate, default=1.0, help="exponential: epochs")
+    group.add_argument("--poly-power", type=rate, default=2.0, help="polynomial: its power")
+    group.add_argument("--poly-end-ratio", type=share, default=0.0,
+                       help="polynomial: last rate, in parts of the first")  # fmt: skip
+
+
+def _optimiser(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimiser")
+    group.add_argument("--optimiser", choices=OPTIMISERS, default="SGD", help="the update")
+    group.add_argument("--momentum", type=share, default=0.9, help="of momentum, RMSProp, LARS")
+    group.add_argument("--rmsprop-decay", type=share, default=0.9, help="of the mean square")
+    group.add_argument("--rmsprop-epsilon", type=rate, default=1e-3, help="inside the root")
+    group.add_argument("--lars-eeta", type=rate, default=1e-3, help="trust coefficient")
+    group.add_argument("--lars-epsilon", type=non_negative, default=0.0, help="of the trust ratio")
+
+
+def _ipu(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("IPUs")
+    group.add_argument("--precision", choices=PRECISIONS, default="16.16",
+                       help="bits of activations . of weights")  # fmt: skip
+    _flag(group, "--stochastic-rounding", "round halves up or down at random", default=True)
+    _flag(group, "--enable-half-partials", "sum up products in half precision")
+    group.add_argument("--batches-per-step", type=positive, default=1000,
+                       help="most batches on the device until it returns to the host")  # fmt: skip
+    group.add_argument("--replicas", type=positive, default=1, help="without the launcher only")
+    group.add_argument("--shards", type=positive, default=1, help="IPUs of one replica")
+    group.add_argument("--sharding-exclude-filter", nargs="+", default=[], metavar="NAME",
+                       help="parts of names where the model is not cut")  # fmt: skip
+    group.add_argument("--sharding-include-filter", nargs="+", default=[], metavar="NAME",
+                       help="parts of names where alone the model may be cut")  # fmt: skip
+    _flag(group, "--pipeline", "pipeline the shards")
+    group.add_argument("--pipeline-splits", nargs="+", metavar="NAME",
+                       help="first layer of each later stage; left out: lists them")  # fmt: skip
+    group.add_argument("--pipeline-schedule", default="Grouped", type=str.capitalize,
+                       choices=("Grouped", "Interleaved", "Sequential"),
+                       help="its order; PopTorch groups what is asked to interleave")  # fmt: skip
+    _flag(group, "--enable-recompute", "compute activations again in the backward pass")
+    group.add_argument("--available-memory-proportion", type=share, nargs="+",
+                       help="of convolutions; with a pipeline also two for each stage")  # fmt: skip
+    group.add_argument("--select-ipus", nargs="+", metavar="ID",
+                       help="id for training, and one for validation; AUTO")  # fmt: skip
+    _flag(group, "--fp-exceptions", "stop at NaN and overflow")
+    _flag(group, "--deterministic", "the same bits for any number of instances")
+    group.add_argument("--device", choices=DEVICES,
+                       help="the IPU that has to have room for the model")  # fmt: skip
+
+
+def _validation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("validation")
+    _flag(group, "--validation", "validate at each checkpoint", default=True)
+    group.add_argument("--valid-batch-size", type=positive, help="micro-batch of the validation")
+
+
+def _logging(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("logging and checkpoints")
+    group.add_argument("--log-dir", type=Path, default=Path("logs"), help="a folder for each run")
+    group.add_argument("--name-prefix", default="", help="of the run's folder")
+    group.add_argument("--name-suffix", default="", help="of the run's folder")
+    group.add_argument("--logs-per-epoch", type=positive, default=16, help="lines of an epoch")
+    group.add_argument("--ckpts-per-epoch", type=rate, default=1.0, help="0.5: every other epoch")
+    _flag(group, "--tensorboard", "write event files", default=True)
+    _flag(group, "--wandb", "send metrics to Weights & Biases")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configurations")
+    group.add_argument("--config", metavar="NAME", help="options of this name in --config-path")
+    group.add_argument("--config-path", type=Path, default=Path(__file__).with_name("configs.yml"),
+                       help="file of configurations")  # fmt: skip
+
+
+def _flag(group, name: str, meaning: str, *, default: bool = False) -> None:
+    group.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=meaning)
+
+
+def share(text: str) -> float:
+    """Read a number from 0 to 1."""
+    return _within(text, 0.0, 1.0, "a number from 0 to 1")
+
+
+def non_negative(text: str) -> float:
+    """Read a number from 0 on."""
+    return _within(text, 0.0, sys.float_info.max, "a number from 0 on")
+
+
+def exponent(text: str) -> float:
+    """Read a power of two that a learning rate can be."""
+    return _within(text, -64.0, 64.0, "a number from -64 to 64")
+
+
+def _within(text: str, lowest: float, highest: float, accepted: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not lowest <= value <= highest:
+        raise argparse.ArgumentTypeError(f"{text!r} is given, {accepted} is accepted")
+    return value

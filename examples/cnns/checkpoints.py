@@ -1,0 +1,227 @@
+"""The checkpoints of a training, in the folder of its run: saved, gone on from, and read.
+
+A checkpoint holds weights, optimiser, position in the data and random numbers. What the loop adds
+up itself goes with it: ``extra`` of all instances, ``own`` of each. ``keep`` of them are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import instances
+import ipu_utils
+import log
+import torch
+
+import popdist_py
+from popdist_py import checkpoint as files
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints, Weights, weights_of
+from popdist_py.poptorch.errors import Error
+
+__all__ = ["Checkpoints", "Resumed", "check_weights", "read", "weights"]
+
+_FOLDER = "ckpt"
+_FEWEST = 3  # kept
+_NETWORK = "network."  # what models.ForTraining calls the network in it
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a training goes on.
+
+    Attributes:
+        step: weight updates done.
+        extra: what was saved of all instances.
+        own: what this instance saved of its own; of another number of instances, of instance 0.
+    """
+
+    step: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of the training that ``run`` logs; all methods but ``batches`` collective.
+
+    Args:
+        run: whose folder they are in.
+        model: the ``poptorch.trainingModel``.
+        loader: of the training data; read it through ``batches()``.
+        args: of the training.
+    """
+
+    def __init__(self, run: log.Run, model, loader, args) -> None:
+        self._run = run
+        self._model = model
+        self._calls = len(loader)  # of an epoch
+        self._done = 0  # of this epoch
+        self._training = TrainingCheckpoints(
+            run.folder / _FOLDER, model, loader, keep=max(_FEWEST, args.weight_avg_count)
+        )
+        self._sizes = {
+            "global_batch": ipu_utils.sizes(args).global_batch,
+            "call": loader.combinedBatchSize * popdist_py.getNumInstances(),
+        }
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that are complete."""
+        return self._training.epoch
+
+    def batches(self) -> Iterator[Any]:
+        """Read the rest of the current epoch, call by call.
+
+        The epoch is complete with its last batch: a checkpoint after it begins the next one.
+        """
+        batches = self._training.batches()
+        for batch in batches:
+            self._done += 1
+            if self._done == self._calls:
+                next(batches, None)
+                self._done = 0
+            yield batch
+        self._done = 0
+
+    def save(
+        self,
+        step: int,
+        epoch: float,
+        extra: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Save the training.
+
+        Args:
+            step: weight updates done.
+            epoch: how far it is, such as 1.25.
+            extra: plain values and tensors, equal on all instances.
+            own: such values of this instance.
+        """
+        owns = popdist_py.all_gather_object(dict(own or {}))
+        kept = {"epoch": epoch, "done": self._done, "sizes": self._sizes, "own": owns,
+                "extra": dict(extra or {})}  # fmt: skip
+        with log.private():
+            self._training.save(step, kept)
+
+    def resume(self) -> Resumed:
+        """Go on from the newest checkpoint that is whole, and cut off what was logged after it.
+
+        Raises:
+            ValueError: there is none, or it is of another model or of other sizes; nothing was
+                changed.
+        """
+        folder = self._run.folder
+        found, damaged = log.on_instance_0(lambda: _newest(folder))
+        instances.together(lambda: self._check(found))
+        step, kept = self._training.resume()
+        self._done = kept["done"]
+        for lost in damaged:
+            self._run.line(f"checkpoint of step {lost} is damaged: going on from step {step}")
+        self._run.go_on(step)
+        owns, index = kept["own"], popdist_py.getInstanceIndex()
+        same_number = len(owns) == popdist_py.getNumInstances()
+        return Resumed(step, kept["extra"], owns[index if same_number else 0])
+
+    def _check(self, found: Weights) -> None:
+        where = f"the checkpoint of step {found.step} in {self._run.folder}"
+        check_weights(found, self._model.model.network, where)
+        saved = found.extra["sizes"]
+        if saved["global_batch"] != self._sizes["global_batch"]:
+            raise ValueError(
+                f"{where} is of a global batch of {saved['global_batch']:,} images, not "
+                f"{self._sizes['global_batch']:,}: change replicas or --gradient-accumulation-count"
+            )
+        if saved["call"] != self._sizes["call"] and found.extra["done"]:
+            raise ValueError(
+                f"{where} is in the middle of an epoch, with {saved['call']:,} images a call, and "
+                f"now a call has {self._sizes['call']:,}: give --batches-per-step and "
+                "--logs-per-epoch as before"
+            )
+
+
+# --- for those who read them ------------------------------------------------------------------
+
+
+def read(folder: Path, count: int | None = None) -> list[Weights]:
+    """Return the newest ``count`` whole checkpoints of a run, or all, the oldest first.
+
+    ``model`` of each is the network's ``state_dict()``.
+
+    Raises:
+        ValueError: there is none, or one is no training's.
+    """
+    found = []
+    for checkpoint in files.Checkpoints(folder / _FOLDER).newest_first():
+        try:
+            found.append(_of_the_network(weights_of(checkpoint, folder / _FOLDER)))
+        except Error as error:
+            raise ValueError(str(error)) from None
+        if "sizes" not in found[-1].extra:
+            raise ValueError(
+                f"checkpoint of step {checkpoint.step} in {folder / _FOLDER} is of another "
+                "program: give a folder that train.py made"
+            )
+        if len(found) == count:
+            break
+    if not found:
+        damaged = files.Checkpoints(folder / _FOLDER).steps()
+        why = "only damaged checkpoints" if damaged else "no checkpoint"
+        raise ValueError(
+            f"{folder} has {why} in {_FOLDER}/: train.py saves --ckpts-per-epoch of them; "
+            "start it again"
+        )
+    return found[::-1]
+
+
+def _of_the_network(found: Weights) -> Weights:
+    """Return a checkpoint with the names that ``models.create(...).state_dict()`` has."""
+    return replace(
+        found, model={name.removeprefix(_NETWORK): value for name, value in found.model.items()}
+    )
+
+
+def weights(folder: Path, step: int | None = None) -> Weights:
+    """Return the checkpoint of a step, or the newest one; ``model`` is the network's state.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if step is None:
+        return read(folder, 1)[0]
+    found = {checkpoint.step: checkpoint for checkpoint in read(folder)}
+    if step not in found:
+        raise ValueError(
+            f"{folder} has no whole checkpoint of step {step}; "
+            f"those of {', '.join(map(str, found))} are there"
+        )
+    return found[step]
+
+
+def check_weights(found: Weights, network: torch.nn.Module, where: str) -> None:
+    """Check that weights are of a network's shapes.
+
+    Raises:
+        ValueError: they are not; says which differs first.
+    """
+    wanted = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in found.model.items()}
+    for name in [*wanted, *saved]:
+        if wanted.get(name) != saved.get(name):
+            raise ValueError(
+                f"{where} is of another model: {name} is {_shape(saved.get(name))} there and "
+                f"{_shape(wanted.get(name))} here; give the data and the options of that training"
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def _newest(folder: Path) -> tuple[Weights, list[int]]:
+    """Return the newest whole checkpoint, and the steps of those after it, which are damaged."""
+    found = weights(folder)
+    steps = files.Checkpoints(folder / _FOLDER).steps()
+    return found, [step for step in steps if step > found.step]

@@ -1,0 +1,235 @@
+"""The data sets, as the programs see them: images to train on or to validate, and their loader.
+
+``images.py`` says what is common to all, ``order.py`` in which order instances read. CIFAR-10 and
+-100 are in ``cifar.py``, ImageNet in ``imagenet.py`` and ``tfrecords.py``, random images in
+``generated.py``. ``sample.py`` is a program that makes small data sets of real digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import popdist_py
+from datasets import cifar, imagenet, tfrecords
+from datasets.cifar import Cifar
+from datasets.generated import Generated
+from datasets.imagenet import ImageNet
+from datasets.images import DataError, Pictures, Statistics, Transfer
+from datasets.order import InOrder, Shuffled, Split
+from popdist_py import context, poptorch
+
+__all__ = ["DATASETS", "DataError", "Images", "Known", "folder_of", "infer", "load", "loader"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a data set before it is read.
+
+    Attributes:
+        classes: how many there are.
+        side: of an image that a model sees, in pixels.
+        training: number of images to train on, and
+        validation: to validate with.
+        statistics: of the images to train on.
+    """
+
+    classes: int
+    side: int
+    training: int
+    validation: int
+    statistics: Statistics
+
+
+DATASETS = {
+    "cifar-10": Known(
+        10, 32, 50_000, 10_000, Statistics((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    ),
+    "cifar-100": Known(
+        100, 32, 50_000, 10_000, Statistics((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    ),
+    "imagenet": Known(
+        1000, 224, 1_281_167, 50_000, Statistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """A data set with what a model has to know about it.
+
+    Attributes:
+        data: gives (image [3, side, side], label); its length is the number of real images.
+        num_classes: labels are 0 to ``num_classes`` - 1.
+        side: of an image, in pixels.
+        mean: of each colour, of pixels from 0 to 1.
+        std: standard deviation of each colour, of the same.
+        normalised_on_host: if not, images hold 0 to 255 (uint8 with --eight-bit-io, else float32),
+            and the model has to compute (image / 255 - mean) / std.
+    """
+
+    data: Pictures
+    num_classes: int
+    side: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    normalised_on_host: bool
+
+
+def folder_of(args: argparse.Namespace) -> Path:
+    """Return the folder of the data: --data-dir, or else what the variable DATA_DIR says.
+
+    Raises:
+        DataError: neither is given, or it is no folder.
+    """
+    given = args.data_dir or os.environ.get("DATA_DIR")
+    if not given:
+        raise DataError("no data is named: give --data-dir, set DATA_DIR, or use --generated-data")
+    folder = Path(given)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder: give a --data-dir that holds a data set")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{folder} cannot be read: give a --data-dir that this user may read")
+    return folder
+
+
+def infer(folder: Path) -> str:
+    """Return the name of the data set whose files are in ``folder``.
+
+    Raises:
+        DataError: there are none, or those of several.
+    """
+    found = [name for name in cifar.FORMATS if cifar.find(name, folder)]
+    if tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True):
+        found.append("imagenet")
+    if not found:
+        raise _missing(f"any of {', '.join(DATASETS)}", folder, "cifar-10")
+    if len(found) > 1:
+        raise DataError(
+            f"{folder} holds {' and '.join(found)}: say with --dataset which is to be used"
+        )
+    return found[0]
+
+
+def load(args: argparse.Namespace, training: bool) -> Images:
+    """Return the images to train on, or those to validate with.
+
+    Raises:
+        DataError: the data is missing or damaged; the text says what to do.
+    """
+    known = DATASETS[args.dataset]
+    normalised = args.hostside_norm and not args.eight_bit_io
+    transfer = Transfer(known.statistics, args.eight_bit_io, normalised)
+    if args.generated_data or args.synthetic_data:
+        count = args.generated_samples or (known.training if training else known.validation)
+        seed = (args.seed or 0) * 2 + training
+        side = args.image_size or known.side
+        data: Pictures = Generated(count, side, known.classes, seed, transfer)
+    elif args.dataset == "imagenet":
+        side = args.image_size or known.side
+        data = _load_imagenet(args, training, side, transfer)
+    else:
+        side, data = known.side, _load_cifar(args, training, transfer)
+    statistics = known.statistics
+    return Images(data, data.num_classes, side, statistics.mean, statistics.std, normalised)
+
+
+def _load_cifar(args: argparse.Namespace, training: bool, transfer: Transfer) -> Cifar:
+    side = DATASETS[args.dataset].side
+    if args.image_size not in (None, side):
+        raise DataError(
+            f"--image-size {args.image_size} is given, {args.dataset} has images of {side}; leave "
+            "it out"
+        )
+    folder = folder_of(args)
+    place = cifar.find(args.dataset, folder)
+    if place is None:
+        raise _missing(f"the binary version of {args.dataset}", folder, args.dataset)
+    return Cifar(args.dataset, place, training, transfer)
+
+
+def _load_imagenet(
+    args: argparse.Namespace, training: bool, side: int, transfer: Transfer
+) -> ImageNet:
+    folder = folder_of(args)
+    if not (tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True)):
+        raise _missing("ImageNet", folder, args.dataset)
+    instances = context.environment().num_local_instances if args.dataset_cache else 0
+    speaks = popdist_py.getInstanceIndex() == 0
+    return ImageNet(folder, training, side, transfer, instances, speaks)
+
+
+def _missing(what: str, folder: Path, name: str) -> DataError:
+    there = sorted(place.name for place in folder.iterdir())
+    shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
+    return DataError(
+        f"{folder} holds not {what} but {shown or 'nothing'}; expected data_batch_1.bin ... and "
+        "test_batch.bin (cifar-10), train.bin and test.bin (cifar-100), or train and validation "
+        "with folders or TFRecords (imagenet). python examples/cnns/datasets/sample.py "
+        f"{name} DIR makes a small one"
+    )
+
+
+def loader(
+    args: argparse.Namespace, options: poptorch.Options, images: Images, training: bool
+) -> poptorch.DataLoader:
+    """Return the loader of this instance's share of the images.
+
+    Training reads whole steps of images, in a new order each epoch; what a step holds does not
+    depend on the number of instances, unless each reads its own part of ImageNet (the default
+    there; --standard-imagenet and --deterministic read all). Validation reads every image once,
+    with padding of the label -1. ``TrainingCheckpoints`` saves where the loader is.
+
+    Raises:
+        DataError: there are too few images for a step.
+    """
+    batch_size = args.batch_size if training else args.valid_batch_size
+    batching = options.batching(training=False)
+    distributed = options.Distributed
+    split = Split(
+        distributed.processId,
+        distributed.numProcesses,
+        batch_size * batching.num_groups,
+        batching.num_steps,
+    )
+    count = len(images.data)
+    if training and count < split.step:
+        raise DataError(
+            f"{count:,} images to train on are given, one step needs {split.step:,} "
+            f"(micro-batch {batch_size} x {batching.num_groups * split.instances} replicas x "
+            f"gradient accumulation {batching.gradient_accumulation} x device iterations "
+            f"{batching.device_iterations}): make one of these smaller, or give more images"
+        )
+    order = _shuffled(args, images.data, split) if training else InOrder(count, split)
+    return poptorch.DataLoader(
+        options,
+        images.data,
+        batch_size,
+        sampler=order,
+        num_workers=args.workers,
+        collate_fn=_as_it_is,
+        auto_distributed_partitioning=False,  # the order is this instance's already
+    )
+
+
+def _shuffled(args: argparse.Namespace, data: Pictures, split: Split) -> Shuffled:
+    has_own = isinstance(data, ImageNet) and not (args.standard_imagenet or args.deterministic)
+    part = data.part(split.instance, split.instances) if has_own and split.instances > 1 else None
+    return Shuffled(len(data), split, _seed(args, split.instances), part)
+
+
+def _seed(args: argparse.Namespace, instances: int) -> int:
+    """Return --seed, or one that instance 0 draws for all."""
+    if args.seed is not None:
+        return args.seed
+    drawn = int(torch.randint(2**31, ()))
+    return popdist_py.broadcast_object(drawn) if instances > 1 else drawn
+
+
+def _as_it_is(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the data set made: a whole batch."""
+    return batch

@@ -1,0 +1,98 @@
+"""Pictures kept in memory that an instance and its loading processes share.
+
+A cache never changes what is read, only how fast. It is bounded twice: by half of the memory that
+was free at the start, divided by the instances of the host, and it takes no more pictures when less
+than a tenth of the machine's memory is left. What a container may use at most is not looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import sys
+
+import numpy as np
+import psutil
+
+__all__ = ["Cache"]
+
+_SHARE = 0.5  # of the memory that is free at the start
+_RESERVE = 0.1  # of all memory, which stays free
+_NOTHING = -1  # label of what is not kept
+
+
+class Cache:
+    """Decoded pictures by their index; processes that are forked from this one share them.
+
+    Args:
+        count: pictures of the data set.
+        instances: how many instances of this host have a cache.
+        most: bytes of pictures kept; half of the free memory if left out.
+        speaks: whether this process says when it stops.
+    """
+
+    def __init__(
+        self, count: int, instances: int = 1, most: int | None = None, *, speaks: bool = True
+    ) -> None:
+        if most is None:
+            most = int(psutil.virtual_memory().available * _SHARE / instances)
+        self._speaks = speaks
+        self._bytes = _shared(most)
+        entries = np.frombuffer(mmap.mmap(-1, 32 * (count + 1)), np.int64)
+        self._entries = entries[: 4 * count].reshape(count, 4)  # label, offset, height, width
+        self._entries[:, 0] = _NOTHING
+        self._state = entries[4 * count :]  # pictures, bytes, whether the cache takes no more
+        self._lock = multiprocessing.Lock()
+
+    def __len__(self) -> int:
+        return int(self._state[0])
+
+    def get(self, index: int) -> tuple[np.ndarray, int] | None:
+        """Return a picture [height, width, 3] and its label, if they are kept."""
+        label, offset, height, width = self._entries[index].tolist()
+        if label == _NOTHING:
+            return None
+        kept = np.frombuffer(self._bytes, np.uint8, 3 * height * width, offset)
+        return kept.reshape(height, width, 3), label
+
+    def put(self, index: int, picture: np.ndarray, label: int) -> None:
+        """Keep a picture [height, width, 3] and its label, if there is room."""
+        with self._lock:
+            if self._state[2] or self._entries[index, 0] != _NOTHING:
+                return
+            begin = int(self._state[1])
+            if begin + picture.nbytes > len(self._bytes) or self._memory_is_short():
+                self._stop()
+                return
+            self._bytes[begin : begin + picture.nbytes] = picture.tobytes()
+            self._entries[index, 1:] = begin, *picture.shape[:2]
+            self._entries[index, 0] = label  # last: who reads without the lock sees all or nothing
+            self._state[:2] = self._state[0] + 1, begin + picture.nbytes
+
+    def _memory_is_short(self) -> bool:
+        memory = psutil.virtual_memory()
+        return memory.available < _RESERVE * memory.total
+
+    def _stop(self) -> None:
+        self._state[2] = 1
+        if self._speaks:
+            sys.stderr.write(
+                f"the cache of images has no room for more: {len(self):,} images, "
+                f"{self._state[1] / 2**20:,.0f} MiB, stay in memory, and the others are read from "
+                "files each epoch\n"
+            )
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the pictures behind: a process that is not forked begins with an empty cache."""
+        return {"count": len(self._entries), "most": len(self._bytes), "speaks": self._speaks}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__init__(state["count"], most=state["most"], speaks=state["speaks"])
+
+
+def _shared(most: int) -> mmap.mmap:
+    """Return memory without a name, taken as it is written to; processes forked later see it."""
+    try:
+        return mmap.mmap(-1, max(most, mmap.PAGESIZE))
+    except (OSError, OverflowError):  # a system that promises no more than it has
+        return mmap.mmap(-1, mmap.PAGESIZE)

@@ -1,0 +1,150 @@
+"""CIFAR-10 and CIFAR-100 in their binary version, wholly in memory.
+
+A record of CIFAR-10 is a label and 3,072 pixels, a byte each: red, green, blue, row by row. One of
+CIFAR-100 has two labels, of the coarse and of the fine class. There are no checksums: pixels that
+were damaged cannot be told from others.
+Source: https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from datasets.images import DataError, Pictures, Transfer, uniform
+
+__all__ = ["FORMATS", "Cifar", "Format", "find"]
+
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
+_BORDER = 4  # pixels, black, that a random crop may take in
+
+
+@dataclass(frozen=True)
+class Format:
+    """Where a data set's files are, and what its records hold.
+
+    Attributes:
+        folder: what the archive unpacks to.
+        training: files of the training data, and
+        test: of the test data.
+        names: file that names the classes, a line each; it may be missing.
+        classes: numbers of classes for each byte of labels; the last one counts.
+    """
+
+    folder: str
+    training: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    classes: tuple[int, ...]
+
+
+FORMATS = {
+    "cifar-10": Format(
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        ("test_batch.bin",),
+        "batches.meta.txt",
+        (10,),
+    ),
+    "cifar-100": Format(
+        "cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt", (20, 100)
+    ),
+}
+
+
+def find(name: str, folder: Path) -> Path | None:
+    """Return ``folder``, or the one in it that the archive makes; None where no files are."""
+    found = FORMATS[name]
+    for place in (folder, folder / found.folder):
+        if any((place / file).is_file() for file in (*found.training, *found.test)):
+            return place
+    return None
+
+
+class Cifar(Pictures):
+    """The pictures of CIFAR-10 or CIFAR-100.
+
+    A picture to train on is shifted by up to four pixels in each direction, and mirrored half of
+    the time. Written digits (classes that are called digit...) are not: some would be others.
+
+    Args:
+        name: cifar-10 or cifar-100.
+        folder: as :func:`find` returned it.
+        training: whether to read the training data.
+        transfer: makes images of pixels.
+
+    Raises:
+        DataError: a file is missing, or is none of this data set.
+    """
+
+    def __init__(self, name: str, folder: Path, training: bool, transfer: Transfer) -> None:
+        super().__init__(transfer)
+        form = FORMATS[name]
+        self.num_classes = form.classes[-1]
+        files = form.training if training else form.test
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            raise DataError(
+                f"{folder} has no {', '.join(missing)}: {name} has {len(files)} files of "
+                f"{'training' if training else 'test'} data; unpack its binary version again"
+            )
+        records = np.concatenate([_records(folder / file, form) for file in files])
+        self._labels = records[:, len(form.classes) - 1].astype(np.int64)
+        self._pixels = records[:, len(form.classes) :].reshape(-1, 3, _SIDE, _SIDE)
+        self._mirrors = not _are_digits(folder / form.names)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return pixels and labels, shifted and mirrored if there are keys."""
+        pixels = self._pixels[indices]
+        if keys is not None:
+            pixels = self._augmented(pixels, keys)
+        return pixels, self._labels[indices]
+
+    def _augmented(self, pixels: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        down, right, mirror = uniform(keys, 3).T
+        inside = slice(_BORDER, _BORDER + _SIDE)
+        bordered = np.zeros((len(pixels), 3, _SIDE + 2 * _BORDER, _SIDE + 2 * _BORDER), np.uint8)
+        bordered[:, :, inside, inside] = pixels
+        crops = np.lib.stride_tricks.sliding_window_view(bordered, (_SIDE, _SIDE), axis=(2, 3))
+        shifts = 2 * _BORDER + 1
+        rows, columns = ((shifts * share).astype(int) for share in (down, right))
+        pixels = crops[np.arange(len(pixels)), :, rows, columns]
+        if self._mirrors:
+            pixels[mirror < 0.5] = pixels[mirror < 0.5][..., ::-1]
+        return pixels
+
+
+def _records(file: Path, form: Format) -> np.ndarray:
+    """Return the records of a file, uint8 [N, labels + pixels]."""
+    size = len(form.classes) + _PIXELS
+    try:
+        data = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}; give a --data-dir that can be read") from None
+    if not len(data) or len(data) % size:
+        raise DataError(
+            f"{file} has {len(data):,} bytes, expected whole records of {size:,}: it is cut off or "
+            "of another data set; unpack the binary version again"
+        )
+    records = data.reshape(-1, size)
+    for column, classes in enumerate(form.classes):
+        labels = records[:, column]
+        if (labels >= classes).any():
+            record = int(np.argmax(labels >= classes))
+            raise DataError(
+                f"{file}: record {record} has the label {labels[record]}, 0 to {classes - 1} are "
+                "accepted; the file is damaged or of another data set, unpack the binary version "
+                "again"
+            )
+    return records
+
+
+def _are_digits(file: Path) -> bool:
+    """Tell whether classes are written digits, as those of ``sample.py`` are."""
+    names = file.read_text(errors="replace").split() if file.is_file() else []
+    return bool(names) and all(name.startswith("digit") for name in names)

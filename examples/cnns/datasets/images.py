@@ -1,0 +1,123 @@
+"""What all data sets have in common: how pictures are fetched, and what becomes of their bytes.
+
+A sample is asked for as ``(index, key)``. The key decides how the picture is augmented, None leaves
+it as it is, and index -1 is padding: a picture with the label -1, which counts nowhere. So a data
+set has no state, and gives the same pictures in any process and in a run that was resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+__all__ = ["PADDING", "DataError", "Pictures", "Sample", "Statistics", "Transfer", "uniform"]
+
+#: Index of a sample that fills a batch up; its label is the same.
+PADDING = -1
+Sample = tuple[int, int | None]
+_KEEPS_53_BITS = np.uint64(11)
+
+
+class DataError(ValueError):
+    """What is wrong with the data, in one line.
+
+    torch raises the error of a worker process again with the worker's traceback as its text; of
+    that the last line is kept.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.rstrip().rpartition(f"{type(self).__name__}: ")[2])
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation of each colour, of pixels from 0 to 1."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The form in which images go to the device.
+
+    With 8 bits they are uint8, a quarter of the bytes; else float32, normalised or of 0 to 255.
+    What is not normalised here, the device normalises: (pixels / 255 - mean) / std.
+    """
+
+    statistics: Statistics
+    eight_bits: bool
+    normalised: bool
+
+    def __call__(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return the images of uint8 pixels [N, 3, S, S]."""
+        images = torch.from_numpy(pixels)
+        if self.eight_bits:
+            return images
+        images = images.float()
+        if self.normalised:
+            mean, std = (
+                torch.tensor(values).view(3, 1, 1)
+                for values in (self.statistics.mean, self.statistics.std)
+            )
+            images.mul_(1 / (255 * std)).sub_(mean / std)
+        return images
+
+
+class Pictures(Dataset):
+    """A data set that loads whole batches; its subclasses say how.
+
+    Args:
+        transfer: makes images of pixels.
+    """
+
+    num_classes: int
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, indices: np.ndarray, keys: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return pixels, uint8 [N, 3, S, S], and labels [N], augmented if there are keys."""
+        raise NotImplementedError
+
+    def part(self, process: int, num_processes: int) -> range:
+        """Return the indices that one of several processes reads if each has a part of its own."""
+        return range(process, len(self), num_processes)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"image {index} is asked for, 0 to {len(self) - 1} are there")
+        images, labels = self.__getitems__([(index, None)])
+        return images[0], labels[0]
+
+    def __getitems__(self, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch: torch's loader asks for all of its samples at once."""
+        indices = np.array([index for index, _ in samples])
+        is_augmented = samples[0][1] is not None
+        keys = np.array([key for _, key in samples], np.uint64) if is_augmented else None
+        pixels, labels = self.read(np.maximum(indices, 0), keys)
+        labels = np.where(indices == PADDING, PADDING, labels).astype(np.int64)
+        return self.transfer(pixels), torch.from_numpy(labels)
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """Return well mixed bits of uint64 numbers: the last step of SplitMix64 (Steele, 2014)."""
+    with np.errstate(over="ignore"):
+        numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def uniform(keys: np.ndarray, count: int) -> np.ndarray:
+    """Return [N, count] numbers from 0 to below 1 that depend on the keys [N] alone."""
+    with np.errstate(over="ignore"):
+        numbers = mixed(keys[:, None] + np.arange(1, count + 1, dtype=np.uint64))
+    return (numbers >> _KEEPS_53_BITS) * 2.0**-53

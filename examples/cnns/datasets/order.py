@@ -1,0 +1,109 @@
+"""In which order the instances read a data set, epoch by epoch.
+
+Nothing here reads a picture. An epoch's order and how its pictures are augmented follow from the
+seed and the number of the epoch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from datasets.images import PADDING, Sample, mixed
+
+__all__ = ["InOrder", "Shuffled", "Split"]
+
+_AT_ONCE = 4096  # samples; a list of all of ImageNet's would need much memory
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the images of a step are split: into rows, and these into the parts of the instances.
+
+    A row is what all replicas read at one time, so the images of a replica are the same for any
+    number of instances among which the replicas are divided.
+
+    Attributes:
+        instance: number of this instance, and
+        instances: how many there are.
+        width: images of a row for one instance: micro-batch x local replicas.
+        rows: rows of a step: device iterations x gradient accumulation.
+    """
+
+    instance: int
+    instances: int
+    width: int
+    rows: int
+
+    @property
+    def step(self) -> int:
+        """Images of one call of the model, on all instances."""
+        return self.instances * self.width * self.rows
+
+    def own(self, order: np.ndarray) -> np.ndarray:
+        """Return this instance's share of an order of whole steps."""
+        return order.reshape(-1, self.instances, self.width)[:, self.instance].reshape(-1)
+
+
+class InOrder(Sampler[Sample]):
+    """Every image once, over all instances; the last step is filled up with padding."""
+
+    def __init__(self, num_images: int, split: Split) -> None:
+        padding = [PADDING] * (-num_images % split.step)
+        self._indices = split.own(np.concatenate([np.arange(num_images), padding]).astype(int))
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return ((index, None) for index in self._indices.tolist())
+
+
+class Shuffled(Sampler[Sample]):
+    """Whole steps of images in a new order each epoch, with the keys that augment them.
+
+    Args:
+        num_images: of the data set.
+        split: how the images of a step are split.
+        seed: of all orders and keys, the same on every instance.
+        part: the images that this instance reads and no other does; None to split one order.
+    """
+
+    def __init__(self, num_images: int, split: Split, seed: int, part: range | None = None) -> None:
+        self._num_images = num_images
+        self._split = split
+        self._seed = seed
+        self._part = part
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return self._num_images // self._split.step * self._split.width * self._split.rows
+
+    def __iter__(self) -> Iterator[Sample]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        indices = self._indices(epoch)
+        for begin in range(0, len(indices), _AT_ONCE):
+            some = indices[begin : begin + _AT_ONCE]
+            yield from zip(some.tolist(), self._keys(some, epoch).tolist(), strict=True)
+
+    def _indices(self, epoch: int) -> np.ndarray:
+        if self._part is not None:
+            random = np.random.default_rng((self._seed, epoch, self._split.instance))
+            return random.permutation(np.array(self._part))[: len(self)]
+        order = np.random.default_rng((self._seed, epoch)).permutation(self._num_images)
+        return self._split.own(order[: len(self) * self._split.instances])
+
+    def _keys(self, indices: np.ndarray, epoch: int) -> np.ndarray:
+        of_epoch = mixed(mixed(np.array([self._seed % 2**64], np.uint64)) + np.uint64(epoch))
+        return mixed(of_epoch + indices.astype(np.uint64))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the next epoch follows from; loaders save it in a checkpoint."""
+        return {"seed": self._seed, "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take what :meth:`state_dict` returned."""
+        self._seed, self._epoch = state["seed"], state["epoch"]

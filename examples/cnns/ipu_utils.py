@@ -1,0 +1,279 @@
+"""From the options of a program to those of PopTorch: replicas, batches, precision, placement.
+
+Nothing here builds a model or reads data.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.popart import RecomputationType
+
+__all__ = [
+    "Sizes",
+    "accumulation",
+    "check",
+    "device_iterations",
+    "ignored",
+    "sizes",
+    "steps_per_epoch",
+    "training_options",
+    "validation_options",
+]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many images one weight update takes, and who computes them.
+
+    Attributes:
+        micro_batch: images of one forward and backward pass of a replica.
+        accumulation: passes of a replica before an update.
+        replicas: of all instances.
+        instances: processes that share the replicas.
+    """
+
+    micro_batch: int
+    accumulation: int
+    replicas: int
+    instances: int
+
+    @property
+    def global_batch(self) -> int:
+        """Images of one update: of all replicas, and all their passes."""
+        return self.micro_batch * self.accumulation * self.replicas
+
+
+def sizes(args: argparse.Namespace) -> Sizes:
+    """Return the sizes of a training."""
+    return Sizes(
+        args.batch_size,
+        args.gradient_accumulation_count,
+        _replicas(args),
+        popdist_py.getNumInstances(),
+    )
+
+
+def _replicas(args: argparse.Namespace) -> int:
+    """Return the replicas of all instances: the launcher decides where there is one."""
+    launched = popdist_py.isPopdistEnvSet()
+    return popdist_py.getNumTotalReplicas() if launched else args.replicas
+
+
+def accumulation(args: argparse.Namespace) -> int:
+    """Return how many micro-batches an update takes when only the global batch size is given.
+
+    Raises:
+        ValueError: the global batch size is no multiple of what all replicas take at once.
+    """
+    if args.global_batch_size is None:
+        return 2 * args.shards if _is_pipelined(args) else 1
+    at_once = args.batch_size * _replicas(args)
+    count, rest = divmod(args.global_batch_size, at_once)
+    if rest:
+        near = [at_once * count] * bool(count) + [at_once * (count + 1)]
+        raise ValueError(
+            f"--global-batch-size {args.global_batch_size:,} is given, {_replicas(args)} replicas "
+            f"with micro-batches of {args.batch_size} reach multiples of {at_once}: "
+            f"take {' or '.join(f'{size:,}' for size in near)}"
+        )
+    return count
+
+
+def _is_pipelined(args: argparse.Namespace) -> bool:
+    """Return whether several micro-batches are under way at a time."""
+    return args.pipeline and args.shards > 1 and args.pipeline_schedule != "Sequential"
+
+
+def check(args: argparse.Namespace) -> None:
+    """Check that the options go together.
+
+    Raises:
+        ValueError: they do not; says what would.
+    """
+    found = sizes(args)
+    if args.global_batch_size not in (None, found.global_batch):
+        raise ValueError(_other_global_batch(args, found))
+    if found.replicas % args.bn_span:
+        spans = [str(n) for n in range(1, found.replicas + 1) if found.replicas % n == 0]
+        raise ValueError(
+            f"--BN-span {args.bn_span} is given, a divisor of the {found.replicas} replicas is "
+            f"accepted: {', '.join(spans)}"
+        )
+    if args.pipeline_splits and not args.pipeline:
+        raise ValueError("--pipeline-splits is given without --pipeline: add it")
+    least = 2 * args.shards - 1  # fewer do not fill the pipeline
+    if _is_pipelined(args) and found.accumulation < least:
+        raise ValueError(
+            f"a pipeline over {args.shards} IPUs accumulates {least} micro-batches or more, and "
+            f"{found.accumulation} are asked for: take --gradient-accumulation-count {least}"
+        )
+    _proportions(args)
+    _ipu_ids(args)
+
+
+def _other_global_batch(args: argparse.Namespace, found: Sizes) -> str:
+    per_replica = found.micro_batch * found.accumulation
+    fits = [f"--global-batch-size {found.global_batch}"]
+    if args.global_batch_size % per_replica == 0:
+        where = "--num-replicas" if popdist_py.isPopdistEnvSet() else "--replicas"
+        fits.append(f"{where} {args.global_batch_size // per_replica}")
+    at_once = found.micro_batch * found.replicas
+    if args.global_batch_size % at_once == 0:
+        fits.append(f"--gradient-accumulation-count {args.global_batch_size // at_once}")
+    return (
+        f"a global batch of {args.global_batch_size:,} images is asked for, and micro-batch "
+        f"{found.micro_batch} x accumulation {found.accumulation} x {found.replicas} replicas are "
+        f"{found.global_batch:,}: take {' or '.join(fits)}"
+    )
+
+
+def ignored(args: argparse.Namespace) -> str | None:
+    """Return the line about options that the launcher decides on, None if there are none."""
+    if not popdist_py.isPopdistEnvSet():
+        return None
+    found = []
+    if args.replicas not in (1, _replicas(args)):
+        found.append(f"--replicas {args.replicas}")
+    if args.select_ipus:
+        found.append(f"--select-ipus {' '.join(args.select_ipus)}")
+    if not found:
+        return None
+    return f"{' and '.join(found)}: ignored, the launcher gives {_replicas(args)} replicas"
+
+
+# --- options of PopTorch ----------------------------------------------------------------------
+
+
+def device_iterations(args: argparse.Namespace, num_samples: int) -> int:
+    """Return the weight updates of one call of the device.
+
+    As many as ``--batches-per-step`` allows, but no more than lie between two lines of the log; all
+    of ``--iterations`` are done, and no more.
+
+    Raises:
+        ValueError: the images are too few for one update.
+    """
+    found = sizes(args)
+    updates = num_samples // found.global_batch
+    if not updates:
+        raise ValueError(
+            f"{num_samples:,} images are fewer than a global batch of {found.global_batch:,}: "
+            "lower --batch-size, --gradient-accumulation-count or the replicas"
+        )
+    most = max(1, args.batches_per_step // found.accumulation)
+    at_once = max(1, min(most, updates // args.logs_per_epoch))
+    if args.iterations is None:
+        return at_once
+    return next(n for n in range(at_once, 0, -1) if args.iterations % n == 0)
+
+
+def steps_per_epoch(args: argparse.Namespace, num_samples: int) -> int:
+    """Return the weight updates of an epoch: whole calls of the device."""
+    at_once = device_iterations(args, num_samples)
+    return num_samples // sizes(args).global_batch // at_once * at_once
+
+
+def training_options(args: argparse.Namespace, num_samples: int | None = None) -> poptorch.Options:
+    """Return the options of the training model.
+
+    Args:
+        args: all options of the program.
+        num_samples: images of an epoch; without them a call of the device is one weight update.
+
+    Raises:
+        ValueError: the images are too few.
+    """
+    options = _options(args, device=0)
+    if num_samples is not None:
+        options.deviceIterations(device_iterations(args, num_samples))
+    options.outputMode(poptorch.OutputMode.Sum)
+    options.Training.gradientAccumulation(args.gradient_accumulation_count)
+    if args.bn_span > 1:
+        options.Training.distributedBatchNormReplicaGroupSize(args.bn_span)
+    if args.enable_recompute:
+        options._Popart.set("autoRecomputation", int(RecomputationType.Standard))
+    return options
+
+
+def validation_options(args: argparse.Namespace) -> poptorch.Options:
+    """Return the options of the model that validates: of one micro-batch a call."""
+    return _options(args, device=1)
+
+
+def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
+    """Return what training and validation have in common, on this one of --select-ipus."""
+    if popdist_py.isPopdistEnvSet():
+        options = poptorch.DistributedOptions()
+    else:
+        options = poptorch.Options().replicationFactor(args.replicas)
+        if ids := _ipu_ids(args):
+            options.useIpuId(ids[min(device, len(ids) - 1)])
+    if args.seed is not None:
+        options.randomSeed(args.seed)
+    if args.device is not None:
+        options.Emulator.device(args.device)
+    if args.deterministic:
+        options.Emulator.deterministicReduction()
+    if args.synthetic_data:
+        options.enableSyntheticData(True)
+    if not args.pipeline or args.pipeline_schedule == "Sequential":
+        options.setExecutionStrategy(poptorch.ShardedExecution())
+    options.autoRoundNumIPUs(True)
+    _set_precision(options, args)
+    if proportions := _proportions(args):
+        options.setAvailableMemoryProportion(proportions)
+    return options
+
+
+def _set_precision(options: poptorch.Options, args: argparse.Namespace) -> None:
+    partials = torch.float16 if args.enable_half_partials else torch.float32
+    options.Precision.setPartialsType(partials)
+    options.Precision.enableStochasticRounding(
+        args.stochastic_rounding and args.precision != "32.32"
+    )
+    options.Precision.enableFloatingPointExceptions(args.fp_exceptions)
+
+
+def _proportions(args: argparse.Namespace) -> dict[str, float]:
+    """Return the available memory proportion of each IPU.
+
+    One value is of all IPUs. Otherwise there are two of each stage, for convolutions and for other
+    products: the model of the device knows one, that of the convolutions.
+
+    Raises:
+        ValueError: another number of values.
+    """
+    values = args.available_memory_proportion
+    if not values:
+        return {}
+    if len(values) == 1:
+        values = values * 2 * args.shards
+    if len(values) != 2 * args.shards:
+        raise ValueError(
+            f"--available-memory-proportion has {len(values)} values: one is accepted, or two for "
+            f"each of the {args.shards} stages, which are {2 * args.shards}"
+        )
+    return {f"IPU{ipu}": value for ipu, value in enumerate(values[::2])}
+
+
+def _ipu_ids(args: argparse.Namespace) -> list[int]:
+    """Return the ids of --select-ipus; none for AUTO.
+
+    Raises:
+        ValueError: what is no id, or too many.
+    """
+    words = args.select_ipus or []
+    if words == ["AUTO"]:
+        return []
+    if len(words) > 2 or not all(word.isdecimal() for word in words):
+        raise ValueError(
+            f"--select-ipus {' '.join(words)} is given, AUTO or one or two ids (numbers from 0 on) "
+            "are accepted"
+        )
+    return [int(word) for word in words]

@@ -1,0 +1,312 @@
+"""What a run leaves: a private folder with its arguments, lines, tables, TensorBoard's events.
+
+Every instance makes a ``Run`` and calls the same methods with its own numbers. They come out as
+those of all instances together, and instance 0 prints and writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import os
+import secrets
+import string
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import configurations
+import instances
+import ipu_utils
+import models
+from arguments import make_parser
+from tqdm import tqdm
+
+import popdist_py
+from popdist_py.atomic_file import replaced_at_end
+
+__all__ = [
+    "Run",
+    "on_instance_0",
+    "private",
+    "read_arguments",
+    "validation_line",
+    "with_options",
+    "write_arguments",
+]
+
+_ARGUMENTS = "arguments.json"
+_ALWAYS = {"model", "model_size", "dataset", "batch_size", "global_batch_size"}
+_CHARACTERS = string.ascii_letters + string.digits
+_NORMS = {"batch": "BN", "group": "GN"}
+_LAST = ("epoch", "rate", "images_per_second")  # alike on all instances
+_ATTEMPTS = 100
+
+
+class Run:
+    """The log of one training, in a folder that nobody else has, or of one that goes on.
+
+    Args:
+        args: of the training; ``log_dir`` gets a new folder.
+        folder: of a training that goes on, instead of a new one.
+
+    Raises:
+        ValueError: the folder cannot be made or written; Weights & Biases cannot be used.
+    """
+
+    def __init__(self, args, folder: Path | None = None) -> None:
+        make = _make_folder if folder is None else (lambda _: folder)
+        wandb = _wandb(args) if args.wandb else None
+        self.folder: Path = on_instance_0(lambda: make(args))
+        self._args = args
+        if folder is None:
+            on_instance_0(lambda: write_arguments(self.folder, args))
+        shared = [wandb(self.folder)] if wandb else []
+        if args.tensorboard:
+            shared.append(popdist_py.TensorBoardSink(self.folder / "tensorboard"))
+        self._metrics = {
+            part: popdist_py.Metrics(
+                [_Column(popdist_py.CsvSink(self.folder / f"{part}.csv")), *shared],
+                reductions={f"{part}/{name}": "last" for name in _LAST},
+            )
+            for part in ("training", "validation")
+        }
+        self._speaks = popdist_py.getInstanceIndex() == 0
+
+    def go_on(self, step: int) -> None:
+        """Cut off what an earlier attempt logged after ``step``: it comes once more."""
+        on_instance_0(lambda: write_arguments(self.folder, self._args))
+        on_instance_0(lambda: [_cut(self.folder / f"{part}.csv", step) for part in self._metrics])
+        self.line(f"resumed after step {step}: {self.folder}")
+
+    def training(
+        self,
+        step: int,
+        epoch: float,
+        loss: float,
+        accuracy: float,
+        rate: float,
+        images_per_second: float,
+    ) -> dict[str, float]:
+        """Log a part of the training, and return the means of all instances by name; collective.
+
+        Args:
+            step: weight updates done.
+            epoch: of the training, such as 1.25.
+            loss: mean over this instance's images since the last call.
+            accuracy: of the same images, in per cent.
+            rate: the learning rate.
+            images_per_second: of all instances.
+        """
+        values = {"epoch": epoch, "loss": loss, "accuracy": accuracy, "rate": rate,
+                  "images_per_second": images_per_second}  # fmt: skip
+        found = self._log("training", step, values)
+        self.line(
+            f"step {step} | epoch {epoch:.2f} | loss {found['loss']:.3f} | accuracy "
+            f"{found['accuracy']:.1f} % | lr {rate:.4g} | {images_per_second:.0f} img/s"
+        )
+        return found
+
+    def validation(self, step: int, epoch: float, accuracy: float) -> None:
+        """Log an accuracy over all validation images, in per cent; collective."""
+        self._log("validation", step, {"epoch": epoch, "accuracy": accuracy})
+        self.line(validation_line(step, epoch, accuracy))
+
+    def line(self, text: str) -> None:
+        """Print a line, above a progress bar if there is one, and keep it in log.txt."""
+        if not self._speaks:
+            return
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+        with private(), (self.folder / "log.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+    def close(self) -> None:
+        """End the run of Weights & Biases, if there is one."""
+        for metrics in self._metrics.values():
+            metrics.close()
+
+    def _log(self, part: str, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        metrics = self._metrics[part]
+        metrics.update({f"{part}/{name}": value for name, value in values.items()})
+        with private():
+            found = metrics.log(step)
+        return {name.removeprefix(f"{part}/"): value for name, value in found.items()}
+
+
+def validation_line(step: int, epoch: float, accuracy: float) -> str:
+    """Return the line of a validation, which training and validation.py both print."""
+    return f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %"
+
+
+def on_instance_0(call: Callable[[], Any]) -> Any:
+    """Return what ``call`` returns on instance 0, on all instances; collective.
+
+    Raises:
+        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
+    """
+    result = error = None
+    if popdist_py.getInstanceIndex() == 0:
+        try:
+            result = call()
+        except ValueError as raised:
+            error = str(raised)
+        except OSError as raised:
+            error = f"{raised.filename}: {raised.strerror}; a folder that can be written is needed"
+    result, error = popdist_py.broadcast_object((result, error))
+    if error is not None:
+        raise instances.Agreed(error)
+    return result
+
+
+@contextlib.contextmanager
+def private() -> Iterator[None]:
+    """Make what is made inside readable by its owner alone: files 0600, folders 0700."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def read_arguments(folder: Path) -> dict[str, Any]:
+    """Return the arguments of the training in ``folder``, as ``configurations.from_dict`` takes.
+
+    Options that are newer than the run have their defaults.
+
+    Raises:
+        ValueError: it is no folder of a run, or the file is damaged.
+    """
+    path = folder / _ARGUMENTS
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(
+            f"{folder} has no {_ARGUMENTS}: give the folder that train.py made below its --log-dir"
+        ) from None
+    except ValueError:
+        found = None
+    defaults = vars(make_parser("", "").parse_args([]))
+    if not isinstance(found, dict) or not defaults.keys() >= found.keys() >= _ALWAYS:
+        raise ValueError(
+            f"{path} is damaged or another program's: the {_ARGUMENTS} of a run with the same "
+            "options can take its place"
+        )
+    return {**defaults, **found}
+
+
+def with_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of a run with others instead, not yet complete."""
+    together = configurations.override(saved, given)
+    return argparse.Namespace(**{**dict.fromkeys(saved), **together})
+
+
+def write_arguments(folder: Path, args) -> None:
+    """Write the arguments of a training, with its global batch size, whole or not at all."""
+    sizes = {"global_batch_size": ipu_utils.sizes(args).global_batch}
+    text = json.dumps({**configurations.to_dict(args), **sizes}, indent=2)
+    with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
+        partial.write_text(f"{text}\n", encoding="utf-8")
+
+
+# --- the folder -------------------------------------------------------------------------------
+
+
+def _make_folder(args) -> Path:
+    """Make a new private folder; one that is there is never taken."""
+    args.log_dir.mkdir(parents=True, exist_ok=True)
+    for _ in range(_ATTEMPTS):
+        folder = args.log_dir.absolute() / _name(args)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            return folder
+    raise ValueError(f"{args.log_dir} is full of runs: give another --log-dir")
+
+
+def _name(args) -> str:
+    """Return a name such as RN20_bs32_BN_16.16_v0.2.0_x7Q."""
+    for option, value in (("--name-prefix", args.name_prefix), ("--name-suffix", args.name_suffix)):
+        if "/" in value:
+            raise ValueError(f"{option} {value}: a part of a folder's name is accepted, without /")
+    parts = (
+        args.name_prefix,
+        models.label(args),
+        f"bs{args.batch_size}",
+        _NORMS[args.norm],
+        args.precision,
+        f"v{popdist_py.__version__}",
+        "".join(secrets.choice(_CHARACTERS) for _ in range(3)),
+        args.name_suffix,
+    )
+    return "_".join(part for part in parts if part)
+
+
+# --- sinks ------------------------------------------------------------------------------------
+
+
+class _Column:
+    """A table of one part of the run: its columns need not say again which part it is."""
+
+    def __init__(self, sink) -> None:
+        self._sink = sink
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self._sink.write(step, {name.rpartition("/")[2]: value for name, value in values.items()})
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+def _wandb(args) -> Callable[[Path], Any]:
+    """Return what makes the sink of a folder, once Weights & Biases is known to be usable."""
+    offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
+
+    def sink(folder: Path):
+        again = {} if offline else {"id": folder.name, "resume": "allow"}
+        return popdist_py.WandbSink(
+            project="cnns", name=folder.name, dir=str(folder),
+            config=configurations.to_dict(args), **again,
+        )  # fmt: skip
+
+    try:
+        sink(Path())
+    except ModuleNotFoundError:
+        raise ValueError(
+            "--wandb needs the package wandb, which is not installed: python -m pip install "
+            "wandb, or leave it out"
+        ) from None
+    on_instance_0(lambda: None if offline else _check_login())
+    return sink
+
+
+def _check_login() -> None:
+    import wandb
+
+    if not wandb.login(prompt=False):
+        raise ValueError(
+            "--wandb: nobody is logged in to Weights & Biases: wandb login, or WANDB_MODE=offline "
+            "in the environment"
+        )
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _cut(path: Path, step: int) -> None:
+    """Remove the rows after ``step``, in one step: a table is whole at any moment."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    rows = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    kept = rows[:1] + [row for row in rows[1:] if int(row[0]) <= step]
+    if len(kept) < 2:  # begun anew, with whatever columns come
+        path.unlink()
+        return
+    table = io.StringIO(newline="")
+    csv.writer(table, lineterminator="\n").writerows(kept)
+    with private(), replaced_at_end(path) as partial:
+        partial.write_text(table.getvalue(), encoding="utf-8")

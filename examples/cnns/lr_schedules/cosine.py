@@ -1,0 +1,17 @@
+"""A learning rate that falls as half a wave of the cosine, with an optional warm-up."""
+
+from __future__ import annotations
+
+import math
+
+from lr_schedules.schedule import Schedule
+
+__all__ = ["Cosine"]
+
+
+class Cosine(Schedule):
+    """From the base to 0 (Loshchilov and Hutter 2017, without restarts)."""
+
+    def way_down(self, epoch: float) -> float:
+        """Return the base times (1 + cos(pi x the part that is done)) / 2."""
+        return self.base * (1 + math.cos(math.pi * self.span.after_warmup(epoch))) / 2

@@ -1,0 +1,78 @@
+"""The networks by name: their sizes, how they are made, cut, trained and validated.
+
+torchvision is imported for EfficientNet only: the other programs start without it. Every mistake
+that a user can make here is a ValueError of one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torch import nn
+
+from models import norms, resnet, resnext
+from models.placement import pipeline_stages, place, splits
+from models.steps import ForTraining, ForValidation, prepare
+
+__all__ = [
+    "ForTraining",
+    "ForValidation",
+    "create",
+    "label",
+    "pipeline_stages",
+    "place",
+    "prepare",
+    "sizes",
+    "splits",
+]
+
+_PLANS = {"resnet": resnet.PLANS, "resnext": resnext.PLANS}
+_SHORT_NAMES = {"resnet": "RN", "resnext": "RNX", "efficientnet": "EN"}
+
+
+def sizes(model: str, dataset: str) -> tuple[str, ...]:
+    """Return the sizes that a model has for the images of a data set, the smallest first."""
+    return ("B0",) if model == "efficientnet" else tuple(_PLANS[model][_kind(dataset)])
+
+
+def create(args: argparse.Namespace, num_classes: int) -> nn.Module:
+    """Return the network that the arguments describe, in the format of its weights.
+
+    It maps images [N, 3, S, S] to scores [N, classes]. Weights are drawn from torch's generator.
+
+    Raises:
+        ValueError: there is no such size for the data set, or a batch norm gets too few values.
+    """
+    size, kind = args.model_size.upper(), _kind(args.dataset)
+    accepted = sizes(args.model, args.dataset)
+    if size not in accepted:
+        raise ValueError(
+            f"--model-size {args.model_size} is given for {args.model} on {args.dataset}: "
+            f"{', '.join(accepted)} {'are' if len(accepted) > 1 else 'is'} accepted"
+        )
+    norm = norms.make(args)
+    if args.model == "efficientnet":
+        from models import efficientnet  # late: torchvision takes longer to start than torch
+
+        halvings = efficientnet.halvings(kind)
+        network = efficientnet.make(kind, num_classes, norm)
+    else:
+        plan = _PLANS[args.model][kind][size]
+        halvings = plan.halvings
+        network = resnet.make(plan, num_classes, norm)
+    if args.norm == "batch" and args.batch_size == 1 and args.image_size <= 2**halvings:
+        raise ValueError(
+            f"--batch-size 1 is given with images of {args.image_size}, of which the last batch "
+            f"norm gets one value a channel: give 2 or more, --image-size {2**halvings + 1} or "
+            "more, or --group-norm"
+        )
+    return prepare(network, args)
+
+
+def label(args: argparse.Namespace) -> str:
+    """Return the model and its size in short, such as "RN20", "RNX50" or "ENB0"."""
+    return _SHORT_NAMES[args.model] + args.model_size.upper()
+
+
+def _kind(dataset: str) -> str:
+    return "imagenet" if dataset == "imagenet" else "cifar"

@@ -1,0 +1,23 @@
+"""EfficientNet-B0 (Tan and Le, 2019), torchvision's, which also takes small images."""
+
+from __future__ import annotations
+
+from torch import nn
+from torchvision.models import efficientnet_b0
+
+from models.norms import Norm
+
+__all__ = ["halvings", "make"]
+
+
+def make(kind: str, num_classes: int, norm: Norm) -> nn.Module:
+    """Return the network; for CIFAR's images its first convolution does not halve the image."""
+    network = efficientnet_b0(num_classes=num_classes, norm_layer=norm)
+    if kind == "cifar":
+        network.features[0][0].stride = (1, 1)
+    return network
+
+
+def halvings(kind: str) -> int:
+    """Return how often height and width are halved, rounding up."""
+    return 4 if kind == "cifar" else 5

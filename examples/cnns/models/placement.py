@@ -1,0 +1,234 @@
+"""Where a network is cut: which IPU has which layers, and what is kept for the backward pass.
+
+A cut is named by the first layer behind it. Layers are the parts of a network that run one after
+the other: what stands in a plain Sequential, down to whole residual blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import nn
+
+from popdist_py import poptorch
+
+__all__ = ["pipeline_stages", "place", "splits"]
+
+
+def splits(network: nn.Module) -> list[str]:
+    """Return the names of layers where the network may be cut, in the order in which they run."""
+    return list(_layers(network))[1:]
+
+
+def place(network: nn.Module, args: argparse.Namespace) -> None:
+    """Give every IPU its layers, or mark what recomputation keeps.
+
+    Raises:
+        ValueError: there is no such cut, or not so many, or no replica of so many IPUs.
+    """
+    if args.shards & (args.shards - 1):
+        raise ValueError(
+            f"--shards {args.shards} is given: a replica has 1, 2, 4 or another power of two IPUs"
+        )
+    if args.pipeline_splits and not args.pipeline:
+        raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
+    if args.pipeline:
+        cuts = _chosen(network, args)
+    elif args.shards > 1:
+        cuts = _balanced_cuts(network, args)
+    else:
+        cuts = []
+    if args.shards > 1:
+        _begin_stages(network, cuts)
+    overlaps = args.pipeline and args.pipeline_schedule != "Sequential"
+    if args.enable_recompute and not overlaps:  # such a pipeline recomputes its stages as a whole
+        if args.pipeline:
+            _keep_inputs(network, cuts)
+        else:
+            _keep_blocks(network)
+
+
+def pipeline_stages(args: argparse.Namespace) -> list[poptorch.Stage]:
+    """Return the stage of every IPU, for an execution strategy."""
+    return [poptorch.Stage(_stage_name(ipu)).ipu(ipu) for ipu in range(args.shards)]
+
+
+def _stage_name(ipu: int) -> str:
+    return f"stage{ipu}"
+
+
+def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """Return the layers by name, in order."""
+    found: dict[str, nn.Module] = {}
+    for name, part in network.named_children():
+        # Classes that are derived from Sequential are layers: a convolution with its norm.
+        inner = _layers(part, f"{prefix}{name}.") if type(part) is nn.Sequential else {}
+        found |= inner or {f"{prefix}{name}": part}
+    return found
+
+
+# --- Cuts that are given --------------------------------------------------------------------------
+
+
+def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
+    """Return --pipeline-splits if the network can be cut there."""
+    possible = splits(network)
+    chosen = args.pipeline_splits or []
+    _check_number(chosen, possible, args)
+    for name in chosen:
+        if name not in possible:
+            near = difflib.get_close_matches(name, possible, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"--pipeline-splits: {name!r} is no place to cut; {meant}"
+                f"These are accepted: {' '.join(possible)}"
+            )
+    for first, second in pairwise(chosen):
+        if first == second:
+            raise ValueError(f"--pipeline-splits: {first} is given twice: give each once")
+        if possible.index(first) > possible.index(second):
+            raise ValueError(
+                f"--pipeline-splits: {first} is given before {second}, which runs earlier: give "
+                f"them in the order {' '.join(sorted(chosen, key=possible.index))}"
+            )
+    return chosen
+
+
+def _check_number(chosen: list[str], possible: list[str], args: argparse.Namespace) -> None:
+    if args.shards == 1 and args.pipeline_schedule != "Sequential":
+        raise ValueError(
+            f"--pipeline-schedule {args.pipeline_schedule} is given with one IPU, which has no "
+            "other to run beside: give --shards 2 or more, or the schedule Sequential"
+        )
+    if not chosen:
+        raise ValueError(
+            "--pipeline needs --pipeline-splits, the first layer of each later stage: "
+            f"{_wanted(args)} of {' '.join(possible)}"
+        )
+    if args.shards > 1 and len(chosen) != args.shards - 1:
+        raise ValueError(
+            f"--pipeline-splits: {len(chosen)} are given for {args.shards} IPUs: "
+            f"{_wanted(args)} is accepted, one less than --shards"
+        )
+
+
+def _wanted(args: argparse.Namespace) -> str:
+    return str(args.shards - 1) if args.shards > 1 else "any number"
+
+
+# --- Cuts that are looked for ---------------------------------------------------------------------
+
+
+def _balanced_cuts(network: nn.Module, args: argparse.Namespace) -> list[str]:
+    """Return the cuts whose largest part, of weights and activations, is the smallest."""
+    names = list(_layers(network))
+    include, exclude = args.sharding_include_filter, args.sharding_exclude_filter
+    allowed = [
+        index
+        for index, name in enumerate(names)
+        if index
+        and (not include or any(part in name for part in include))
+        and not any(part in name for part in exclude)
+    ]
+    if len(allowed) < args.shards - 1:
+        left = " ".join(names[index] for index in allowed) or "none"
+        raise ValueError(
+            f"--shards {args.shards} needs {args.shards - 1} places to cut and the filters leave "
+            f"{len(allowed)} ({left}): lower --shards, or change --sharding-include-filter or "
+            "--sharding-exclude-filter"
+        )
+    return [names[index] for index in _even_parts(_sizes(network, args), allowed, args.shards)]
+
+
+def _even_parts(sizes: Sequence[int], allowed: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Return where ``parts`` parts begin, but the first, so that the largest sum is smallest.
+
+    Args:
+        sizes: of the things to divide, in order.
+        allowed: indices at which a part may begin, ascending; at least ``parts`` - 1.
+        parts: how many.
+    """
+    before = (0, *accumulate(sizes))
+    impossible = before[-1] + 1  # more than any part
+
+    @cache
+    def best(end: int, parts: int) -> tuple[int, tuple[int, ...]]:
+        """Return the largest sum, and where parts begin, of what stands before ``end``."""
+        if parts == 1:
+            return before[end], ()
+        return min(divided(end, parts), default=(impossible, ()))
+
+    def divided(end: int, parts: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        for begin in allowed:
+            if begin < end:
+                largest, begins = best(begin, parts - 1)
+                yield max(largest, before[end] - before[begin]), (*begins, begin)
+
+    return best(len(sizes), parts)[1]
+
+
+_COPIES_OF_WEIGHTS = 3  # the weights, their gradients, and a momentum
+
+
+def _sizes(network: nn.Module, args: argparse.Namespace) -> list[int]:
+    """Return the values that each layer holds in training: of weights and of activations.
+
+    Activations are the results of all parts of a layer for one micro-batch. Only shapes are
+    computed.
+    """
+    shapes = copy.deepcopy(network).to("meta").float()
+    results: dict[str, int] = {}
+
+    def watch(layer: str, part: nn.Module) -> None:
+        def count(_part: nn.Module, _args: tuple, result: torch.Tensor) -> None:
+            results[layer] += result.numel()
+
+        part.register_forward_hook(count)
+
+    for name, layer in _layers(shapes).items():
+        results[name] = _COPIES_OF_WEIGHTS * sum(weight.numel() for weight in layer.parameters())
+        for part in layer.modules():
+            if not list(part.children()):
+                watch(name, part)
+    side = args.image_size
+    shapes(torch.empty(args.batch_size, 3, side, side, device="meta"))
+    return list(results.values())
+
+
+# --- Marks in the network -------------------------------------------------------------------------
+
+
+def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
+    layers = _layers(network)
+    for ipu, name in enumerate((next(iter(layers)), *cuts)):
+        poptorch.BeginBlock(layers[name], user_id=_stage_name(ipu), ipu_id=ipu)
+
+
+def _keep_inputs(network: nn.Module, cuts: Sequence[str]) -> None:
+    """Keep what goes into these layers for the backward pass; what is between is recomputed."""
+    for name in cuts:
+        _layers(network)[name].register_forward_pre_hook(_kept_input)
+
+
+def _keep_blocks(network: nn.Module) -> None:
+    """Keep the results of layers that consist of several, such as residual blocks."""
+    for layer in _layers(network).values():
+        if list(layer.children()):
+            layer.register_forward_hook(_kept_result)
+
+
+# Functions of the module, so that a network with these hooks can be pickled.
+
+
+def _kept_input(_layer: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (poptorch.recomputationCheckpoint(args[0]),)
+
+
+def _kept_result(_layer: nn.Module, _args: tuple, result: torch.Tensor) -> torch.Tensor:
+    return poptorch.recomputationCheckpoint(result)

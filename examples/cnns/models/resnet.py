@@ -1,0 +1,184 @@
+"""Residual networks: of He et al. (2015) for CIFAR's images, and version 1.5 for ImageNet's.
+
+Layers have torchvision's names, so that weights that were trained there can be loaded. Version 1.5
+halves the image in the 3x3 convolution of a bottleneck, where the paper has it in the 1x1 before.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from models.norms import Norm
+
+__all__ = ["PLANS", "Bottleneck", "Plan", "make"]
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions of 3x3 beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module):
+        super().__init__()
+        self.conv1 = _conv(inputs, channels, 3, stride)
+        self.bn1 = norm(channels)
+        self.conv2 = _conv(channels, channels, 3)
+        self.bn2 = norm(channels)
+        self.downsample = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        return F.relu(out + self.downsample(x), inplace=True)
+
+
+class Bottleneck(nn.Module):
+    """A convolution of 3x3, in groups for ResNeXt, between two of 1x1, beside a shortcut."""
+
+    expansion = 4
+
+    def __init__(
+        self,
+        inputs: int,
+        channels: int,
+        stride: int,
+        norm: Norm,
+        shortcut: nn.Module,
+        groups: int = 1,
+        group_width: int = 64,
+    ) -> None:
+        super().__init__()
+        width = channels * group_width // 64 * groups
+        self.conv1 = _conv(inputs, width, 1)
+        self.bn1 = norm(width)
+        self.conv2 = _conv(width, width, 3, stride, groups)
+        self.bn2 = norm(width)
+        self.conv3 = _conv(width, channels * self.expansion, 1)
+        self.bn3 = norm(channels * self.expansion)
+        self.downsample = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = F.relu(self.bn2(self.conv2(out)), inplace=True)
+        out = self.bn3(self.conv3(out))
+        return F.relu(out + self.downsample(x), inplace=True)
+
+
+class PaddedShortcut(nn.Module):
+    """Every second pixel, with zeros for the channels that are new: a shortcut without weights."""
+
+    def __init__(self, stride: int, new_channels: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.new_channels = new_channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(kept, (0, 0, 0, 0, 0, self.new_channels))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a residual network is made of.
+
+    Attributes:
+        block: makes a block: a class of this module, with its groups if it has any.
+        expansion: channels that a block puts out for each of its own.
+        depths: blocks of each stage; each stage after the first halves the image.
+        width: channels of the first stage, doubled in each later one.
+        small_images: whether the image is left as it is before the stages, and not quartered.
+        projections: whether a shortcut that changes shape is a convolution of 1x1, and not padded.
+        zero_last: whether the last norm of a block begins with zeros, the block as its shortcut:
+            Goyal et al. (2017), for large batches.
+    """
+
+    block: partial | type
+    expansion: int
+    depths: tuple[int, ...]
+    width: int = 64
+    small_images: bool = False
+    projections: bool = True
+    zero_last: bool = True
+
+    @property
+    def halvings(self) -> int:
+        """How often height and width are halved, rounding up."""
+        return len(self.depths) - 1 + (0 if self.small_images else 2)
+
+
+def _for_cifar(layers: int) -> Plan:
+    """Return the plan of 6n + 2 layers of the paper: 3 stages of n blocks, padded shortcuts."""
+    depths = 3 * ((layers - 2) // 6,)
+    return Plan(
+        BasicBlock, 1, depths, width=16, small_images=True, projections=False, zero_last=False
+    )
+
+
+#: The plan of each size, by the kind of images.
+PLANS = {
+    "cifar": {str(layers): _for_cifar(layers) for layers in (8, 14, 20, 32, 44, 56)},
+    "imagenet": {
+        "18": Plan(BasicBlock, BasicBlock.expansion, (2, 2, 2, 2)),
+        "34": Plan(BasicBlock, BasicBlock.expansion, (3, 4, 6, 3)),
+        "50": Plan(Bottleneck, Bottleneck.expansion, (3, 4, 6, 3)),
+    },
+}
+
+
+def make(plan: Plan, num_classes: int, norm: Norm) -> nn.Sequential:
+    """Return the network, with He et al.'s normal weights."""
+    kernel, stride = (3, 1) if plan.small_images else (7, 2)
+    layers: dict[str, nn.Module] = {
+        "conv1": _conv(3, plan.width, kernel, stride),
+        "bn1": norm(plan.width),
+        "relu": nn.ReLU(inplace=True),
+    }
+    if not plan.small_images:
+        layers["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    inputs = plan.width
+    for index, depth in enumerate(plan.depths):
+        channels = plan.width * 2**index
+        first = _block(plan, inputs, channels, 2 if index else 1, norm)
+        inputs = channels * plan.expansion
+        others = [_block(plan, inputs, channels, 1, norm) for _ in range(depth - 1)]
+        layers[f"layer{index + 1}"] = nn.Sequential(first, *others)
+    layers["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(inputs, num_classes)
+    network = nn.Sequential(OrderedDict(layers))
+    _draw_weights(network, plan.zero_last)
+    return network
+
+
+def _block(plan: Plan, inputs: int, channels: int, stride: int, norm: Norm) -> nn.Module:
+    outputs = channels * plan.expansion
+    shortcut: nn.Module
+    if stride == 1 and inputs == outputs:
+        shortcut = nn.Identity()
+    elif plan.projections:
+        shortcut = nn.Sequential(_conv(inputs, outputs, 1, stride), norm(outputs))
+    else:
+        shortcut = PaddedShortcut(stride, outputs - inputs)
+    return plan.block(inputs, channels, stride, norm, shortcut)
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    padding = kernel // 2
+    return nn.Conv2d(
+        inputs, outputs, kernel, stride=stride, padding=padding, groups=groups, bias=False
+    )
+
+
+def _draw_weights(network: nn.Module, zero_last: bool) -> None:
+    for part in network.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        elif zero_last and isinstance(part, (BasicBlock, Bottleneck)):
+            last = part.bn2 if isinstance(part, BasicBlock) else part.bn3
+            nn.init.zeros_(last.weight)

@@ -1,0 +1,25 @@
+"""ResNeXt (Xie et al., 2016): residual networks whose 3x3 convolutions are in groups."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from models.resnet import Bottleneck, Plan
+
+__all__ = ["PLANS"]
+
+
+def _plan(groups: int, group_width: int, depths: tuple[int, ...], **changes) -> Plan:
+    block = partial(Bottleneck, groups=groups, group_width=group_width)
+    return Plan(block, Bottleneck.expansion, depths, **changes)
+
+
+#: The plan of each size, by the kind of images: 29 (8x64d) and 50 (32x4d) are the paper's; 11, with
+#: groups of a quarter of the width, is ours, for trials.
+PLANS = {
+    "cifar": {
+        "11": _plan(8, 16, (1, 1, 1), small_images=True),
+        "29": _plan(8, 64, (3, 3, 3), small_images=True),
+    },
+    "imagenet": {"50": _plan(32, 4, (3, 4, 6, 3))},
+}

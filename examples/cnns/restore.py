@@ -1,0 +1,91 @@
+"""Go on with a training from its newest checkpoint, as if it had never stopped.
+
+Weights, optimiser, learning rate, place in the data and random numbers are those that an
+uninterrupted training would have, and its logs go on. Other options than those of CHANGEABLE stay
+as they were: they would make another training of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import configurations
+import instances
+import log
+import train
+from arguments import make_parser
+from common.running import run
+
+import popdist_py
+
+__all__ = ["CHANGEABLE", "arguments_of", "main"]
+
+EXAMPLE = "python examples/cnns/restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+#: What may be given anew. Accumulation follows from the replicas: the global batch stays.
+CHANGEABLE = (
+    "epochs", "iterations", "data_dir", "dataset_cache", "workers", "replicas", "select_ipus",
+    "gradient_accumulation_count", "batches_per_step", "logs_per_epoch", "ckpts_per_epoch",
+    "tensorboard", "wandb", "validation", "valid_batch_size", "weight_avg", "weight_avg_count",
+    "weight_avg_decay", "fp_exceptions",
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None):
+    """Go on with the training of ``--restore-path``; returns how it ended."""
+    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
+    own = configurations.given(parser, argv)
+    folder = own.pop("restore_path").absolute()
+    popdist_py.init()
+    try:
+        names = option_names(parser)
+        args = instances.together(lambda: arguments_of(folder, own, names))
+    except ValueError as error:
+        instances.refuse(parser, error)
+    return train.carry_out(args, resume=folder)
+
+
+def arguments_of(
+    folder: Path, own: Mapping[str, Any], names: Mapping[str, str]
+) -> argparse.Namespace:
+    """Return the arguments with which the training in ``folder`` goes on; collective.
+
+    Args:
+        folder: of the run.
+        own: what is given now.
+        names: of the options, as they are spelled.
+
+    Raises:
+        ValueError: it is no folder of a run, or ``own`` would make another training of it.
+    """
+    saved = vars(configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder))))
+    for name, value in own.items():
+        if value != saved[name] and name not in CHANGEABLE:
+            raise ValueError(
+                f"{names[name]} {_said(value)} is given, and {folder} was trained with "
+                f"{_said(saved[name])}, which stays. What may change: "
+                f"{', '.join(names[each] for each in CHANGEABLE)}"
+            )
+    args = log.with_options(saved, own)
+    args.global_batch_size = saved["global_batch_size"]
+    if "gradient_accumulation_count" not in own:
+        args.gradient_accumulation_count = None  # follows from the replicas there are now
+    return configurations.complete(args)
+
+
+def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return how the options are spelled, by the name of their value."""
+    return {action.dest: action.option_strings[0] for action in reversed(parser._actions)}
+
+
+def _said(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,356 @@
+"""Train a CNN on CIFAR or ImageNet, on one instance or many.
+
+python examples/cnns/train.py --config mk2_resnet8_test
+poprun-py --num-instances 2 --num-replicas 8 examples/cnns/train.py --data-dir data --model-size 8
+
+Every instance runs this file, feeds its own images to its local replicas, and ends with the same
+weights as all the others. Instance 0 shows the progress and writes the log; page: docs/cnns.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import checkpoints
+import configurations
+import datasets
+import instances
+import ipu_utils
+import log
+import lr_schedules
+import models
+import optimizers
+import torch
+import validation
+import weight_avg
+from common.running import run as run_program
+from tqdm import tqdm
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.ipu.memory_report import MemoryReport
+
+__all__ = ["NotFinite", "Result", "carry_out", "main", "memory_report", "train"]
+
+_EXAMPLE = "python examples/cnns/train.py --config mk2_resnet8_test --epochs 1"
+
+
+class NotFinite(Exception):
+    """The loss is not finite any more."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a training ended.
+
+    Attributes:
+        folder: of its log and checkpoints.
+        steps: weight updates done.
+        accuracy: over all validation images, in per cent; None without validation.
+        images_per_second: of all instances while they trained.
+        stopped: whether it was asked to stop before its end.
+    """
+
+    folder: Path
+    steps: int
+    accuracy: float | None
+    images_per_second: float
+    stopped: bool
+
+
+def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
+    """Train as the options say, or go on with the training in the folder ``resume``.
+
+    All instances call this together.
+
+    Raises:
+        ValueError: options, data or checkpoints do not go together; nothing was trained.
+        NotFinite: the loss left the range of numbers.
+        poptorch.Error: the device has no room for the model.
+    """
+    if args.seed is not None:
+        torch.manual_seed(args.seed)
+    training = instances.together(lambda: _Training(args))
+    try:
+        run = log.Run(args, resume)
+        with contextlib.closing(run):
+            return training.carry_out(run, resume)
+    finally:
+        training.close()
+
+
+def memory_report(args: argparse.Namespace) -> MemoryReport:
+    """Return what the model of the device says of a training; nothing is trained.
+
+    Raises:
+        ValueError: the options do not go together, or the data are missing.
+    """
+    training = _Training(args)
+    image, _ = training.images.data[0]
+    count = training.loader.combinedBatchSize
+    shapes = torch.empty(count, *image.shape, dtype=image.dtype, device="meta")
+    return training.model.memoryReport(shapes, torch.empty(count, dtype=torch.int64, device="meta"))
+
+
+def _network(args: argparse.Namespace, num_classes: int) -> torch.nn.Module:
+    network = models.create(args, num_classes)
+    models.place(network, args)
+    return network
+
+
+@dataclass
+class _Meter:
+    """Sums since the last line of the log, of this instance.
+
+    Attributes:
+        loss: of the micro-batches.
+        right: answers.
+        micro_batches: in both.
+        images: likewise.
+    """
+
+    loss: float = 0.0
+    right: float = 0.0
+    micro_batches: int = 0
+    images: int = 0
+
+    def add(self, loss: torch.Tensor, right: torch.Tensor, micro_batches: int, images: int) -> None:
+        self.loss += loss.double().sum().item()
+        self.right += right.double().sum().item()
+        self.micro_batches += micro_batches
+        self.images += images
+
+
+@dataclass
+class _Clock:
+    """Seconds of training alone: validating and saving stop it."""
+
+    seconds: float = 0.0
+    images: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def lap(self, images: int) -> float:
+        """Return the images a second since the clock went on."""
+        seconds = time.perf_counter() - self.began
+        self.seconds += seconds
+        self.images += images
+        return images / seconds
+
+    def go_on(self) -> None:
+        self.began = time.perf_counter()
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+class _Training:
+    """One training: its parts, and how far it is.
+
+    Args:
+        args: all options.
+
+    Raises:
+        ValueError: they do not go together, or the data are missing.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.sizes = args, ipu_utils.sizes(args)
+        self.images = images = datasets.load(args, training=True)
+        self.network = _network(args, images.num_classes)
+        self.validation = validation.Validation(self.network, args) if args.validation else None
+        options = ipu_utils.training_options(args, len(images.data))
+        self.at_once = options.device_iterations
+        self.loader = datasets.loader(args, options, images, training=True)
+        self.steps_per_epoch = len(self.loader) * self.at_once
+        self.steps = args.iterations or args.epochs * self.steps_per_epoch
+        self.schedule = lr_schedules.make(
+            args,
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.steps / self.steps_per_epoch,
+            global_batch=self.sizes.global_batch,
+        )
+        module = models.ForTraining(self.network, args, images).train()
+        self.optimizer = optimizers.make(args, module, self.schedule.rate(0.0))
+        self.model = poptorch.trainingModel(module, options, optimizer=self.optimizer)
+        self.step = 0
+        self.accuracy: float | None = None
+        self.meter, self.clock = _Meter(), _Clock()
+
+    def carry_out(self, run: log.Run, resume: Path | None) -> Result:
+        """Train to the end, or until a stop is asked for."""
+        self.run = run
+        self.checkpoints = checkpoints.Checkpoints(run, self.model, self.loader, self.args)
+        if resume is not None:
+            found = self.checkpoints.resume()
+            self.step, self.meter = found.step, _Meter(**found.own)
+        self._say_what_runs()
+        with instances.stop_requests() as stop_is_asked, self._bar() as bar:
+            stopped = self._go_through(stop_is_asked, bar)
+        if self.args.weight_avg and not stopped:
+            weight_avg.average(run, self.args)
+        run.line(self._last_line(stopped=stopped))
+        rate = self.clock.images_per_second
+        return Result(run.folder, self.step, self.accuracy, rate, stopped)
+
+    def close(self) -> None:
+        """Give the devices back, and end what loads images."""
+        self.loader.terminate()
+        self.model.destroy()
+        if self.validation:
+            self.validation.close()
+
+    def _go_through(self, stop_is_asked: Callable[[], bool], bar: tqdm) -> bool:
+        """Go through the epochs; returns whether the training stops before its end."""
+        while self.step < self.steps:
+            for batch in self.checkpoints.batches():
+                self._call(batch)
+                bar.update(self.at_once)
+                if self.step >= self.steps:
+                    break
+                if stop_is_asked():
+                    self._save(own=vars(self.meter))
+                    return True
+        return False
+
+    @property
+    def epoch(self) -> float:
+        return self.step / self.steps_per_epoch
+
+    def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Have the device do one call; then log, validate and save where that is due."""
+        rate = self.schedule.rate(self.epoch)
+        optimizers.set_rate(self.optimizer, rate)
+        self.model.setOptimizer(self.optimizer)
+        right, loss = self.model(*batch)
+        images = len(batch[1])
+        self.meter.add(loss, right, images // self.sizes.micro_batch, images)
+        self.step += self.at_once
+        saves = self._is_due(self.args.ckpts_per_epoch)
+        if saves or self._is_due(self.args.logs_per_epoch):
+            self._log(rate)
+        if saves:
+            self._validate()
+            self._save()
+            self.clock.go_on()
+
+    def _is_due(self, times_per_epoch: float) -> bool:
+        """Return whether the last call has reached what comes so many times in an epoch."""
+        before = self.step - self.at_once
+        reached, was = (
+            math.floor(step * times_per_epoch / self.steps_per_epoch + 1e-9)
+            for step in (self.step, before)
+        )
+        return reached > was or self.step >= self.steps
+
+    def _log(self, rate: float) -> None:
+        meter, self.meter = self.meter, _Meter()
+        speed = self.clock.lap(meter.images * self.sizes.instances)
+        found = self.run.training(
+            self.step,
+            self.epoch,
+            meter.loss / meter.micro_batches,
+            100 * meter.right / meter.images,
+            rate,
+            speed,
+        )
+        self.clock.go_on()
+        if not math.isfinite(found["loss"]):
+            raise NotFinite(
+                f"the loss is {found['loss']} at step {self.step}: lower "
+                "--base-learning-rate-exponent or --loss-scaling, or take --precision 16.32; "
+                f"{self.run.folder} keeps the checkpoints before"
+            )
+
+    def _validate(self) -> None:
+        if self.validation:
+            self.accuracy = self.validation.accuracy(self.network.state_dict())
+            self.run.validation(self.step, self.epoch, self.accuracy)
+
+    def _save(self, own: dict | None = None) -> None:
+        self.checkpoints.save(self.step, self.epoch, own=own)
+
+    def _bar(self) -> tqdm:
+        """Return the progress bar: on a terminal, of instance 0."""
+        shown = sys.stderr.isatty() and popdist_py.getInstanceIndex() == 0
+        return tqdm(total=self.steps, initial=self.step, unit="step", disable=not shown)
+
+    def _say_what_runs(self) -> None:
+        if line := ipu_utils.ignored(self.args):
+            self.run.line(line)
+        found = self.sizes
+        self.run.line(
+            f"{models.label(self.args)} on {self.args.dataset}: {self.steps} steps of "
+            f"{found.global_batch:,} images, micro-batch {found.micro_batch} x accumulation "
+            f"{found.accumulation} x {found.replicas} replicas of {found.instances} instances"
+        )
+
+    def _last_line(self, *, stopped: bool) -> str:
+        if stopped:
+            go_on = Path(__file__).with_name("restore.py")
+            return (
+                f"stopped after step {self.step}; go on with: python {go_on} --restore-path "
+                f"{self.run.folder}"
+            )
+        parts = [f"{self.clock.images_per_second:.0f} img/s", f"log in {self.run.folder}"]
+        if self.accuracy is not None:
+            parts.insert(0, f"validation accuracy {self.accuracy:.2f} %")
+        return ", ".join(parts)
+
+
+def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:
+    """Train, and end the program in one line where that cannot be done.
+
+    Raises:
+        SystemExit: 2 for a user's mistake, 1 for what went wrong on the way, 75 for a training that
+            was asked to stop.
+    """
+    speaks = popdist_py.getInstanceIndex() == 0
+    try:
+        result = train(args, resume)
+    except ValueError as error:
+        _end(2, error, speaks=speaks or not isinstance(error, instances.Agreed))
+    except (NotFinite, poptorch.Error) as error:
+        _end(1, error, speaks=speaks)
+    if result.stopped:
+        sys.exit(popdist_py.RESUME_EXIT_CODE)
+    return result
+
+
+def _end(code: int, error: Exception, *, speaks: bool) -> NoReturn:
+    if speaks:
+        said = getattr(error, "message", str(error))
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {said}\n")
+    sys.exit(code)
+
+
+def main(argv: list[str] | None = None) -> Result | None:
+    """Train, and return how it ended; without splits for a pipeline, list those there are."""
+    args = configurations.parse(argv, __doc__, _EXAMPLE)
+    if args.pipeline and not args.pipeline_splits:
+        return _list_splits(args)
+    popdist_py.init()
+    return carry_out(args)
+
+
+def _list_splits(args: argparse.Namespace) -> None:
+    """Print where the network can be cut, one layer a line."""
+    if popdist_py.getInstanceIndex() != 0:
+        return
+    with torch.device("meta"):
+        possible = models.splits(models.create(args, num_classes=10))
+    print(
+        "--pipeline-splits takes the first layers of later stages, of these:", *possible, sep="\n"
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,161 @@
+"""Validate the checkpoints of a training: the accuracy that the training printed, once more.
+
+Every image of the validation set counts once, however many instances and replicas share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import checkpoints
+import configurations
+import datasets
+import instances
+import ipu_utils
+import log
+import models
+import torch
+from arguments import make_parser
+from common.running import run
+from torch import nn
+
+import popdist_py
+from popdist_py import poptorch
+from popdist_py.poptorch.checkpoint import Weights
+
+__all__ = ["Validation", "arguments_of", "main", "network_for", "validate"]
+
+EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+
+# What has to fit the replicas of a training, and does not matter here.
+_ONLY_OF_TRAINING = {"global_batch_size": None, "gradient_accumulation_count": None, "bn_span": 1}
+
+
+def validate(
+    network: nn.Module,
+    args,
+    images: datasets.Images | None = None,
+    options: poptorch.Options | None = None,
+) -> float:
+    """Return the accuracy of a network in per cent, over all instances; collective.
+
+    Who validates several times keeps a :class:`Validation`, which compiles once.
+    """
+    validation = Validation(network, args, images, options)
+    accuracy = validation.accuracy()
+    validation.close()
+    return accuracy
+
+
+class Validation:
+    """A copy of a network on the device for inference; the network itself may be in training.
+
+    Args:
+        network: of ``models.create``.
+        args: of the program.
+        images: the validation set; None loads it.
+        options: None takes those of ``ipu_utils.validation_options``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        args,
+        images: datasets.Images | None = None,
+        options: poptorch.Options | None = None,
+    ) -> None:
+        if images is None:
+            images = instances.together(lambda: datasets.load(args, training=False))
+        options = (options or ipu_utils.validation_options(args)).clone()
+        # Random roundings would make the answers depend on who shares the images.
+        options.Precision.enableStochasticRounding(False)
+        self._network = copy.deepcopy(network).eval()
+        self._number = len(images.data)
+        self._loader = datasets.loader(args, options, images, training=False)
+        module = models.ForValidation(self._network, args, images).eval()
+        self._model = poptorch.inferenceModel(module, options)
+
+    def accuracy(self, weights: Mapping[str, torch.Tensor] | None = None) -> float:
+        """Return the share of right answers in per cent; collective.
+
+        Args:
+            weights: a network's ``state_dict()``; None keeps those of before. The statistics of
+                batch norms are those of instance 0, which checkpoints have too.
+        """
+        if weights is not None:
+            self._network.load_state_dict(weights)
+        popdist_py.broadcast(dict(self._network.named_buffers()))
+        if self._model.isCompiled():
+            self._model.copyWeightsToDevice()
+        right = 0
+        for pictures, labels in self._loader:
+            right += int((self._model(pictures) == labels).sum())
+        return 100 * popdist_py.all_reduce(right) / self._number
+
+    def close(self) -> None:
+        """Give the device back."""
+        self._model.destroy()
+        self._loader.terminate()
+
+
+def main(argv: list[str] | None = None) -> list[float]:
+    """Print the accuracy of the newest checkpoint, or of all; returns them in per cent."""
+    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
+    parser.add_argument("--all", action="store_true", help="all checkpoints, not only the newest")
+    own = configurations.given(parser, argv)
+    folder, is_all = own.pop("restore_path"), own.pop("all")
+    popdist_py.init()
+    try:
+        args = instances.together(lambda: arguments_of(folder, own))
+        return _validate_all(folder, args, None if is_all else 1)
+    except ValueError as error:
+        instances.refuse(parser, error)
+
+
+def arguments_of(folder: Path, own: dict):
+    """Return the arguments of the run in ``folder``, with those that are given now; collective.
+
+    Raises:
+        ValueError: it is no folder of a run, or they do not go together.
+    """
+    saved = configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder)))
+    return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
+
+
+def network_for(
+    found: Sequence[Weights], folder: Path, args: argparse.Namespace, images: datasets.Images
+) -> nn.Module:
+    """Return a network that takes the weights of all these checkpoints.
+
+    Raises:
+        ValueError: they are of another model.
+    """
+    network = models.create(args, images.num_classes)
+    for each in found:
+        where = f"the checkpoint of step {each.step} in {folder}"
+        checkpoints.check_weights(each, network, where)
+    return network
+
+
+def _validate_all(folder: Path, args, count: int | None) -> list[float]:
+    found: list[Weights] = log.on_instance_0(lambda: checkpoints.read(folder, count))
+    images = instances.together(lambda: datasets.load(args, training=False))
+    network = instances.together(lambda: network_for(found, folder, args, images))
+    validation = Validation(network, args, images)
+    accuracies = []
+    for each in found:
+        accuracies.append(validation.accuracy(each.model))
+        if popdist_py.getInstanceIndex() == 0:
+            print(log.validation_line(each.step, each.extra["epoch"], accuracies[-1]), flush=True)
+    validation.close()
+    return accuracies
+
+
+if __name__ == "__main__":
+    run(main)

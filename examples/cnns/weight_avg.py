@@ -1,0 +1,200 @@
+"""Average the weights of a training's last checkpoints, which often answer better than the last.
+
+The mean counts all alike, the exponential average the newer ones more. Which weights are written
+into the folder of the run, as ``weights.pt``, is seen on the validation set: those of the average,
+or the last ones if they are better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import checkpoints
+import configurations
+import datasets
+import instances
+import ipu_utils
+import log
+import models
+import torch
+from arguments import make_parser
+from common.running import run as run_program
+from torch import nn
+from validation import Validation, arguments_of, network_for
+
+import popdist_py
+from popdist_py.atomic_file import replaced_at_end
+
+__all__ = ["Averaged", "average", "average_of", "main", "mean_of", "with_statistics"]
+
+EXAMPLE = "python examples/cnns/weight_avg.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+_FILE = "weights.pt"
+_IMAGES = 2048  # of which statistics are estimated anew
+
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """What an average is worth.
+
+    Attributes:
+        path: of the better weights, which ``torch.load`` reads.
+        count: checkpoints that were averaged.
+        last: accuracy of the newest of them, in per cent; None if nobody validated.
+        average: accuracy of their average.
+    """
+
+    path: Path
+    count: int
+    last: float | None
+    average: float | None
+
+
+def average(run: log.Run, args) -> Averaged:
+    """Average the last checkpoints of a run, and log what comes out; collective."""
+    return average_of(run.folder, args, run.line)
+
+
+def average_of(folder: Path, args, say: Callable[[str], None]) -> Averaged:
+    """Write the better of the last weights and of the average of the last ones; collective.
+
+    Args:
+        folder: of the run.
+        args: of its training; ``weight_avg``, ``weight_avg_count`` and ``weight_avg_decay`` say
+            which average.
+        say: takes a line.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is of another model.
+    """
+    found = log.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
+    states = [each.model for each in found]
+    images = instances.together(lambda: datasets.load(args, training=True))
+    network = instances.together(lambda: network_for(found, folder, args, images))
+    made = {"": mean_of(states, shares(args, len(states)))}
+    if args.norm == "batch":
+        made[_ANEW] = with_statistics(made[""], args, images)
+    path = folder / _FILE
+    if not args.validation:
+        kept = made.get(_ANEW, made[""])
+        log.on_instance_0(lambda: _write(path, kept))
+        say(f"{args.weight_avg} of {len(states)} without a validation: {path}")
+        return Averaged(path, len(states), None, None)
+    validation = Validation(network, args)
+    last = validation.accuracy(states[-1])
+    accuracies = {how: validation.accuracy(state) for how, state in made.items()}
+    validation.close()
+    best = max(accuracies, key=accuracies.__getitem__)
+    kept = made[best] if accuracies[best] >= last else states[-1]
+    log.on_instance_0(lambda: _write(path, kept))
+    result = Averaged(path, len(states), last, accuracies[best])
+    say(_said(result, args.weight_avg, best))
+    return result
+
+
+_ANEW = ", with statistics of training images"
+
+
+def _said(result: Averaged, kind: str, how: str) -> str:
+    gain = result.average - result.last
+    kept = "average" if gain >= 0 else "last weights"
+    return (
+        f"last epoch {result.last:.1f} %, {kind} of {result.count} {result.average:.1f} % "
+        f"({gain:+.1f}{how}): {result.path} has the {kept}"
+    )
+
+
+def shares(args, count: int) -> list[float]:
+    """Return what each checkpoint counts in an average, the oldest first; together 1."""
+    decay = args.weight_avg_decay if args.weight_avg == "exponential" else 1.0
+    parts = [decay ** (count - 1 - index) for index in range(count)]
+    return [part / sum(parts) for part in parts]
+
+
+def mean_of(states: Sequence[State], parts: Sequence[float]) -> dict[str, torch.Tensor]:
+    """Return the weighted mean of states, added up in float64; whole numbers are the newest's."""
+    made = {}
+    for name, newest in states[-1].items():
+        if newest.is_floating_point():
+            total = sum(
+                part * state[name].double() for part, state in zip(parts, states, strict=True)
+            )
+            made[name] = total.to(newest.dtype)
+        else:
+            made[name] = newest.clone()
+    return made
+
+
+def with_statistics(state: State, args, images: datasets.Images) -> dict[str, torch.Tensor]:
+    """Return a state with the statistics that its batch norms see on training images; collective.
+
+    The mean of what the norms of several weights have seen is not what their mean would see. The
+    host computes in float32, on micro-batches as those of the training.
+    """
+    plain = argparse.Namespace(**{**vars(args), "precision": "32.32"})
+    network = models.create(plain, images.num_classes)
+    network.load_state_dict(state)
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean of all
+    _show_images(models.ForTraining(network, plain, images).train(), args, images)
+    fresh = {
+        name: popdist_py.all_reduce(value, "mean")
+        for name, value in network.named_buffers()
+        if value.is_floating_point()
+    }
+    return {name: fresh.get(name, value).to(value.dtype) for name, value in state.items()}
+
+
+@torch.no_grad()
+def _show_images(module: nn.Module, args, images: datasets.Images) -> None:
+    """Run the network on this instance's part of the first training images."""
+    loader = datasets.loader(args, ipu_utils.training_options(args), images, training=True)
+    left = max(_IMAGES // popdist_py.getNumInstances(), 1)
+    for pictures, _ in loader:
+        for some in pictures.split(args.batch_size):
+            module.network(module.images(some))
+        left -= len(pictures)
+        if left <= 0:
+            break
+    loader.terminate()
+
+
+def _write(path: Path, state: State) -> None:
+    """Write weights whole or not at all, for their owner to read."""
+    with log.private(), replaced_at_end(path) as partial, partial.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def main(argv: list[str] | None = None) -> Averaged:
+    """Average the checkpoints of ``--restore-path``."""
+    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
+    own = configurations.given(parser, argv)
+    folder = own.pop("restore_path")
+    popdist_py.init()
+    try:
+        args = instances.together(lambda: arguments_of(folder, own))
+        args.weight_avg = args.weight_avg or "mean"
+        return average_of(folder, args, _print)
+    except ValueError as error:
+        instances.refuse(parser, error)
+
+
+def _print(line: str) -> None:
+    if popdist_py.getInstanceIndex() == 0:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    run_program(main)

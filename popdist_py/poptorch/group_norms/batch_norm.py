@@ -1,0 +1,216 @@
+"""Batch norm over the micro-batches of a group of replicas, forward and backward.
+
+Every replica computes the count, the mean and the sum of squared deviations of its own samples;
+the group's follow from those of its members, in their order. Nothing here knows who the members
+are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import reduce
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from popdist_py.poptorch.group_norms.exchange import OF_GROUP, GroupExchange
+
+__all__ = ["GroupNorms", "OneValueAllowed", "replicas_as_channels"]
+
+_ATEN: Final = torch.ops.aten
+_BATCH_NORM: Final = F.batch_norm
+_replicas: Final[ContextVar[int]] = ContextVar("replicas", default=1)
+
+
+@contextmanager
+def replicas_as_channels(replicas: int) -> Iterator[None]:
+    """Say that the channels of batch norms are those of so many replicas, one after the other."""
+    token = _replicas.set(replicas)
+    try:
+        yield
+    finally:
+        _replicas.reset(token)
+
+
+class GroupNorms(TorchFunctionMode):
+    """Lets batch norms that train take the statistics of a group.
+
+    The outermost of modes: others see the function that the model calls.
+
+    Args:
+        exchange: between the replicas.
+    """
+
+    def __init__(self, exchange: GroupExchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, or what stands in for batch norm."""
+        if func is _BATCH_NORM:
+            return self._batch_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> torch.Tensor:
+        """Return what ``torch.nn.functional.batch_norm`` would of the group's samples."""
+        if not training:
+            return _BATCH_NORM(
+                input, running_mean, running_var, weight, bias, training, momentum, eps
+            )
+        if torch._C._functorch.is_batchedtensor(input):
+            raise RuntimeError("a batch norm of a group cannot be vectorised here")
+        # As torch does: of halves, statistics and sums are floats.
+        own = torch.float64 if input.dtype == torch.float64 else torch.float32
+        apply: Callable[..., tuple[torch.Tensor, ...]] = _GroupNorm.apply
+        result, mean, variance = apply(
+            input.to(own),
+            None if weight is None else weight.to(own),
+            None if bias is None else bias.to(own),
+            eps,
+            _replicas.get(),
+            self._exchange.handle,
+        )
+        with torch.no_grad():
+            for running, new in ((running_mean, mean), (running_var, variance)):
+                if running is not None:
+                    running.mul_(1 - momentum).add_(new.to(running.dtype), alpha=momentum)
+        return result.to(input.dtype)
+
+
+class OneValueAllowed(TorchFunctionMode):
+    """Lets batch norms that train have one value for each channel, which torch refuses.
+
+    For the first forward: the replica is alone in it, and its group will have more values.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, batch norm without the check of its shapes."""
+        if func is not _BATCH_NORM:
+            return func(*args, **(kwargs or {}))
+        given = inspect.signature(_BATCH_NORM).bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        named = given.arguments
+        statistics = named["running_mean"], named["running_var"]
+        settings = named["training"], named["momentum"], named["eps"]
+        return torch.batch_norm(
+            named["input"], named["weight"], named["bias"], *statistics, *settings, False
+        )
+
+
+class _GroupNorm(torch.autograd.Function):
+    """The normalised samples, and the mean and the unbiased variance of the group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        samples: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        replicas: int,
+        handle: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Normalise samples [micro-batch, replicas x channels, ...]."""
+        channels = samples.shape[1] // replicas
+        ctx.eps, ctx.handle, ctx.rows = eps, handle, (replicas, channels)
+        mean, variance, total = _statistics_of_group(samples, replicas, handle)
+        result = torch.native_batch_norm(samples, weight, bias, mean, variance, False, 0.0, eps)[0]
+        ctx.save_for_backward(samples, weight, mean, variance, total)
+        # Of one number there is no unbiased variance; it is 0, as the variance is.
+        unbiased = variance * (total / (total - 1).clamp(min=1))
+        ctx.mark_non_differentiable(mean, unbiased)
+        return result, mean, unbiased
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any, ...]:
+        """Return the gradients; those of weight and bias are of the replica's own samples."""
+        samples, weight, mean, variance, total = ctx.saved_tensors
+        scale = (variance + ctx.eps).rsqrt()
+        # With the group's statistics in place of its own, this sums over the replica's samples.
+        _, of_weight, of_bias = _ATEN.native_batch_norm_backward(
+            gradient, samples, None, None, None, mean, scale, True, ctx.eps, [False, True, True]
+        )
+        of_samples = None
+        if ctx.needs_input_grad[0]:
+            replicas, channels = ctx.rows
+            rows = torch.cat([of_bias.view(replicas, -1), of_weight.view(replicas, -1)], 1)
+            name = f"batch norm of {channels} channels, backward"
+            sums = _sum(OF_GROUP(rows, ctx.handle, name))
+            of_means, of_scales = (part.reshape(-1) / total for part in sums.split(channels, 1))
+            factor = scale if weight is None else scale * weight
+            shape = [1, -1] + [1] * (samples.dim() - 2)
+            deviations = (samples - mean.view(shape)) * (scale * of_scales).view(shape)
+            of_samples = (gradient - of_means.view(shape) - deviations) * factor.view(shape)
+        has_weight, has_bias = ctx.needs_input_grad[1:3]
+        return (
+            of_samples,
+            of_weight if has_weight else None,
+            of_bias if has_bias else None,
+            *(None, None, None),
+        )
+
+
+def _statistics_of_group(
+    samples: torch.Tensor, replicas: int, handle: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean, biased variance and number of samples of each replica's group.
+
+    Source of the formula: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances", 1979; here for all members at once.
+
+    Args:
+        samples: [micro-batch, replicas x channels, ...].
+        replicas: whose channels these are.
+        handle: of the exchange.
+
+    Returns:
+        Three tensors [replicas x channels].
+    """
+    channels = samples.shape[1] // replicas
+    mean, variance = torch.batch_norm_update_stats(samples, None, None, 0.0)
+    number = samples.numel() // samples.shape[1]
+    own = [
+        mean.new_full((replicas, 1), number),
+        mean.view(replicas, channels),
+        variance.view(replicas, channels) * number,
+    ]
+    name = f"batch norm of {channels} channels, forward"
+    told = OF_GROUP(torch.cat(own, 1), handle, name)
+    numbers, means, squares = told.split([1, channels, channels], 2)
+    total = _sum(numbers)
+    mean = _sum(numbers * means) / total
+    away = means - mean.unsqueeze(1)
+    variance = _sum(squares + numbers * away * away) / total
+    return mean.reshape(-1), variance.reshape(-1), total.expand_as(mean).reshape(-1)
+
+
+def _sum(told: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the members [replicas, members, numbers], added in their order."""
+    return reduce(torch.add, told.unbind(1))

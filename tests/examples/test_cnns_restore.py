@@ -1,0 +1,254 @@
+"""A training of the CNN programs that is stopped or killed ends as one that ran through."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from support import cnns
+
+import popdist_py
+from popdist_py import checkpoint
+
+pytestmark = pytest.mark.timeout(120)
+WORDS = (*cnns.TINY, "--optimiser", "momentum", "--logs-per-epoch", "2", "--ckpts-per-epoch", "0.5",
+         "--epochs", "4", "--batches-per-step", "1")  # fmt: skip
+STEPS = 24
+# Two instances of two replicas, each long enough to be stopped in the middle.
+JOB = ("--share-cores", "yes", "--num-instances", "2", "--num-replicas", "4", "--env",
+       "OMP_NUM_THREADS=1", "--output", "plain", "--grace", "60")  # fmt: skip
+LARGER = (*cnns.TINY, "--generated-samples", "96", "--logs-per-epoch", "3", "--epochs", "6",
+          "--ckpts-per-epoch", "0.5", "--optimiser", "momentum",
+          "--precision", "16.32")  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    with cnns.imported():
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Train without a stop; returns the folder of the run."""
+    return train("--log-dir", tmp_path_factory.mktemp("whole")).folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """Stop in the middle of the third epoch; returns the folder of the run."""
+    return stopped_after(14, tmp_path_factory.mktemp("stopped"))
+
+
+@pytest.fixture
+def copy(stopped, tmp_path):
+    """Return a copy of the stopped run."""
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def train(*words):
+    return cnns.module("train").main([*WORDS, *map(str, words)])
+
+
+def restore(folder, *words):
+    return cnns.module("restore").main(["--restore-path", str(folder), *map(str, words)])
+
+
+def stopped_after(calls, folder, *words):
+    """Train until a stop is asked for after so many calls; returns the folder of the run."""
+
+    @contextlib.contextmanager
+    def requests():
+        left = iter(range(calls - 1))
+        yield lambda: next(left, None) is None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cnns.module("instances"), "stop_requests", requests)
+        with pytest.raises(SystemExit) as caught:
+            train("--log-dir", folder, *words)
+    assert caught.value.code == popdist_py.RESUME_EXIT_CODE == 75
+    (run,) = folder.iterdir()
+    return run
+
+
+def assert_alike(folder, whole):
+    for name in ("training.csv", "validation.csv"):
+        assert cnns.table(folder / name) == cnns.table(whole / name)
+    assert cnns.same(cnns.training_in(folder), cnns.training_in(whole))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [14, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, STEPS) if n != 14)],
+)
+def test_a_stopped_training_ends_as_one_that_ran_through(whole, tmp_path, calls):
+    folder = stopped_after(calls, tmp_path)
+    assert restore(folder).steps == STEPS
+    assert_alike(folder, whole)
+    log = (folder / "log.txt").read_text()
+    assert f"stopped after step {calls}; go on with: python " in log
+    assert f"resumed after step {calls}: {folder}" in log
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(copy, whole, capsys):
+    newest = max(copy.glob("ckpt/*.checkpoint"))
+    assert newest.name == "step-000000000014.checkpoint"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    restore(copy)
+    said = capsys.readouterr().out
+    assert "checkpoint of step 14 is damaged: going on from step 12" in said
+    assert_alike(copy, whole)
+
+
+def test_rows_after_the_checkpoint_are_cut_off_and_earlier_ones_stay(copy, capsys):
+    extra = "15,9.0,9.0,9.0,9.0,9.0\n18,9.0,9"  # the last one is not whole
+    with (copy / "training.csv").open("a") as file:
+        file.write(extra)
+    run = cnns.module("log").Run(arguments(copy), copy)
+    before = cnns.table(copy / "training.csv")[:-2]
+    run.go_on(14)
+    assert cnns.table(copy / "training.csv") == before
+    run.go_on(2)
+    assert (copy / "training.csv").exists() == any(int(row["step"]) <= 2 for row in before)
+    assert not list(copy.glob(".*"))
+    capsys.readouterr()
+
+
+def arguments(folder):
+    return cnns.module("restore").arguments_of(folder, {}, {})
+
+
+REFUSED = [
+    (("--model-size", "14"), "--model-size 14 is given, and {} was trained with 8, which stays"),
+    (("--batch-size", "2"), "--batch-size 2 is given"),
+    (("--optimiser", "SGD"), "--optimiser SGD is given"),
+    (("--seed", "4"), "--seed 4 is given"),
+    (("--log-dir", "elsewhere"), "--log-dir elsewhere is given"),
+    (("--replicas", "3"), "3 replicas with micro-batches of 4 reach multiples of 12"),
+    (("--gradient-accumulation-count", "2"), "a global batch of 4 images is asked for"),
+    (("--batches-per-step", "3"), "is in the middle of an epoch, with 4 images a call"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=lambda value: str(value)[:24])
+def test_what_would_make_another_training_is_refused(stopped, words, said, capsys):
+    before = contents(stopped)
+    with pytest.raises(SystemExit) as caught:
+        restore(stopped, *words)
+    error = capsys.readouterr().err.replace(str(stopped), "{}")
+    assert caught.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert contents(stopped) == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_more_epochs_and_other_logs_are_accepted(copy, capsys):
+    found = restore(copy, "--epochs", "5", "--logs-per-epoch", "3", "--weight-avg-count", "2")
+    assert found.steps == 30
+    assert restore(copy).steps == 30  # the folder says so now
+    capsys.readouterr()
+
+
+@pytest.mark.sweep
+def test_processes_that_load_images_make_no_difference(whole, tmp_path):
+    folder = stopped_after(14, tmp_path, "--workers", "2")
+    restore(folder, "--workers", "1")
+    # Starting them draws a number of the host's, so that its random state is another one.
+    assert cnns.table(folder / "training.csv") == cnns.table(whole / "training.csv")
+    found, expected = (cnns.training_in(each)["training"] for each in (folder, whole))
+    assert cnns.same(found, expected)
+
+
+@pytest.mark.sweep
+def test_other_replicas_keep_the_global_batch(tmp_path, capsys):
+    words = ("--batch-size", "2", "--gradient-accumulation-count", "2", "--no-validation")
+    found = train("--log-dir", tmp_path, *words)
+    found = restore(found.folder, "--replicas", "2", "--epochs", "5")
+    assert "micro-batch 2 x accumulation 1 x 2 replicas" in capsys.readouterr().out
+    assert found.steps == 30
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda run: shutil.rmtree(run), "has no arguments.json: give the folder that train.py"),
+        (lambda run: (run / "arguments.json").write_text("{"), "is damaged or another program's"),
+        (lambda run: (run / "arguments.json").write_text("{}"), "is damaged or another program's"),
+        (lambda run: shutil.rmtree(run / "ckpt"), "has no checkpoint in ckpt/"),
+        (
+            lambda run: [path.write_bytes(b"") for path in run.glob("ckpt/*")],
+            "has only damaged checkpoints in ckpt/",
+        ),
+        (
+            lambda run: checkpoint.Checkpoints(run / "ckpt").save(99, b"somebody else's"),
+            "checkpoint of step 99 in {}/ckpt holds no training",
+        ),
+    ],
+    ids=["gone", "cut", "other", "none", "damaged", "somebody's"],
+)
+@pytest.mark.parametrize("program", ["restore", "validation", "weight_avg"])
+def test_a_folder_of_something_else_is_one_line(copy, damage, said, program, capsys):
+    damage(copy)
+    before = contents(copy)
+    with pytest.raises(SystemExit) as caught:
+        cnns.module(program).main(["--restore-path", str(copy)])
+    error = capsys.readouterr().err.replace(str(copy), "{}")
+    assert caught.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert contents(copy) == before
+
+
+@pytest.fixture(scope="module")
+def whole_job(shared_poprun, tmp_path_factory):
+    """Train in a job without a stop; returns the folder of the run."""
+    folder = tmp_path_factory.mktemp("job")
+    done = shared_poprun(*JOB, cnns.FOLDER / "train.py", *LARGER, "--log-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return next(folder.iterdir())
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
+    job = poprun(*JOB, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path, start=True)
+    assert any(line.startswith("step 14 ") for line in job.stdout)
+    job.send_signal(signal.SIGTERM if how == "stop" else signal.SIGKILL)
+    said, _ = job.communicate(timeout=60)
+    (cut,) = tmp_path.iterdir()
+    words = [cnns.FOLDER / "restore.py", "--restore-path", cut]
+    if how == "stop":
+        assert job.returncode == popdist_py.RESUME_EXIT_CODE
+        told = shlex.split(said.partition("go on with: python ")[2].splitlines()[0])
+        assert told == list(map(str, words))
+    done = poprun(*JOB, *words)
+    assert done.returncode == 0, done.stderr
+    assert "resumed after step " in done.stdout
+    assert_alike(cut, whole_job)
+
+
+@pytest.mark.sweep
+def test_a_program_alone_stops_at_a_checkpoint_too(tmp_path):
+    words = [sys.executable, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path]
+    with subprocess.Popen(
+        list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(cnns.FOLDER.parents[1])},
+    ) as program:  # fmt: skip
+        assert any(line.startswith("step 24 ") for line in program.stdout)
+        program.send_signal(signal.SIGTERM)
+        said = program.communicate(timeout=60)[0]
+    assert program.returncode == 75
+    assert "stopped after step " in said

@@ -1,0 +1,249 @@
+"""The main loop of the CNN programs: its lines, its rates, its options, how it ends."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import pytest
+from support import cnns
+
+pytestmark = pytest.mark.timeout(120)
+SHORT = (*cnns.TINY, "--batches-per-step", "1", "--no-validation", "--iterations", "2")
+PODS = {
+    "mk2_resnet50_mlperf_pod16_bs20": 0.76,
+    "mk2_resnet50_mlperf_pod64_lars": 0.76,
+    "mk2_resnet50_mlperf_pod128_lars": 0.70,
+    "mk2_resnet50_mlperf_pod256_lars": 0.70,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    with cnns.imported():
+        yield
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Call train.py with words; runs are logged in the test's folder."""
+
+    def call(*words):
+        return cnns.module("train").main([*map(str, words), "--log-dir", str(tmp_path)])
+
+    return call
+
+
+def refused(train, capfd, code, *words):
+    """A training that ends in one line on stderr."""
+    with pytest.raises(SystemExit) as left:
+        train(*words)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "error: " in line]
+    assert left.value.code == code
+    assert len(lines) == 1
+    return lines[0]
+
+
+# --- what a training leaves -------------------------------------------------------------------
+
+
+def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
+    rates = []
+    optimizers = cnns.module("optimizers")
+    own = optimizers.set_rate
+    monkeypatch.setattr(
+        optimizers, "set_rate", lambda optimizer, rate: (rates.append(rate), own(optimizer, rate))
+    )
+    result = train(
+        *cnns.TINY, "--epochs", "3", "--logs-per-epoch", "2", "--ckpts-per-epoch", "0.5",
+        "--batches-per-step", "1", "--warmup-epochs", "1",
+    )  # fmt: skip
+    assert (result.steps, result.stopped) == (18, False)
+    training = cnns.table(result.folder / "training.csv")
+    assert [int(row["step"]) for row in training] == [3, 6, 9, 12, 15, 18]
+    validation = cnns.table(result.folder / "validation.csv")
+    # Every other epoch, and the end.
+    assert [int(row["step"]) for row in validation] == [12, 18]
+    saved = sorted(path.name for path in (result.folder / "ckpt").iterdir())
+    assert len(saved) == 2, saved
+    assert float(validation[-1]["accuracy"]) == result.accuracy
+    out = capfd.readouterr().out.splitlines()
+    assert out[0].startswith("RN8 on cifar-10: 18 steps of 4 images, micro-batch 4 x accum")
+    assert out[-1].endswith(f"img/s, log in {result.folder}")
+    assert out == (result.folder / "log.txt").read_text().splitlines()
+    # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on.
+    base = 4 / 128
+    wanted = [base * step / 6 for step in range(6)] + [base] * 3
+    assert rates[1:9] == pytest.approx(wanted[1:])
+    assert [float(row["rate"]) for row in training] == pytest.approx(rates[2::3])
+    assert len(rates) == 18
+
+
+def test_iterations_are_done_and_no_more(train):
+    result = train(*cnns.TINY, "--no-validation", "--iterations", "14", "--logs-per-epoch", "2")
+    # Calls of 2 updates: 3 would pass 14, and 3 are between two lines.
+    assert result.steps == 14
+    rows = cnns.table(result.folder / "training.csv")
+    assert int(rows[-1]["step"]) == 14
+    assert float(rows[-1]["epoch"]) == pytest.approx(14 / 6)
+    assert result.accuracy is None
+
+
+def test_a_loss_that_is_not_finite_ends_in_one_line_and_saves_nothing(train, capfd, tmp_path):
+    said = refused(
+        train, capfd, 1, *cnns.TINY, "--no-validation", "--epochs", "4", "--warmup-epochs", "2",
+        "--base-learning-rate-exponent", "60",
+    )  # fmt: skip
+    assert "--base-learning-rate-exponent" in said
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in said
+    losses = [float(row["loss"]) for row in cnns.table(folder / "training.csv")]
+    assert not math.isfinite(losses[-1])
+    assert all(map(math.isfinite, losses[:-1]))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
+    """It saves after the call that runs, says how to go on, and SIGTERM means what it meant."""
+    log = cnns.module("log")
+    own = log.Run.training
+
+    def logged(self, step, *values, **names):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return own(self, step, *values, **names)
+
+    monkeypatch.setattr(log.Run, "training", logged)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left:
+        train(*cnns.TINY, "--epochs", "5", "--batches-per-step", "1", "--logs-per-epoch", "3")
+    assert left.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) is before
+    line = capfd.readouterr().out.splitlines()[-1]
+    said, _, command = line.partition("; go on with: ")
+    assert said == "stopped after step 2"
+    _, program, *words = command.split()
+    monkeypatch.setattr(log.Run, "training", own)
+    assert program == str(cnns.FOLDER / "restore.py")
+    result = cnns.module("restore").main(words)
+    assert (result.steps, result.stopped) == (30, False)
+
+
+def test_a_progress_bar_is_for_terminals(train, capfd):
+    train(*SHORT)
+    assert "step/s" not in capfd.readouterr().err
+
+
+# --- options ----------------------------------------------------------------------------------
+
+
+def test_a_pipeline_without_splits_lists_them(train, capfd):
+    assert (
+        train("--pipeline", "--shards", "4", "--dataset", "imagenet", "--model-size", "18") is None
+    )
+    out = capfd.readouterr().out.splitlines()
+    assert out[0].startswith("--pipeline-splits")
+    assert "layer3.1" in out
+    assert "conv1" not in out
+
+
+every_option = pytest.mark.parametrize(
+    "words",
+    [
+        "--pipeline --shards 2 --pipeline-splits layer2.0 --available-memory-proportion 0 1 .3 .4",
+        "--pipeline --shards 2 --pipeline-splits layer2.0 --pipeline-schedule Interleaved",
+        "--pipeline --shards 2 --pipeline-splits layer2.0 --pipeline-schedule Sequential",
+        "--pipeline --shards 1 --pipeline-splits layer2.0 --pipeline-schedule Sequential "
+        "--enable-recompute",
+        "--shards 2 --sharding-exclude-filter layer1 --sharding-include-filter layer",
+        "--optimiser LARS --lr-schedule exponential --label-smoothing 0.1",
+        "--optimiser RMSProp --lr-schedule cosine",
+        "--optimiser momentum --lr-schedule polynomial_decay_lr",
+        "--precision 16.16 --enable-half-partials --device mk2",
+        "--precision 16.32 --no-stochastic-rounding",
+        "--eight-bit-io --replicas 2 --BN-span 2",
+        "--no-hostside-norm --group-norm --groups 4",
+        "--synthetic-data --fp-exceptions",
+        "--select-ipus 0 1",
+        "--deterministic --gradient-accumulation-count 3",
+        "--weight-avg mean --ckpts-per-epoch 3",
+        "--model resnext --model-size 11",
+        "--model efficientnet --model-size B0 --image-size 32",
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.sweep
+@every_option
+def test_every_option_trains(train, words):
+    result = train(*SHORT, *words.split())
+    assert result.steps == 2
+    (row,) = cnns.table(result.folder / "training.csv")[-1:]
+    assert math.isfinite(float(row["loss"]))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--pipeline --shards 2 --pipeline-splits layer2.0 --gradient-accumulation-count 4",
+        "--shards 2 --gradient-accumulation-count 4",
+        "--pipeline --shards 1 --pipeline-splits layer2.0 --pipeline-schedule Sequential "
+        "--enable-recompute --gradient-accumulation-count 4",
+        "--enable-recompute --gradient-accumulation-count 4",
+        "--eight-bit-io --gradient-accumulation-count 4",
+        "--no-hostside-norm --gradient-accumulation-count 4",
+    ],
+)  # fmt: skip
+def test_placement_and_transfer_change_no_result(train, words):
+    """Where layers run, and what computes the normalisation, is not what is computed."""
+    plain = train(*SHORT, "--gradient-accumulation-count", "4", "--group-norm", "--groups", "4")
+    other = train(*SHORT, *words.split(), "--group-norm", "--groups", "4")
+    losses = [
+        [float(row["loss"]) for row in cnns.table(each.folder / "training.csv")]
+        for each in (plain, other)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--model-size 9", 2, "8, 14, 20, 32, 44, 56"),
+        ("--generated-samples 3", 2, "3 images are fewer than a global batch of 4"),
+        ("--learning-rate-decay 0.1 0.2 0.3", 2, "--learning-rate-decay"),
+        ("--pipeline --shards 2 --pipeline-splits layr2.0", 2, "layer2.0"),
+        ("--generated-samples 99 --data-dir nowhere --no-generated-data", 2, "nowhere"),
+        ("--name-prefix a/b", 2, "--name-prefix"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(train, capfd, words, code, said, tmp_path):
+    assert said in refused(train, capfd, code, *SHORT, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.sweep
+def test_a_model_that_the_device_has_no_room_for_is_one_line(train, capfd):
+    words = (*SHORT, "--image-size", "128", "--batch-size", "64", "--generated-samples", "64",
+             "--device", "mk1")  # fmt: skip
+    assert "memory" in refused(train, capfd, 1, *words)
+
+
+# --- the pods ---------------------------------------------------------------------------------
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", PODS)
+def test_configurations_of_pods_fit_on_their_ipus(name):
+    """ResNet-50 at full size: images of 224 by 224, micro-batches of 20; by the model."""
+    args = cnns.module("configurations").combine(
+        {"config": name, "generated_data": True, "generated_samples": 6000}
+    )
+    assert (args.device, args.image_size, args.batch_size) == ("mk2", 224, 20)
+    report = cnns.module("train").memory_report(args)
+    (ipu,) = report.ipus
+    assert ipu.fullest_tile / ipu.tile_bytes == pytest.approx(PODS[name], abs=0.01)
+    # Without recomputation they do not.
+    args.enable_recompute = False
+    (ipu,) = cnns.module("train").memory_report(args).ipus
+    assert ipu.fullest_tile > ipu.tile_bytes
