@@ -3,13 +3,13 @@
 python benchmarks/cnns.py [--models resnet18 resnet50] [--settings 1x4 4x2 ...] [--rounds 2]
                           [--side 64] [--steps 10] [--epochs 3] [--json]
 
-A setting RxB has R replicas on each of two instances and micro-batches of B images. The script is
-benchmarks/cnn_reference.py: DDP over gloo, one process and one thread for each of two cores, the
-same global batch, precision and optimiser. It takes the R x B images of a rank in one piece; where
-R > 1 it runs once more as *accumulated*, in R micro-batches of B images, which is what R replicas
-compute. The jobs take turns; a figure is the median over the epochs of all rounds, without the
-first epochs of each job; fastest/fastest compares the best epochs of ours and the reference, which
-other work on the machine disturbs less.
+A setting RxB has R replicas on each of two instances and micro-batches of B images. Ours is
+examples/cnns/train.py with --generated-data. The reference is benchmarks/cnn_reference.py: DDP over
+gloo, one process and one thread for each of two cores, the same global batch, precision and
+optimiser. It takes the R x B images of a rank in one piece; where R > 1 it runs once more as
+*accumulated*, in R micro-batches of B images, which is what R replicas compute. The jobs take
+turns; a figure is the median over the epochs of all rounds, without the first epochs of each job;
+fastest/fastest compares the best epochs, which other work on the machine disturbs less.
 
 Target: ours / reference >= 1.3.
 """
@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,20 +64,11 @@ class Setting:
         """Epochs of ours that do not count."""
         return -(-_WARM_UP_STEPS // self.steps)
 
-    def words(self, epochs: int) -> tuple[object, ...]:
-        """Return what both programs are told alike."""
-        image = ("--model", self.model, "--side", self.side)
-        return (*image, "--steps", self.steps, "--epochs", epochs)
-
 
 def ours(setting: Setting) -> list[float]:
     """Return the images per second of every epoch of ours: the application's."""
     replicas = ("--num-replicas", INSTANCES * setting.replicas)
     launcher = ("poprun_py", "--num-instances", INSTANCES, *replicas)
-    if not APPLICATION.exists():
-        program = (__file__, "--worker", "--settings", f"{setting.replicas}x{setting.micro_batch}")
-        words = [*launcher, *program, *setting.words(setting.warm_up + setting.epochs)]
-        return _rates(words)[setting.warm_up :]
     with tempfile.TemporaryDirectory() as folder:
         for _ in rows_of_job([*launcher, APPLICATION, *_options(setting), "--log-dir", folder]):
             pass
@@ -106,53 +95,12 @@ def _options(setting: Setting) -> tuple[object, ...]:
 def reference(setting: Setting, micro_batches: int) -> list[float]:
     """Return the images per second of every epoch of the hand-written script."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", INSTANCES)
-    batch = ("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches)
-    program = (HERE / "cnn_reference.py", *setting.words(1 + setting.epochs), *batch)
-    return _rates([*launcher, *program])[1:]
-
-
-def _rates(words: list[object]) -> list[float]:
-    return [row["images_per_s"] for row in rows_of_job(words)]
-
-
-def work(setting: Setting, epochs: int) -> None:
-    """Train as one of the instances; instance 0 prints a line for every epoch."""
-    import torch
-    from torch import nn
-
-    import popdist_py
-    from popdist_py import poptorch
-
-    torch.set_num_threads(1)
-    popdist_py.init()
-    torch.manual_seed(0)
-    from cnn_reference import CLASSES, generated
-    from torchvision.models import get_model
-
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = get_model(setting.model, num_classes=CLASSES)
-            self.loss = nn.CrossEntropyLoss()
-
-        def forward(self, images: Any, labels: Any) -> Any:
-            return self.loss(self.network(images), labels)
-
-    options = poptorch.DistributedOptions()
-    dataset = generated(setting.steps * setting.global_batch, setting.side)
-    batches = poptorch.DataLoader(options, dataset, setting.micro_batch, shuffle=True)
-    net = WithLoss()
-    optimizer = poptorch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9)
-    model = poptorch.trainingModel(net, options, optimizer=optimizer)
-    for epoch in range(epochs):
-        popdist_py.barrier()
-        began = time.perf_counter()
-        for images, labels in batches:
-            model(images, labels)
-        popdist_py.barrier()
-        rate = setting.steps * setting.global_batch / (time.perf_counter() - began)
-        if popdist_py.getInstanceIndex() == 0:
-            print(json.dumps({"epoch": epoch, "images_per_s": round(rate, 2)}), flush=True)
+    program = (
+        *(HERE / "cnn_reference.py", "--model", setting.model, "--side", setting.side),
+        *("--batch", setting.replicas * setting.micro_batch, "--micro-batches", micro_batches),
+        *("--steps", setting.steps, "--epochs", 1 + setting.epochs),
+    )
+    return [row["images_per_s"] for row in rows_of_job([*launcher, *program])][1:]
 
 
 def row(setting: Setting, rounds: int) -> dict[str, Any]:
@@ -168,7 +116,6 @@ def row(setting: Setting, rounds: int) -> dict[str, Any]:
     fastest = max(rates["ours"]) / max(rates["reference"])
     others = [way for way in ways if way != "ours"]
     return {
-        "program": "examples/cnns/train.py" if APPLICATION.exists() else "benchmarks/cnns.py",
         "model": setting.model,
         "replicas": setting.replicas,
         "micro_batch": setting.micro_batch,
@@ -198,7 +145,7 @@ def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--models", "--model", nargs="+", default=["resnet18", "resnet50"], help="of torchvision"
+        "--models", nargs="+", default=["resnet18", "resnet50"], help="of torchvision"
     )
     parser.add_argument("--settings", nargs="+", default=["1x4", "4x2", "4x4"], metavar="RxB")
     parser.add_argument("--rounds", type=int, default=2)
@@ -206,11 +153,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="of an epoch")
     parser.add_argument("--epochs", type=int, default=3, help="that count, in each job")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        work(next(settings(arguments)), arguments.epochs)
-        return
     rows = (row(setting, arguments.rounds) for setting in settings(arguments))
     show_rows(rows, as_json=arguments.json)
 

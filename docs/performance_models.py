@@ -29,8 +29,8 @@ CNNS = """
 ## CNN application
 
 Images per second of training with two instances (`benchmarks/cnns.py`), beside a script written by
-hand, with two processes under torchrun (`benchmarks/cnn_reference.py`). `{program}` and
-the script have generated images of {side}x{side}, the same global batch, SGD with momentum, and
+hand, with two processes under torchrun (`benchmarks/cnn_reference.py`). `examples/cnns/train.py`
+and the script have generated images of {side}x{side}, the same global batch, SGD with momentum, and
 float32 throughout. R: replicas of an instance. *script*: DistributedDataParallel over gloo takes
 the images of a rank in one piece; *accumulated*: in R micro-batches, which is what R replicas
 compute. The target of ours / script is {target}.
@@ -45,7 +45,7 @@ def cnns(rows: list[Row]) -> list[str]:
     """Return the table of the CNN application; nothing where it was not measured."""
     if not rows:
         return []
-    parts = [CNNS.format(program=rows[0]["program"], side=rows[0]["side"], target=_CNN_TARGET)]
+    parts = [CNNS.format(side=rows[0]["side"], target=_CNN_TARGET)]
     for row in rows:
         ways = ("ours", "reference", "accumulated")
         rates = [row.get(f"{way}_images_per_s") for way in ways]
