@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from poptorch.group_norms import group_models
 from poptorch.group_norms.group_models import (
     MODELS,
     Classifier,
@@ -98,6 +99,12 @@ def test_statistics_of_one_are_those_of_torch():
     state, scores = by_hand("residual", 4, 1)
     assert distance(found.state, state) < 1e-12
     assert (found.scores - scores).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_micro_batch_may_have_one_value_for_each_channel(monkeypatch, how):
+    monkeypatch.setattr(group_models, "MICRO_BATCH", 1)
+    assert_as_by_hand("few", 2, how)
 
 
 # -- errors ---------------------------------------------------------------------------------------
