@@ -1,6 +1,6 @@
 """Writes docs/performance.md from benchmarks/results.json: ``python docs/performance.py [--run]``.
 
-With --run all benchmarks are run first, or those that are named: some forty minutes on a machine
+With --run all benchmarks are run first, or those that are named: some fifty minutes on a machine
 that should do nothing else, as root for the one between hosts. Without it the page is made from
 what was measured last.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from performance_collectives import collectives_within_host, size_of, table_line
 from performance_jobs import long_runs, many_instances
-from performance_models import known_models
+from performance_models import cnns, known_models
 from performance_torch import on_hosts, steps, torch_distributed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "multi_host": (),
     "replicas": (),
     "models": ("--half", "--memory"),
+    "cnns": (),
     "dataloader": (),
     "torch_backend": ("--modes", "sync"),
     "torch_ddp": ("--seconds", "3", "--turns", "7"),
@@ -138,6 +139,8 @@ NOTES = """
 - **Replicas** of one instance run as one captured graph where that agrees with running them one
   after the other and is the fastest in the first steps;
   [how that is decided](emulation.md#how-replicas-are-executed).
+- **Convolutions with kernels of one element** are oneDNN's in a captured graph. With one thread and
+  fewer than 16 images torch computes them itself, one image after the other.
 - **Deterministic mode** keeps one gradient per replica and adds them in one binary tree over the
   global replica index: equal bits however the replicas are split over instances and hosts.
 """
@@ -160,6 +163,7 @@ def page(results: dict[str, Any]) -> str:
         parts += _accuracies(row, compressed) if "example" in row else []
     parts += _replicas(results["replicas"])
     parts += known_models(results["models"]) if "models" in results else []
+    parts += cnns(results.get("cnns", []))
     parts += _loading(results["dataloader"])
     parts += torch_distributed(results.get("torch_backend", []))
     parts += steps(results.get("torch_ddp", []))

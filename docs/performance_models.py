@@ -1,4 +1,4 @@
-"""The part of docs/performance.md on known models, from benchmarks/models.py.
+"""The parts of docs/performance.md on known models, from benchmarks/models.py and cnns.py.
 
 Nothing here measures or writes files.
 """
@@ -24,6 +24,37 @@ was a model; *half*: the half model's step. The last four columns are ratios.
 | model | R | runs as | compile | again | ours, ms | ours / plain | half / float | memory / plain |
 |---|--:|---|--:|--:|--:|--:|--:|--:|
 """
+
+CNNS = """
+## CNN application
+
+Images per second of training with two instances (`benchmarks/cnns.py`), beside a script written by
+hand, with two processes under torchrun (`benchmarks/cnn_reference.py`). `examples/cnns/train.py`
+and the script have generated images of {side}x{side}, the same global batch, SGD with momentum, and
+float32 throughout. R: replicas of an instance. *script*: DistributedDataParallel over gloo takes
+the images of a rank in one piece; *accumulated*: in R micro-batches, which is what R replicas
+compute. The target of ours / script is {target}.
+
+| model | R | micro-batch | ours | script | accumulated | ours / script | ours / accumulated |
+|---|--:|--:|--:|--:|--:|--:|--:|
+"""
+_CNN_TARGET = 1.3
+
+
+def cnns(rows: list[Row]) -> list[str]:
+    """Return the table of the CNN application; nothing where it was not measured."""
+    if not rows:
+        return []
+    parts = [CNNS.format(side=rows[0]["side"], target=_CNN_TARGET)]
+    for row in rows:
+        ways = ("ours", "reference", "accumulated")
+        rates = [row.get(f"{way}_images_per_s") for way in ways]
+        ratios = [row.get(f"ours/{way}") for way in ways[1:]]
+        cells = [row["model"], row["replicas"], row["micro_batch"]]
+        cells += ["" if rate is None else f"{rate:.0f}" for rate in rates]
+        parts.append(table_line([*cells, *map(_two, ratios)]))
+    met = sum(row["ours/reference"] >= _CNN_TARGET for row in rows)
+    return [*parts, f"\nRows that reach the target beside the script: {met} of {len(rows)}.\n"]
 
 
 def known_models(rows: list[Row]) -> list[str]:
