@@ -152,7 +152,9 @@ class _Thread:
             return
         # One that met is told to end; of any other nobody reads the reply.
         self._replies.put(_Closed())
-        self._thread.join()
+        # One whose start was interrupted ends by itself, if it begins at all.
+        if self._thread.is_alive():
+            self._thread.join()
 
     # -- the function's side ------------------------------------------------------------------
 

@@ -257,8 +257,10 @@ class _TrainingOptions(_SessionGroup):
         After ``norms.experimental.distributed_batch_norm_replica_group_size`` of TensorFlow's
         IPUConfig; PopTorch has no such option. The batch norms of the training model normalise over
         the micro-batches of n replicas with consecutive global indices, forward and backward,
-        whichever instances these are on. An inference model never asks other replicas: its batch
-        norms take the running statistics, or, in training mode, those of the replica's own samples.
+        whichever instances these are on. Batch norms are torch.nn's, and calls of
+        torch.nn.functional.batch_norm; what a program calls below that, such as torch.batch_norm,
+        stays a replica's own. An inference model never asks other replicas: its batch norms take
+        the running statistics, or, in training mode, those of the replica's own samples.
 
         Args:
             n: divides the number of replicas of all instances.

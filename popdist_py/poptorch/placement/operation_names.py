@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Final
 
 from torch import nn
 from torch.nn.modules import module as hooks
@@ -52,7 +53,9 @@ class OperationNames:
     @contextmanager
     def following_modules(self) -> Iterator[None]:
         """Let each submodule be a scope while its forward runs."""
+        token = _followed_by.set(self)
         with ExitStack() as stack:
+            stack.callback(_followed_by.reset, token)
             for hook in (
                 hooks.register_module_forward_pre_hook(self._enter),
                 hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -61,7 +64,7 @@ class OperationNames:
             yield
 
     def _enter(self, module: nn.Module, _: Any) -> None:
-        path = self._paths.get(id(module))
+        path = self._path_of(module)
         if path:
             # Below the module around it, whose own path is there already.
             outer = self._open[-1] + "." if self._open else ""
@@ -69,6 +72,14 @@ class OperationNames:
             self._open.append(path)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        if self._paths.get(id(module)):
+        if self._path_of(module):
             self._open.pop()
             self.end_scope()
+
+    def _path_of(self, module: nn.Module) -> str | None:
+        """Return the path of a submodule of the forward that is followed; else None or empty."""
+        return self._paths.get(id(module)) if _followed_by.get() is self else None
+
+
+# Hooks of modules are the process's, and forwards of replicas that run in turns are open at once.
+_followed_by: Final[ContextVar[OperationNames | None]] = ContextVar("followed_by", default=None)

@@ -12,6 +12,7 @@ from poptorch.group_norms.group_models import (
     Classifier,
     by_hand,
     distance,
+    model_and_data,
     options_for,
     trained,
 )
@@ -105,6 +106,27 @@ def test_statistics_of_one_are_those_of_torch():
 def test_a_micro_batch_may_have_one_value_for_each_channel(monkeypatch, how):
     monkeypatch.setattr(group_models, "MICRO_BATCH", 1)
     assert_as_by_hand("few", 2, how)
+
+
+def test_anchored_operations_are_those_of_each_replica():
+    """They are named by modules, the forwards of which replicas in turns have open at once."""
+    anchored = {}
+    for size in (1, 2):
+        options = options_for(size, 2)
+        for name in ("body/0/main/4/batch_norm", "body/2/linear", "Gradient___body.2.bias"):
+            options.anchorTensor(name, name)
+        model, x, y = model_and_data("residual", 6)
+        wrapped = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0))
+        scores, _ = wrapped(x[0], y[0])
+        anchored[size] = {
+            name: wrapped.getAnchoredTensor(name) for name in options.anchored_tensors
+        }
+        assert torch.equal(anchored[size]["body/2/linear"], scores)
+    for name, alone in anchored[1].items():
+        assert alone.shape == anchored[2][name].shape
+        assert not torch.equal(alone, anchored[2][name])
+    together = anchored[2]["body/0/main/4/batch_norm"]
+    assert together.mean((0, 2, 3)).abs().max() < 1e-12
 
 
 # -- errors ---------------------------------------------------------------------------------------

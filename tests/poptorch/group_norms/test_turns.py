@@ -70,6 +70,19 @@ def test_an_error_of_the_answers_ends_all():
         in_turns([lambda: meet(1), lambda: meet(2)], refuse)
 
 
+def test_what_keeps_a_thread_from_starting_is_raised_as_itself(monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name == "turn 1":
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        in_turns([lambda: meet(1), lambda: meet(2)], echo)
+
+
 def test_one_that_ends_early_is_named():
     with pytest.raises(OneEnded) as caught:
         in_turns([lambda: meet("asked"), lambda: None], echo)
