@@ -174,7 +174,6 @@ class _Training:
         self.steps = args.iterations or args.epochs * self.steps_per_epoch
         self.schedule = lr_schedules.make(
             args,
-            steps_per_epoch=self.steps_per_epoch,
             epochs=self.steps / self.steps_per_epoch,
             global_batch=self.sizes.global_batch,
         )
@@ -227,7 +226,8 @@ class _Training:
 
     def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Have the device do one call; then log, validate and save where that is due."""
-        rate = self.schedule.rate(self.epoch)
+        # That of the middle: a warm-up begins with the first call, not with a rate of 0.
+        rate = self.schedule.rate((self.step + self.at_once / 2) / self.steps_per_epoch)
         optimizers.set_rate(self.optimizer, rate)
         self.model.setOptimizer(self.optimizer)
         right, loss = self.model(*batch)

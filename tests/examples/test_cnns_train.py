@@ -72,12 +72,12 @@ def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
     assert out[0].startswith("RN8 on cifar-10: 18 steps of 4 images, micro-batch 4 x accum")
     assert out[-1].endswith(f"img/s, log in {result.folder}")
     assert out == (result.folder / "log.txt").read_text().splitlines()
-    # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on.
+    # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on, and
+    # hundredths from three quarters on. Each step has the rate of its middle.
     base = 4 / 128
-    wanted = [base * step / 6 for step in range(6)] + [base] * 3
-    assert rates[1:9] == pytest.approx(wanted[1:])
+    wanted = [base * (step + 0.5) / 6 for step in range(6)] + [base] * 3
+    assert rates == pytest.approx([*wanted, *[base / 10] * 4, *[base / 100] * 5])
     assert [float(row["rate"]) for row in training] == pytest.approx(rates[2::3])
-    assert len(rates) == 18
 
 
 def test_iterations_are_done_and_no_more(train):
@@ -87,6 +87,8 @@ def test_iterations_are_done_and_no_more(train):
     rows = cnns.table(result.folder / "training.csv")
     assert int(rows[-1]["step"]) == 14
     assert float(rows[-1]["epoch"]) == pytest.approx(14 / 6)
+    # The last call has the rate of its middle, after 13 steps of a warm-up of 5 epochs.
+    assert float(rows[-1]["rate"]) == pytest.approx(4 / 128 * 13 / 30)
     assert result.accuracy is None
 
 
