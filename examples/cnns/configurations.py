@@ -11,7 +11,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +32,7 @@ __all__ = [
     "parse",
     "settings",
     "to_dict",
+    "with_options",
 ]
 
 # Who says the first takes back what stands below of the others: both together say too much.
@@ -47,29 +48,20 @@ _INSTEAD_OF = {
 _ABSENT = object()
 
 
-def parse(
-    argv: Sequence[str] | None,
-    description: str,
-    example: str,
-    add: Callable[[Parser], None] | None = None,
-) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None, description: str, example: str) -> argparse.Namespace:
     """Return all options of a program: of command line, configuration and defaults.
 
     Args:
         argv: the words; None takes the program's.
         description: of the program, for ``--help``.
         example: a command that runs it.
-        add: adds options of the program's own to the parser.
 
     Raises:
         SystemExit: something is wrong; one line says what, exit code 2.
     """
     parser = make_parser(description, example)
-    if add:
-        add(parser)
-    own = given(parser, argv)
     try:
-        return combine(own)
+        return combine(given(parser, argv))
     except ValueError as error:
         parser.error(str(error))
 
@@ -105,6 +97,11 @@ def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     """
     gone = {other for name in above for other in _INSTEAD_OF.get(name, ())}
     return {name: value for name, value in below.items() if name not in gone} | dict(above)
+
+
+def with_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of a run, with ``own`` instead of those; not yet complete."""
+    return argparse.Namespace(**{**dict.fromkeys(saved), **override(saved, own)})
 
 
 # --- the file ---------------------------------------------------------------------------------

@@ -282,12 +282,15 @@ def test_options_reach_poptorch():
         "--pipeline --pipeline-splits layer2.0 --seed 3 --deterministic --fp-exceptions"
     )
     args = parsed(*words.split())
-    options = importlib.import_module("ipu_utils").training_options(args, 50_000)
+    ipu_utils = importlib.import_module("ipu_utils")
+    options = ipu_utils.training_options(args, 50_000)
     assert options.replication_factor == 4
     assert options.Training.gradient_accumulation == 6
     assert options.available_memory_proportion == {0: 0.1, 1: 0.3}
     assert options.Precision.floating_point_exceptions
     assert options.Precision.stochastic_rounding
+    # Random roundings would make the answers depend on who shares the images.
+    assert not ipu_utils.validation_options(args).Precision.stochastic_rounding
     assert options._execution_strategy.is_pipelined
     # 50,000 images are 65 updates of 32 x 6 x 4, and 16 lines of a log.
     assert options.device_iterations == 4
@@ -320,8 +323,6 @@ def test_calls_fit_into_epochs_and_between_lines(
     assert at_once == 1 or at_once * logs <= updates
     if iterations is not None:
         assert iterations % at_once == 0
-    steps = ipu_utils.steps_per_epoch(args, samples)
-    assert updates - at_once < steps <= updates
 
 
 def test_the_launchers_numbers_count(monkeypatch):

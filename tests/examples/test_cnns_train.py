@@ -231,6 +231,42 @@ def test_a_model_that_the_device_has_no_room_for_is_one_line(train, capfd):
     assert "memory" in refused(train, capfd, 1, *words)
 
 
+# Instance 1 has another folder of data than the others.
+OTHER_DATA = """\
+import sys
+
+sys.path.insert(0, {folder!r})
+import train
+
+import popdist_py
+
+popdist_py.init()
+*words, data, other = sys.argv[1:]
+train.main([*words, "--data-dir", other if popdist_py.getInstanceIndex() == 1 else data])
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_data_that_one_instance_lacks_are_told_in_one_line(poprun, script, tmp_path):
+    """An instance with an error does not get to where others would wait for it."""
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+        for file in ("test_batch.bin", *(f"data_batch_{n}.bin" for n in range(1, 6))):
+            (tmp_path / name / file).write_bytes(bytes(4 * 3073))
+    (tmp_path / "cut" / "data_batch_2.bin").unlink()
+    job = ("--share-cores", "yes", "--num-instances", "2", "--num-replicas", "2", "--output",
+           "plain", "--env", "OMP_NUM_THREADS=1")  # fmt: skip
+    program = script(OTHER_DATA.format(folder=str(cnns.FOLDER)))
+    words = ("--dataset", "cifar-10", "--model-size", "8", "--batch-size", "2", "--log-dir", "logs")
+    done = poprun(*job, program, *words, tmp_path / "whole", tmp_path / "cut")
+    assert done.returncode == 2
+    assert done.stderr.count(f"error: {tmp_path / 'cut'} has no data_batch_2.bin: ") == 1, (
+        done.stderr
+    )
+    assert not (tmp_path / "logs").exists()
+
+
 # --- the pods ---------------------------------------------------------------------------------
 
 
