@@ -8,10 +8,9 @@ Nothing here trains.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,14 +19,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ipu_utils
 import yaml
 from arguments import DATASETS, make_parser
-from common.arguments import Parser
+from common.arguments import Parser, nearest
 
 __all__ = [
     "complete",
     "from_dict",
     "given",
     "names",
-    "nearest",
     "override",
     "parse",
     "settings",
@@ -215,12 +213,6 @@ def _words(parser: _Checker, name: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={'' if value is None else value}"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; is NAME meant?" for what is spelled almost as ``name``, or nothing."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; is {close[0]!r} meant?" if close else ""
 
 
 # --- defaults of model and data set -----------------------------------------------------------

@@ -105,7 +105,7 @@ def check(args: argparse.Namespace) -> None:
             f"accepted: {', '.join(spans)}"
         )
     if args.pipeline_splits and not args.pipeline:
-        raise ValueError("--pipeline-splits is given without --pipeline: add it")
+        raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
     least = 2 * args.shards - 1  # fewer do not fill the pipeline
     if _is_pipelined(args) and found.accumulation < least:
         raise ValueError(

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support import cnns
 
 KINDS = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
 
 
 @pytest.fixture(scope="module")
 def schedules():
-    """Import the package by name, as a program of the folder would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples" / "cnns"))
-        yield importlib.import_module("lr_schedules")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "lr_schedules"]:
-        del sys.modules[name]
+    with cnns.imported():
+        yield cnns.module("lr_schedules")
 
 
 def options(**words):

@@ -22,6 +22,7 @@ TINY = ("--generated-data", "--generated-samples", "24", "--image-size", "8", "-
 def imported() -> Iterator[None]:
     """Let modules of the folder be imported by name; afterwards they are forgotten."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER.parent))
         patch.syspath_prepend(str(FOLDER))
         names = {path.stem for path in FOLDER.iterdir()}
 

@@ -23,8 +23,17 @@ from datasets.images import DataError, Pictures, Statistics, Transfer
 from datasets.order import InOrder, Shuffled, Split
 from popdist_py import context, poptorch
 
-__all__ = ["DATASETS", "DataError", "Images", "Known", "folder_of", "infer", "load", "loader",
-           "seed_of_order"]  # fmt: skip
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Images",
+    "Known",
+    "folder_of",
+    "infer",
+    "load",
+    "loader",
+    "seed_of_order",
+]
 
 
 @dataclass(frozen=True)
@@ -82,15 +91,12 @@ class Images:
 
 
 def folder_of(args: argparse.Namespace) -> Path:
-    """Return the folder of the data: --data-dir, or else what the variable DATA_DIR says.
+    """Return the folder of the data, which can be read.
 
     Raises:
-        DataError: neither is given, or it is no folder.
+        DataError: it cannot.
     """
-    given = args.data_dir or os.environ.get("DATA_DIR")
-    if not given:
-        raise DataError("no data is named: give --data-dir, set DATA_DIR, or use --generated-data")
-    folder = Path(given)
+    folder: Path = args.data_dir
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: give a --data-dir that holds a data set")
     if not os.access(folder, os.R_OK | os.X_OK):

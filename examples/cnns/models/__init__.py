@@ -21,7 +21,6 @@ __all__ = [
     "label",
     "pipeline_stages",
     "place",
-    "prepare",
     "sizes",
     "splits",
 ]

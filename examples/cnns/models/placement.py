@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 
 import torch
+from common.arguments import nearest
 from torch import nn
 
 from popdist_py import poptorch
@@ -36,8 +36,6 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
         raise ValueError(
             f"--shards {args.shards} is given: a replica has 1, 2, 4 or another power of two IPUs"
         )
-    if args.pipeline_splits and not args.pipeline:
-        raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
     if args.pipeline:
         cuts = _chosen(network, args)
     elif args.shards > 1:
@@ -83,11 +81,9 @@ def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
     _check_number(chosen, possible, args)
     for name in chosen:
         if name not in possible:
-            near = difflib.get_close_matches(name, possible, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
             raise ValueError(
-                f"--pipeline-splits: {name!r} is no place to cut; {meant}"
-                f"These are accepted: {' '.join(possible)}"
+                f"--pipeline-splits: {name!r} is no place to cut{nearest(name, possible)}; "
+                f"these are accepted: {' '.join(possible)}"
             )
     for first, second in pairwise(chosen):
         if first == second:
