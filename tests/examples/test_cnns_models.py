@@ -318,7 +318,7 @@ def train(*argv, images=ON_HOST, strategy=None, replicas=1, **changes):
     inference.Emulator.replicaExecution("loop")
     if strategy:
         for opts in (options, inference):
-            opts.setExecutionStrategy(strategy(*models().pipeline_stages(args)))
+            opts.setExecutionStrategy(strategy())
     module = models().ForTraining(network, args, images)
     optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
     training = poptorch.trainingModel(module, options, optimizer=optimizer)
@@ -418,7 +418,7 @@ def test_every_choice_of_splits_puts_each_layer_on_its_ipu(data):
     args = arguments("--pipeline", "--shards", str(shards), "--pipeline-splits", *cuts)
     models().place(network, args)
     x = torch.randn(2, 3, 8, 8)
-    strategy = poptorch.PipelinedExecution(*models().pipeline_stages(args))
+    strategy = poptorch.PipelinedExecution()
     with record_placement(strategy, network, training=True, inputs=[x]) as placement:
         network(x)
     assert placement.num_ipus == shards
@@ -470,7 +470,7 @@ def test_recomputation_keeps_the_marked_layers_and_needs_less_memory():
         models().place(network, args)
         options = poptorch.Options()
         options._Popart.set("autoRecomputation", int(RecomputationType.RecomputeAll))
-        options.setExecutionStrategy(poptorch.ShardedExecution(*models().pipeline_stages(args)))
+        options.setExecutionStrategy(poptorch.ShardedExecution())
         module = models().ForTraining(network, args, ON_HOST)
         optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
         training = poptorch.trainingModel(module, options, optimizer=optimizer)

@@ -18,7 +18,7 @@ from torch import nn
 
 from popdist_py import poptorch
 
-__all__ = ["pipeline_stages", "place", "splits"]
+__all__ = ["place", "splits"]
 
 
 def splits(network: nn.Module) -> list[str]:
@@ -50,15 +50,6 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
             _keep_inputs(network, cuts)
         else:
             _keep_blocks(network)
-
-
-def pipeline_stages(args: argparse.Namespace) -> list[poptorch.Stage]:
-    """Return the stage of every IPU, for an execution strategy."""
-    return [poptorch.Stage(_stage_name(ipu)).ipu(ipu) for ipu in range(args.shards)]
-
-
-def _stage_name(ipu: int) -> str:
-    return f"stage{ipu}"
 
 
 def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -203,7 +194,7 @@ def _sizes(network: nn.Module, args: argparse.Namespace) -> list[int]:
 def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
     layers = _layers(network)
     for ipu, name in enumerate((next(iter(layers)), *cuts)):
-        poptorch.BeginBlock(layers[name], user_id=_stage_name(ipu), ipu_id=ipu)
+        poptorch.BeginBlock(layers[name], user_id=f"stage{ipu}", ipu_id=ipu)
 
 
 def _keep_inputs(network: nn.Module, cuts: Sequence[str]) -> None:
