@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -103,7 +103,7 @@ def memory_report(args: argparse.Namespace) -> MemoryReport:
 
 @dataclass
 class _Meter:
-    """Sums since the last line of the log, of this instance.
+    """Sums since the last line of the log, of this instance; a training that stops saves them.
 
     Attributes:
         loss: of the micro-batches.
@@ -126,15 +126,24 @@ class _Meter:
 
 @dataclass
 class _Clock:
-    """Seconds of training alone: validating and saving stop it."""
+    """Seconds and images of training alone: validating and saving stop it.
+
+    Attributes:
+        seconds: of all laps.
+        images: of all instances, in them.
+        counted: images of the lap that runs.
+        began: when it did.
+    """
 
     seconds: float = 0.0
     images: int = 0
-    began: float = field(default_factory=time.perf_counter)
+    counted: int = 0
+    began: float = 0.0
 
-    def lap(self, images: int) -> float:
-        """Return the images a second since the clock went on."""
+    def lap(self) -> float:
+        """End a lap, and return its images a second."""
         seconds = time.perf_counter() - self.began
+        images, self.counted = self.counted, 0
         self.seconds += seconds
         self.images += images
         return images / seconds
@@ -192,6 +201,7 @@ class _Training:
             found = self.checkpoints.resume()
             self.step, self.meter = found.step, _Meter(**found.own)
         self._say_what_runs()
+        self.clock.go_on()
         with instances.stop_requests() as stop_is_asked, self._bar() as bar:
             stopped = self._go_through(stop_is_asked, bar)
         if self.args.weight_avg and not stopped:
@@ -233,6 +243,7 @@ class _Training:
         right, loss = self.model(*batch)
         images = len(batch[1])
         self.meter.add(loss, right, images // self.sizes.micro_batch, images)
+        self.clock.counted += images * self.sizes.instances
         self.step += self.at_once
         saves = self._is_due(self.args.ckpts_per_epoch)
         if saves or self._is_due(self.args.logs_per_epoch):
@@ -253,7 +264,7 @@ class _Training:
 
     def _log(self, rate: float) -> None:
         meter, self.meter = self.meter, _Meter()
-        speed = self.clock.lap(meter.images * self.sizes.instances)
+        speed = self.clock.lap()
         found = self.run.training(
             self.step,
             self.epoch,

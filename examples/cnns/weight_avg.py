@@ -36,6 +36,7 @@ __all__ = ["Averaged", "average", "main", "mean_of", "shares", "with_statistics"
 _EXAMPLE = "python examples/cnns/weight_avg.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 _FILE = "weights.pt"
 _IMAGES = 2048  # of which statistics are estimated anew
+_ANEW = ", with statistics of training images"
 
 State = Mapping[str, torch.Tensor]
 
@@ -93,9 +94,6 @@ def average(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) 
     result = Averaged(path, len(states), last, accuracies[best])
     say(_said(result, args.weight_avg, best))
     return result
-
-
-_ANEW = ", with statistics of training images"
 
 
 def _said(result: Averaged, kind: str, how: str) -> str:
