@@ -43,8 +43,7 @@ def main(argv: list[str] | None = None):
     folder = own.pop("restore_path").absolute()
     popdist_py.init()
     try:
-        names = option_names(parser)
-        args = instances.together(lambda: arguments_of(folder, own, names))
+        args = arguments_of(folder, own, option_names(parser))
     except ValueError as error:
         instances.end(error)
     return train.carry_out(args, resume=folder)
@@ -63,9 +62,14 @@ def arguments_of(
     Raises:
         ValueError: it is no folder of a run, or ``own`` would make another training of it.
     """
-    saved = vars(
-        configurations.from_dict(instances.on_instance_0(lambda: log.read_arguments(folder)))
-    )
+    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    saved = vars(configurations.from_dict(values))
+    return instances.together(lambda: _changed(folder, saved, own, names))
+
+
+def _changed(
+    folder: Path, saved: Mapping[str, Any], own: Mapping[str, Any], names: Mapping[str, str]
+) -> argparse.Namespace:
     for name, value in own.items():
         if value != saved[name] and name not in CHANGEABLE:
             raise ValueError(

@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
@@ -87,22 +88,22 @@ def main(argv: list[str] | None = None) -> list[float]:
     folder, is_all = own.pop("restore_path"), own.pop("all")
     popdist_py.init()
     try:
-        args = instances.together(lambda: arguments_of(folder, own))
+        args = arguments_of(folder, own)
         return _validate_all(folder, args, None if is_all else 1)
     except ValueError as error:
         instances.end(error)
 
 
-def arguments_of(folder: Path, own: dict):
+def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
     """Return the arguments of the run in ``folder``, with those that are given now; collective.
 
     Raises:
         ValueError: it is no folder of a run, or they do not go together.
     """
-    saved = configurations.from_dict(instances.on_instance_0(lambda: log.read_arguments(folder)))
-    return configurations.complete(
-        configurations.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own})
-    )
+    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    saved = vars(configurations.from_dict(values))
+    args = configurations.with_options(saved, {**_ONLY_OF_TRAINING, **own})
+    return instances.together(lambda: configurations.complete(args))
 
 
 def network_for(

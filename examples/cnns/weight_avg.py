@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> Averaged:
     folder = own.pop("restore_path")
     popdist_py.init()
     try:
-        args = instances.together(lambda: arguments_of(folder, own))
+        args = arguments_of(folder, own)
         args.weight_avg = args.weight_avg or "mean"
         return average(folder, args, _print)
     except ValueError as error:
