@@ -87,7 +87,16 @@ def assert_alike(folder, whole):
 
 @pytest.mark.parametrize(
     "calls",
-    [14, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, STEPS) if n != 14)],
+    [
+        14,
+        # At the first call, at the ends of epochs with and without a checkpoint, and before the end.
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 6, 12, 13, 23)),
+        *(
+            pytest.param(n, marks=pytest.mark.long)
+            for n in range(1, STEPS)
+            if n not in (1, 6, 12, 13, 14, 23)
+        ),
+    ],
 )
 def test_a_stopped_training_ends_as_one_that_ran_through(whole, tmp_path, calls):
     folder = stopped_after(calls, tmp_path)
@@ -258,7 +267,7 @@ def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
     assert_alike(cut, whole_job)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_program_alone_stops_at_a_checkpoint_too(tmp_path):
     words = [sys.executable, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path]
     with subprocess.Popen(
