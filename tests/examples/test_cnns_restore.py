@@ -89,7 +89,7 @@ def assert_alike(folder, whole):
     "calls",
     [
         14,
-        # At the first call, at the ends of epochs with and without a checkpoint, and before the end.
+        # The first call, ends of epochs with and without a checkpoint, and the last but one.
         *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 6, 12, 13, 23)),
         *(
             pytest.param(n, marks=pytest.mark.long)
