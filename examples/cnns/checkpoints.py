@@ -1,11 +1,12 @@
 """The checkpoints of a training, in the folder of its run: saved, gone on from, and read.
 
-A checkpoint holds weights, optimiser, position in the data and random numbers. What the loop adds
-up itself goes with it: ``extra`` of all instances, ``own`` of each. ``keep`` of them are there.
+A checkpoint holds weights, optimiser, position in the data and random numbers, and what the loop of
+each instance adds up itself. The last ones are kept: three, or as many as an average needs.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,12 +35,10 @@ class Resumed:
 
     Attributes:
         step: weight updates done.
-        extra: what was saved of all instances.
         own: what this instance saved of its own; of another number of instances, of instance 0.
     """
 
     step: int
-    extra: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -53,7 +52,7 @@ class Checkpoints:
         args: of the training.
     """
 
-    def __init__(self, run: log.Run, model, loader, args) -> None:
+    def __init__(self, run: log.Run, model, loader, args: argparse.Namespace) -> None:
         self._run = run
         self._model = model
         self._calls = len(loader)  # of an epoch
@@ -65,11 +64,6 @@ class Checkpoints:
             "global_batch": ipu_utils.sizes(args).global_batch,
             "call": loader.combinedBatchSize * popdist_py.getNumInstances(),
         }
-
-    @property
-    def epoch(self) -> int:
-        """Number of epochs that are complete."""
-        return self._training.epoch
 
     def batches(self) -> Iterator[Any]:
         """Read the rest of the current epoch, call by call.
@@ -85,24 +79,16 @@ class Checkpoints:
             yield batch
         self._done = 0
 
-    def save(
-        self,
-        step: int,
-        epoch: float,
-        extra: Mapping[str, Any] | None = None,
-        own: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, step: int, epoch: float, own: Mapping[str, Any] | None = None) -> None:
         """Save the training.
 
         Args:
             step: weight updates done.
             epoch: how far it is, such as 1.25.
-            extra: plain values and tensors, equal on all instances.
-            own: such values of this instance.
+            own: plain values and tensors of this instance.
         """
         owns = popdist_py.all_gather_object(dict(own or {}))
-        kept = {"epoch": epoch, "done": self._done, "sizes": self._sizes, "own": owns,
-                "extra": dict(extra or {})}  # fmt: skip
+        kept = {"epoch": epoch, "done": self._done, "sizes": self._sizes, "own": owns}
         with log.private():
             self._training.save(step, kept)
 
@@ -114,7 +100,7 @@ class Checkpoints:
                 changed.
         """
         folder = self._run.folder
-        found, damaged = log.on_instance_0(lambda: _newest(folder))
+        found, damaged = instances.on_instance_0(lambda: _newest(folder))
         instances.together(lambda: self._check(found))
         step, kept = self._training.resume()
         self._done = kept["done"]
@@ -123,7 +109,7 @@ class Checkpoints:
         self._run.go_on(step)
         owns, index = kept["own"], popdist_py.getInstanceIndex()
         same_number = len(owns) == popdist_py.getNumInstances()
-        return Resumed(step, kept["extra"], owns[index if same_number else 0])
+        return Resumed(step, owns[index if same_number else 0])
 
     def _check(self, found: Weights) -> None:
         where = f"the checkpoint of step {found.step} in {self._run.folder}"
@@ -183,21 +169,13 @@ def _of_the_network(found: Weights) -> Weights:
     )
 
 
-def weights(folder: Path, step: int | None = None) -> Weights:
-    """Return the checkpoint of a step, or the newest one; ``model`` is the network's state.
+def weights(folder: Path) -> Weights:
+    """Return the newest whole checkpoint of a run; ``model`` is the network's ``state_dict()``.
 
     Raises:
         ValueError: there is none.
     """
-    if step is None:
-        return read(folder, 1)[0]
-    found = {checkpoint.step: checkpoint for checkpoint in read(folder)}
-    if step not in found:
-        raise ValueError(
-            f"{folder} has no whole checkpoint of step {step}; "
-            f"those of {', '.join(map(str, found))} are there"
-        )
-    return found[step]
+    return read(folder, 1)[0]
 
 
 def check_weights(found: Weights, network: torch.nn.Module, where: str) -> None:

@@ -8,10 +8,9 @@ Nothing here trains.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,18 +19,18 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import ipu_utils
 import yaml
 from arguments import DATASETS, make_parser
-from common.arguments import Parser
+from common.arguments import Parser, nearest
 
 __all__ = [
     "complete",
     "from_dict",
     "given",
     "names",
-    "nearest",
     "override",
     "parse",
     "settings",
     "to_dict",
+    "with_options",
 ]
 
 # Who says the first takes back what stands below of the others: both together say too much.
@@ -47,29 +46,20 @@ _INSTEAD_OF = {
 _ABSENT = object()
 
 
-def parse(
-    argv: Sequence[str] | None,
-    description: str,
-    example: str,
-    add: Callable[[Parser], None] | None = None,
-) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None, description: str, example: str) -> argparse.Namespace:
     """Return all options of a program: of command line, configuration and defaults.
 
     Args:
         argv: the words; None takes the program's.
         description: of the program, for ``--help``.
         example: a command that runs it.
-        add: adds options of the program's own to the parser.
 
     Raises:
         SystemExit: something is wrong; one line says what, exit code 2.
     """
     parser = make_parser(description, example)
-    if add:
-        add(parser)
-    own = given(parser, argv)
     try:
-        return combine(own)
+        return combine(given(parser, argv))
     except ValueError as error:
         parser.error(str(error))
 
@@ -105,6 +95,11 @@ def override(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     """
     gone = {other for name in above for other in _INSTEAD_OF.get(name, ())}
     return {name: value for name, value in below.items() if name not in gone} | dict(above)
+
+
+def with_options(saved: Mapping[str, Any], own: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the options of a run, with ``own`` instead of those; not yet complete."""
+    return argparse.Namespace(**{**dict.fromkeys(saved), **override(saved, own)})
 
 
 # --- the file ---------------------------------------------------------------------------------
@@ -218,12 +213,6 @@ def _words(parser: _Checker, name: str, value: Any) -> list[str]:
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={'' if value is None else value}"]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "; is NAME meant?" for what is spelled almost as ``name``, or nothing."""
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; is {close[0]!r} meant?" if close else ""
 
 
 # --- defaults of model and data set -----------------------------------------------------------

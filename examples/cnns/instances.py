@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import popdist_py
 
-__all__ = ["Agreed", "refuse", "stop_requests", "together"]
+__all__ = ["Agreed", "end", "on_instance_0", "stop_requests", "together"]
 
 
 class Agreed(ValueError):
@@ -20,6 +20,8 @@ class Agreed(ValueError):
 
 def together(call: Callable[[], Any]) -> Any:
     """Return what ``call`` returns; where it fails on one instance, it fails on all. Collective.
+
+    Nothing in ``call`` may be collective: instances where it fails do not get there.
 
     Raises:
         Agreed: the ValueError of the first instance that had one.
@@ -35,11 +37,37 @@ def together(call: Callable[[], Any]) -> Any:
     return result
 
 
-def refuse(parser: argparse.ArgumentParser, error: ValueError) -> NoReturn:
-    """End the program with exit code 2; of instances that agree on the error, one speaks."""
-    if isinstance(error, Agreed) and popdist_py.getInstanceIndex() != 0:
-        sys.exit(2)
-    parser.error(str(error))
+def on_instance_0(call: Callable[[], Any]) -> Any:
+    """Return what ``call`` returns on instance 0, on all instances; collective.
+
+    Raises:
+        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
+    """
+    result = error = None
+    if popdist_py.getInstanceIndex() == 0:
+        try:
+            result = call()
+        except ValueError as raised:
+            error = str(raised)
+        except OSError as raised:
+            error = f"{raised.filename}: {raised.strerror}; a folder that can be written is needed"
+    result, error = popdist_py.broadcast_object((result, error))
+    if error is not None:
+        raise Agreed(error)
+    return result
+
+
+def end(error: Exception, code: int = 2) -> NoReturn:
+    """End the program in one line.
+
+    A ValueError may be of this instance alone, which then says it. Any other error, and one that
+    the instances agree on, is the same on all: instance 0 speaks.
+    """
+    is_own = isinstance(error, ValueError) and not isinstance(error, Agreed)
+    if is_own or popdist_py.getInstanceIndex() == 0:
+        said = getattr(error, "message", str(error))
+        sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {said}\n")
+    sys.exit(code)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ __all__ = [
     "device_iterations",
     "ignored",
     "sizes",
-    "steps_per_epoch",
     "training_options",
     "validation_options",
 ]
@@ -106,7 +105,7 @@ def check(args: argparse.Namespace) -> None:
             f"accepted: {', '.join(spans)}"
         )
     if args.pipeline_splits and not args.pipeline:
-        raise ValueError("--pipeline-splits is given without --pipeline: add it")
+        raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
     least = 2 * args.shards - 1  # fewer do not fill the pipeline
     if _is_pipelined(args) and found.accumulation < least:
         raise ValueError(
@@ -173,12 +172,6 @@ def device_iterations(args: argparse.Namespace, num_samples: int) -> int:
     return next(n for n in range(at_once, 0, -1) if args.iterations % n == 0)
 
 
-def steps_per_epoch(args: argparse.Namespace, num_samples: int) -> int:
-    """Return the weight updates of an epoch: whole calls of the device."""
-    at_once = device_iterations(args, num_samples)
-    return num_samples // sizes(args).global_batch // at_once * at_once
-
-
 def training_options(args: argparse.Namespace, num_samples: int | None = None) -> poptorch.Options:
     """Return the options of the training model.
 
@@ -208,6 +201,8 @@ def validation_options(args: argparse.Namespace) -> poptorch.Options:
     """
     options = _options(args, device=1)
     options.setExecutionStrategy(poptorch.ShardedExecution())
+    # Random roundings would make the answers depend on who shares the images.
+    options.Precision.enableStochasticRounding(False)
     return options
 
 

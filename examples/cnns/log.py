@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import configurations
-import instances
-import ipu_utils
 import models
 from arguments import make_parser
+from instances import on_instance_0
 from tqdm import tqdm
 
 import popdist_py
@@ -31,11 +30,9 @@ from popdist_py.atomic_file import replaced_at_end
 
 __all__ = [
     "Run",
-    "on_instance_0",
     "private",
     "read_arguments",
     "validation_line",
-    "with_options",
     "write_arguments",
 ]
 
@@ -58,7 +55,7 @@ class Run:
         ValueError: the folder cannot be made or written; Weights & Biases cannot be used.
     """
 
-    def __init__(self, args, folder: Path | None = None) -> None:
+    def __init__(self, args: argparse.Namespace, folder: Path | None = None) -> None:
         make = _make_folder if folder is None else (lambda _: folder)
         wandb = _wandb(args) if args.wandb else None
         self.folder: Path = on_instance_0(lambda: make(args))
@@ -143,26 +140,6 @@ def validation_line(step: int, epoch: float, accuracy: float) -> str:
     return f"step {step} | epoch {epoch:.2f} | validation accuracy {accuracy:.2f} %"
 
 
-def on_instance_0(call: Callable[[], Any]) -> Any:
-    """Return what ``call`` returns on instance 0, on all instances; collective.
-
-    Raises:
-        Agreed: it raised ValueError or OSError there; on all instances, so that none waits.
-    """
-    result = error = None
-    if popdist_py.getInstanceIndex() == 0:
-        try:
-            result = call()
-        except ValueError as raised:
-            error = str(raised)
-        except OSError as raised:
-            error = f"{raised.filename}: {raised.strerror}; a folder that can be written is needed"
-    result, error = popdist_py.broadcast_object((result, error))
-    if error is not None:
-        raise instances.Agreed(error)
-    return result
-
-
 @contextlib.contextmanager
 def private() -> Iterator[None]:
     """Make what is made inside readable by its owner alone: files 0600, folders 0700."""
@@ -199,16 +176,9 @@ def read_arguments(folder: Path) -> dict[str, Any]:
     return {**defaults, **found}
 
 
-def with_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> argparse.Namespace:
-    """Return the options of a run with others instead, not yet complete."""
-    together = configurations.override(saved, given)
-    return argparse.Namespace(**{**dict.fromkeys(saved), **together})
-
-
-def write_arguments(folder: Path, args) -> None:
-    """Write the arguments of a training, with its global batch size, whole or not at all."""
-    sizes = {"global_batch_size": ipu_utils.sizes(args).global_batch}
-    text = json.dumps({**configurations.to_dict(args), **sizes}, indent=2)
+def write_arguments(folder: Path, args: argparse.Namespace) -> None:
+    """Write the arguments of a training, whole or not at all."""
+    text = json.dumps(configurations.to_dict(args), indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")
 
@@ -216,7 +186,7 @@ def write_arguments(folder: Path, args) -> None:
 # --- the folder -------------------------------------------------------------------------------
 
 
-def _make_folder(args) -> Path:
+def _make_folder(args: argparse.Namespace) -> Path:
     """Make a new private folder; one that is there is never taken."""
     args.log_dir.mkdir(parents=True, exist_ok=True)
     for _ in range(_ATTEMPTS):
@@ -227,7 +197,7 @@ def _make_folder(args) -> Path:
     raise ValueError(f"{args.log_dir} is full of runs: give another --log-dir")
 
 
-def _name(args) -> str:
+def _name(args: argparse.Namespace) -> str:
     """Return a name such as RN20_bs32_BN_16.16_v0.2.0_x7Q."""
     for option, value in (("--name-prefix", args.name_prefix), ("--name-suffix", args.name_suffix)):
         if "/" in value:
@@ -261,7 +231,7 @@ class _Column:
         self._sink.close()
 
 
-def _wandb(args) -> Callable[[Path], Any]:
+def _wandb(args: argparse.Namespace) -> Callable[[Path], Any]:
     """Return what makes the sink of a folder, once Weights & Biases is known to be usable."""
     offline = os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun")
 

@@ -25,7 +25,7 @@ import popdist_py
 
 __all__ = ["CHANGEABLE", "arguments_of", "main"]
 
-EXAMPLE = "python examples/cnns/restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+_EXAMPLE = "python examples/cnns/restore.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 #: What may be given anew. Accumulation follows from the replicas: the global batch stays.
 CHANGEABLE = (
     "epochs", "iterations", "data_dir", "dataset_cache", "workers", "replicas", "select_ipus",
@@ -37,16 +37,15 @@ CHANGEABLE = (
 
 def main(argv: list[str] | None = None):
     """Go on with the training of ``--restore-path``; returns how it ended."""
-    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     own = configurations.given(parser, argv)
     folder = own.pop("restore_path").absolute()
     popdist_py.init()
     try:
-        names = option_names(parser)
-        args = instances.together(lambda: arguments_of(folder, own, names))
+        args = arguments_of(folder, own, option_names(parser))
     except ValueError as error:
-        instances.refuse(parser, error)
+        instances.end(error)
     return train.carry_out(args, resume=folder)
 
 
@@ -63,7 +62,14 @@ def arguments_of(
     Raises:
         ValueError: it is no folder of a run, or ``own`` would make another training of it.
     """
-    saved = vars(configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder))))
+    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    saved = vars(configurations.from_dict(values))
+    return instances.together(lambda: _changed(folder, saved, own, names))
+
+
+def _changed(
+    folder: Path, saved: Mapping[str, Any], own: Mapping[str, Any], names: Mapping[str, str]
+) -> argparse.Namespace:
     for name, value in own.items():
         if value != saved[name] and name not in CHANGEABLE:
             raise ValueError(
@@ -71,7 +77,7 @@ def arguments_of(
                 f"{_said(saved[name])}, which stays. What may change: "
                 f"{', '.join(names[each] for each in CHANGEABLE)}"
             )
-    args = log.with_options(saved, own)
+    args = configurations.with_options(saved, own)
     args.global_batch_size = saved["global_batch_size"]
     if "gradient_accumulation_count" not in own:
         args.gradient_accumulation_count = None  # follows from the replicas there are now

@@ -15,10 +15,10 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
 import configurations
 import datasets
@@ -78,7 +78,8 @@ def train(args: argparse.Namespace, resume: Path | None = None) -> Result:
     """
     if args.seed is not None:
         torch.manual_seed(args.seed)
-    training = instances.together(lambda: _Training(args))
+    seed = datasets.seed_of_order(args)
+    training = instances.together(lambda: _Training(args, seed))
     try:
         run = log.Run(args, resume)
         with contextlib.closing(run):
@@ -93,22 +94,16 @@ def memory_report(args: argparse.Namespace) -> MemoryReport:
     Raises:
         ValueError: the options do not go together, or the data are missing.
     """
-    training = _Training(args)
+    training = _Training(args, datasets.seed_of_order(args))
     image, _ = training.images.data[0]
     count = training.loader.combinedBatchSize
     shapes = torch.empty(count, *image.shape, dtype=image.dtype, device="meta")
     return training.model.memoryReport(shapes, torch.empty(count, dtype=torch.int64, device="meta"))
 
 
-def _network(args: argparse.Namespace, num_classes: int) -> torch.nn.Module:
-    network = models.create(args, num_classes)
-    models.place(network, args)
-    return network
-
-
 @dataclass
 class _Meter:
-    """Sums since the last line of the log, of this instance.
+    """Sums since the last line of the log, of this instance; a training that stops saves them.
 
     Attributes:
         loss: of the micro-batches.
@@ -131,15 +126,24 @@ class _Meter:
 
 @dataclass
 class _Clock:
-    """Seconds of training alone: validating and saving stop it."""
+    """Seconds and images of training alone: validating and saving stop it.
+
+    Attributes:
+        seconds: of all laps.
+        images: of all instances, in them.
+        counted: images of the lap that runs.
+        began: when it did.
+    """
 
     seconds: float = 0.0
     images: int = 0
-    began: float = field(default_factory=time.perf_counter)
+    counted: int = 0
+    began: float = 0.0
 
-    def lap(self, images: int) -> float:
-        """Return the images a second since the clock went on."""
+    def lap(self) -> float:
+        """End a lap, and return its images a second."""
         seconds = time.perf_counter() - self.began
+        images, self.counted = self.counted, 0
         self.seconds += seconds
         self.images += images
         return images / seconds
@@ -157,24 +161,28 @@ class _Training:
 
     Args:
         args: all options.
+        seed: of the order of the images, alike on all instances.
 
     Raises:
         ValueError: they do not go together, or the data are missing.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, seed: int) -> None:
         self.args, self.sizes = args, ipu_utils.sizes(args)
         self.images = images = datasets.load(args, training=True)
-        self.network = _network(args, images.num_classes)
-        self.validation = validation.Validation(self.network, args) if args.validation else None
+        self.network = models.create(args, images.num_classes)
+        models.place(self.network, args)
+        self.validation: validation.Validation | None = None
+        if args.validation:
+            others = datasets.load(args, training=False)
+            self.validation = validation.Validation(self.network, args, others)
         options = ipu_utils.training_options(args, len(images.data))
         self.at_once = options.device_iterations
-        self.loader = datasets.loader(args, options, images, training=True)
+        self.loader = datasets.loader(args, options, images, training=True, seed=seed)
         self.steps_per_epoch = len(self.loader) * self.at_once
         self.steps = args.iterations or args.epochs * self.steps_per_epoch
         self.schedule = lr_schedules.make(
             args,
-            steps_per_epoch=self.steps_per_epoch,
             epochs=self.steps / self.steps_per_epoch,
             global_batch=self.sizes.global_batch,
         )
@@ -193,10 +201,11 @@ class _Training:
             found = self.checkpoints.resume()
             self.step, self.meter = found.step, _Meter(**found.own)
         self._say_what_runs()
+        self.clock.go_on()
         with instances.stop_requests() as stop_is_asked, self._bar() as bar:
             stopped = self._go_through(stop_is_asked, bar)
         if self.args.weight_avg and not stopped:
-            weight_avg.average(run, self.args)
+            weight_avg.average(run.folder, self.args, run.line)
         run.line(self._last_line(stopped=stopped))
         rate = self.clock.images_per_second
         return Result(run.folder, self.step, self.accuracy, rate, stopped)
@@ -227,12 +236,14 @@ class _Training:
 
     def _call(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Have the device do one call; then log, validate and save where that is due."""
-        rate = self.schedule.rate(self.epoch)
+        # That of the middle: a warm-up begins with the first call, not with a rate of 0.
+        rate = self.schedule.rate((self.step + self.at_once / 2) / self.steps_per_epoch)
         optimizers.set_rate(self.optimizer, rate)
         self.model.setOptimizer(self.optimizer)
         right, loss = self.model(*batch)
         images = len(batch[1])
         self.meter.add(loss, right, images // self.sizes.micro_batch, images)
+        self.clock.counted += images * self.sizes.instances
         self.step += self.at_once
         saves = self._is_due(self.args.ckpts_per_epoch)
         if saves or self._is_due(self.args.logs_per_epoch):
@@ -253,7 +264,7 @@ class _Training:
 
     def _log(self, rate: float) -> None:
         meter, self.meter = self.meter, _Meter()
-        speed = self.clock.lap(meter.images * self.sizes.instances)
+        speed = self.clock.lap()
         found = self.run.training(
             self.step,
             self.epoch,
@@ -313,23 +324,15 @@ def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:
         SystemExit: 2 for a user's mistake, 1 for what went wrong on the way, 75 for a training that
             was asked to stop.
     """
-    speaks = popdist_py.getInstanceIndex() == 0
     try:
         result = train(args, resume)
     except ValueError as error:
-        _end(2, error, speaks=speaks or not isinstance(error, instances.Agreed))
+        instances.end(error)
     except (NotFinite, poptorch.Error) as error:
-        _end(1, error, speaks=speaks)
+        instances.end(error, code=1)
     if result.stopped:
         sys.exit(popdist_py.RESUME_EXIT_CODE)
     return result
-
-
-def _end(code: int, error: Exception, *, speaks: bool) -> NoReturn:
-    if speaks:
-        said = getattr(error, "message", str(error))
-        sys.stderr.write(f"{Path(sys.argv[0]).name}: error: {said}\n")
-    sys.exit(code)
 
 
 def main(argv: list[str] | None = None) -> Result | None:

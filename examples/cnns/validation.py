@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import checkpoints
@@ -28,28 +29,12 @@ import popdist_py
 from popdist_py import poptorch
 from popdist_py.poptorch.checkpoint import Weights
 
-__all__ = ["Validation", "arguments_of", "main", "network_for", "validate"]
+__all__ = ["Validation", "arguments_of", "main", "network_for"]
 
-EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+_EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 
 # What has to fit the replicas of a training, and does not matter here.
 _ONLY_OF_TRAINING = {"global_batch_size": None, "gradient_accumulation_count": None, "bn_span": 1}
-
-
-def validate(
-    network: nn.Module,
-    args,
-    images: datasets.Images | None = None,
-    options: poptorch.Options | None = None,
-) -> float:
-    """Return the accuracy of a network in per cent, over all instances; collective.
-
-    Who validates several times keeps a :class:`Validation`, which compiles once.
-    """
-    validation = Validation(network, args, images, options)
-    accuracy = validation.accuracy()
-    validation.close()
-    return accuracy
 
 
 class Validation:
@@ -58,22 +43,13 @@ class Validation:
     Args:
         network: of ``models.create``.
         args: of the program.
-        images: the validation set; None loads it.
-        options: None takes those of ``ipu_utils.validation_options``.
+        images: the validation set.
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        args,
-        images: datasets.Images | None = None,
-        options: poptorch.Options | None = None,
+        self, network: nn.Module, args: argparse.Namespace, images: datasets.Images
     ) -> None:
-        if images is None:
-            images = instances.together(lambda: datasets.load(args, training=False))
-        options = (options or ipu_utils.validation_options(args)).clone()
-        # Random roundings would make the answers depend on who shares the images.
-        options.Precision.enableStochasticRounding(False)
+        options = ipu_utils.validation_options(args)
         self._network = copy.deepcopy(network).eval()
         self._number = len(images.data)
         self._loader = datasets.loader(args, options, images, training=False)
@@ -105,27 +81,29 @@ class Validation:
 
 def main(argv: list[str] | None = None) -> list[float]:
     """Print the accuracy of the newest checkpoint, or of all; returns them in per cent."""
-    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     parser.add_argument("--all", action="store_true", help="all checkpoints, not only the newest")
     own = configurations.given(parser, argv)
     folder, is_all = own.pop("restore_path"), own.pop("all")
     popdist_py.init()
     try:
-        args = instances.together(lambda: arguments_of(folder, own))
+        args = arguments_of(folder, own)
         return _validate_all(folder, args, None if is_all else 1)
     except ValueError as error:
-        instances.refuse(parser, error)
+        instances.end(error)
 
 
-def arguments_of(folder: Path, own: dict):
+def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
     """Return the arguments of the run in ``folder``, with those that are given now; collective.
 
     Raises:
         ValueError: it is no folder of a run, or they do not go together.
     """
-    saved = configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder)))
-    return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
+    values = instances.on_instance_0(lambda: log.read_arguments(folder))
+    saved = vars(configurations.from_dict(values))
+    args = configurations.with_options(saved, {**_ONLY_OF_TRAINING, **own})
+    return instances.together(lambda: configurations.complete(args))
 
 
 def network_for(
@@ -143,8 +121,8 @@ def network_for(
     return network
 
 
-def _validate_all(folder: Path, args, count: int | None) -> list[float]:
-    found: list[Weights] = log.on_instance_0(lambda: checkpoints.read(folder, count))
+def _validate_all(folder: Path, args: argparse.Namespace, count: int | None) -> list[float]:
+    found: list[Weights] = instances.on_instance_0(lambda: checkpoints.read(folder, count))
     images = instances.together(lambda: datasets.load(args, training=False))
     network = instances.together(lambda: network_for(found, folder, args, images))
     validation = Validation(network, args, images)

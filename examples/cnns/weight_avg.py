@@ -31,11 +31,12 @@ from validation import Validation, arguments_of, network_for
 import popdist_py
 from popdist_py.atomic_file import replaced_at_end
 
-__all__ = ["Averaged", "average", "average_of", "main", "mean_of", "with_statistics"]
+__all__ = ["Averaged", "average", "main", "mean_of", "shares", "with_statistics"]
 
-EXAMPLE = "python examples/cnns/weight_avg.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
+_EXAMPLE = "python examples/cnns/weight_avg.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 _FILE = "weights.pt"
 _IMAGES = 2048  # of which statistics are estimated anew
+_ANEW = ", with statistics of training images"
 
 State = Mapping[str, torch.Tensor]
 
@@ -57,12 +58,7 @@ class Averaged:
     average: float | None
 
 
-def average(run: log.Run, args) -> Averaged:
-    """Average the last checkpoints of a run, and log what comes out; collective."""
-    return average_of(run.folder, args, run.line)
-
-
-def average_of(folder: Path, args, say: Callable[[str], None]) -> Averaged:
+def average(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) -> Averaged:
     """Write the better of the last weights and of the average of the last ones; collective.
 
     Args:
@@ -74,7 +70,7 @@ def average_of(folder: Path, args, say: Callable[[str], None]) -> Averaged:
     Raises:
         ValueError: there is no checkpoint, or it is of another model.
     """
-    found = log.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
+    found = instances.on_instance_0(lambda: checkpoints.read(folder, args.weight_avg_count))
     states = [each.model for each in found]
     images = instances.together(lambda: datasets.load(args, training=True))
     network = instances.together(lambda: network_for(found, folder, args, images))
@@ -84,22 +80,20 @@ def average_of(folder: Path, args, say: Callable[[str], None]) -> Averaged:
     path = folder / _FILE
     if not args.validation:
         kept = made.get(_ANEW, made[""])
-        log.on_instance_0(lambda: _write(path, kept))
+        instances.on_instance_0(lambda: _write(path, kept))
         say(f"{args.weight_avg} of {len(states)} without a validation: {path}")
         return Averaged(path, len(states), None, None)
-    validation = Validation(network, args)
+    others = instances.together(lambda: datasets.load(args, training=False))
+    validation = Validation(network, args, others)
     last = validation.accuracy(states[-1])
     accuracies = {how: validation.accuracy(state) for how, state in made.items()}
     validation.close()
     best = max(accuracies, key=accuracies.__getitem__)
     kept = made[best] if accuracies[best] >= last else states[-1]
-    log.on_instance_0(lambda: _write(path, kept))
+    instances.on_instance_0(lambda: _write(path, kept))
     result = Averaged(path, len(states), last, accuracies[best])
     say(_said(result, args.weight_avg, best))
     return result
-
-
-_ANEW = ", with statistics of training images"
 
 
 def _said(result: Averaged, kind: str, how: str) -> str:
@@ -111,7 +105,7 @@ def _said(result: Averaged, kind: str, how: str) -> str:
     )
 
 
-def shares(args, count: int) -> list[float]:
+def shares(args: argparse.Namespace, count: int) -> list[float]:
     """Return what each checkpoint counts in an average, the oldest first; together 1."""
     decay = args.weight_avg_decay if args.weight_avg == "exponential" else 1.0
     parts = [decay ** (count - 1 - index) for index in range(count)]
@@ -132,7 +126,9 @@ def mean_of(states: Sequence[State], parts: Sequence[float]) -> dict[str, torch.
     return made
 
 
-def with_statistics(state: State, args, images: datasets.Images) -> dict[str, torch.Tensor]:
+def with_statistics(
+    state: State, args: argparse.Namespace, images: datasets.Images
+) -> dict[str, torch.Tensor]:
     """Return a state with the statistics that its batch norms see on training images; collective.
 
     The mean of what the norms of several weights have seen is not what their mean would see. The
@@ -155,7 +151,7 @@ def with_statistics(state: State, args, images: datasets.Images) -> dict[str, to
 
 
 @torch.no_grad()
-def _show_images(module: nn.Module, args, images: datasets.Images) -> None:
+def _show_images(module: nn.Module, args: argparse.Namespace, images: datasets.Images) -> None:
     """Run the network on this instance's part of the first training images."""
     loader = datasets.loader(args, ipu_utils.training_options(args), images, training=True)
     left = max(_IMAGES // popdist_py.getNumInstances(), 1)
@@ -178,17 +174,17 @@ def _write(path: Path, state: State) -> None:
 
 def main(argv: list[str] | None = None) -> Averaged:
     """Average the checkpoints of ``--restore-path``."""
-    parser = make_parser(__doc__.splitlines()[0], EXAMPLE)
+    parser = make_parser(__doc__.splitlines()[0], _EXAMPLE)
     parser.add_argument("--restore-path", type=Path, required=True, help="folder of a run")
     own = configurations.given(parser, argv)
     folder = own.pop("restore_path")
     popdist_py.init()
     try:
-        args = instances.together(lambda: arguments_of(folder, own))
+        args = arguments_of(folder, own)
         args.weight_avg = args.weight_avg or "mean"
-        return average_of(folder, args, _print)
+        return average(folder, args, _print)
     except ValueError as error:
-        instances.refuse(parser, error)
+        instances.end(error)
 
 
 def _print(line: str) -> None:

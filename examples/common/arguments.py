@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,6 +14,7 @@ __all__ = [
     "Parser",
     "figure_file",
     "from_zero",
+    "nearest",
     "positive",
     "rate",
     "worker_count",
@@ -42,6 +45,12 @@ def positive(text: str) -> int:
 def from_zero(text: str) -> int:
     """Read an integer from 0 on."""
     return _number(text, int, lambda value: value >= 0, "an integer from 0 on")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "; is NAME meant?" for what is spelled almost as ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; is {close[0]!r} meant?" if close else ""
 
 
 _MOST_WORKERS = 1024  # more are a mistake, and start until the machine has no room

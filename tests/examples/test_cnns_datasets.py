@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import struct
-import sys
 from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support import cnns
 
 from popdist_py import poptorch
 
-FOLDER = ROOT / "examples" / "cnns"
 PIXELS = 3 * 32 * 32
 # Trains for two epochs and saves in the middle of the first one, or goes on from there. Nobody
 # gives a seed: the one that was drawn is in the checkpoint.
@@ -70,24 +67,13 @@ Path(f"{{sys.argv[1]}}-{{popdist_py.getInstanceIndex()}}.json").write_text(json.
 pytestmark = pytest.mark.timeout(60)
 
 
-def forget():
-    """Let the next import of ``datasets`` be that of whoever comes next."""
-    for name in list(sys.modules):
-        if name == "datasets" or name.startswith("datasets."):
-            del sys.modules[name]
-
-
 @pytest.fixture(scope="module")
 def datasets():
     """The package, with its modules as attributes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
-        patch.syspath_prepend(str(FOLDER))
-        forget()
+    with cnns.imported():
         for name in ("cache", "cifar", "generated", "images", "order", "tfrecords"):
-            importlib.import_module(f"datasets.{name}")
-        yield sys.modules["datasets"]
-        forget()
+            cnns.module(f"datasets.{name}")
+        yield cnns.module("datasets")
 
 
 @pytest.fixture
@@ -553,7 +539,7 @@ def test_checkpoint_of_a_job_goes_on_with_the_same_pictures(tmp_path, poprun, sc
     data = tmp_path / "data"
     data.mkdir()
     write_cifar10(data)
-    program = script(JOB.format(paths=[str(FOLDER), str(ROOT / "examples")], data=str(data)))
+    program = script(JOB.format(paths=[str(cnns.FOLDER), str(cnns.FOLDER.parent)], data=str(data)))
 
     def seen(name, instances):
         """Return for each step the images, whichever instance read them."""
@@ -639,7 +625,7 @@ def test_validation_takes_the_middle(datasets, tmp_path):
 
 
 def test_picture_that_is_too_oblong_for_a_crop_gives_squares(datasets):
-    box = importlib.import_module("datasets.imagenet")._box
+    box = cnns.module("datasets.imagenet")._box
     draws = datasets.images.uniform(np.arange(50, dtype=np.uint64), 23)
     for height, width in ((8, 4000), (4000, 8), (1, 1)):
         for numbers in draws:
@@ -842,8 +828,7 @@ def test_data_set_is_inferred_from_its_files(datasets, tmp_path, refuses):
     refuses(ten, "cifar-10 and cifar-100", "--dataset", call=lambda: datasets.infer(ten))
 
 
-def test_folder_without_data_is_told(datasets, tmp_path, refuses, monkeypatch):
-    monkeypatch.delenv("DATA_DIR", raising=False)
+def test_folder_without_data_is_told(datasets, tmp_path, refuses):
     (tmp_path / "cifar-10-batches-py").mkdir()
     (tmp_path / "empty").mkdir()
     for name in datasets.DATASETS:
@@ -853,15 +838,12 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses, monkeypatch):
                 call=lambda name=name, place=place: datasets.load(arguments(name, place), True),
             )  # fmt: skip
     refuses("sample.py", call=lambda: datasets.infer(tmp_path))
-    refuses("--data-dir", "DATA_DIR", call=lambda: datasets.load(arguments(), training=True))
     none = tmp_path / "none"
     refuses(none, "no folder", call=lambda: datasets.load(arguments(data_dir=none), True))
-    monkeypatch.setenv("DATA_DIR", str(tmp_path))
     write_cifar10(tmp_path)
-    assert len(datasets.load(arguments(), training=True).data) == 40
     refuses(
         "--image-size 64", "32",
-        call=lambda: datasets.load(arguments(image_size=64), training=True),
+        call=lambda: datasets.load(arguments(data_dir=tmp_path, image_size=64), training=True),
     )  # fmt: skip
 
 
@@ -870,9 +852,8 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses, monkeypatch):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ["cifar-10", "cifar-100", "imagenet", "imagenet-tfrecords"])
-def test_sample_is_a_data_set_and_is_made_once(datasets, tmp_path, capsys, monkeypatch, name):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    main = importlib.import_module("datasets.sample").main
+def test_sample_is_a_data_set_and_is_made_once(datasets, tmp_path, capsys, name):
+    main = cnns.module("datasets.sample").main
     words = [name, str(tmp_path), "--training", "104", "--test", "101"]
     main(words)
     place = tmp_path / capsys.readouterr().out.split(" is in ")[1].strip()

@@ -12,15 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import cnns
 
 from popdist_py import poptorch
 from popdist_py.popart import RecomputationType
 from popdist_py.poptorch.placement.recorder import record_placement
 
-FOLDER = ROOT / "examples" / "cnns"
 ON_HOST = SimpleNamespace(mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.3), normalised_on_host=True)
 ON_DEVICE = SimpleNamespace(**vars(ON_HOST) | {"normalised_on_host": False})
 SIZES = [
@@ -40,30 +39,17 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module", autouse=True)
 def modules():
-    """Import the folder's modules as its programs do, and forget them afterwards."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        for name in _own():
-            patch.delitem(sys.modules, name)
+    with cnns.imported():
         yield
-        torch.set_num_threads(threads)
-        for name in _own():
-            del sys.modules[name]
-
-
-def _own():
-    return [n for n in sys.modules if n == "arguments" or n.split(".")[0] == "models"]
 
 
 def models():
-    return importlib.import_module("models")
+    return cnns.module("models")
 
 
 def arguments(*argv, **changes):
     """Return arguments with what configurations would have filled in, for small images."""
-    parser = importlib.import_module("arguments").make_parser("", "")
+    parser = cnns.module("arguments").make_parser("", "")
     args = parser.parse_args(["--precision", "32.32", *argv])
     args.dataset = args.dataset or "cifar-10"
     args.model_size = args.model_size or "8"
@@ -191,8 +177,8 @@ def test_another_size_is_an_error_that_lists_the_sizes(model, dataset, sizes):
 
 
 def test_torchvision_is_not_imported_for_a_resnet():
-    program = "import sys; import models.resnet; sys.exit('torchvision' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], cwd=FOLDER, check=True, timeout=60)
+    program = "import sys, arguments, models; sys.exit('torchvision' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=cnns.FOLDER, check=True, timeout=60)
 
 
 # --- Norms and formats ----------------------------------------------------------------------------
@@ -213,7 +199,7 @@ def test_a_momentum_that_keeps_everything_is_an_error():
 
 @given(st.integers(1, 1280), st.integers(1, 64))
 def test_groups_are_the_most_that_divide_the_channels(channels, asked):
-    norms = importlib.import_module("models.norms")
+    norms = cnns.module("models.norms")
     norm = norms.make(SimpleNamespace(norm="group", groups=asked))(channels)
     divisors = [n for n in range(1, channels + 1) if channels % n == 0 and n <= asked]
     assert norm.num_groups == divisors[-1]
@@ -250,7 +236,7 @@ def test_weights_have_the_format_of_the_precision_and_statistics_stay_float(prec
 
 @pytest.mark.parametrize("precision", ["16.16", "32.32"])
 def test_the_device_normalises_as_the_host_does(precision):
-    steps = importlib.import_module("models.steps")
+    steps = cnns.module("models.steps")
     args = arguments("--precision", precision)
     pixels = torch.arange(256, dtype=torch.uint8).expand(1, 3, 1, 256)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (ON_HOST.mean, ON_HOST.std))
@@ -332,7 +318,7 @@ def train(*argv, images=ON_HOST, strategy=None, replicas=1, **changes):
     inference.Emulator.replicaExecution("loop")
     if strategy:
         for opts in (options, inference):
-            opts.setExecutionStrategy(strategy(*models().pipeline_stages(args)))
+            opts.setExecutionStrategy(strategy())
     module = models().ForTraining(network, args, images)
     optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
     training = poptorch.trainingModel(module, options, optimizer=optimizer)
@@ -432,7 +418,7 @@ def test_every_choice_of_splits_puts_each_layer_on_its_ipu(data):
     args = arguments("--pipeline", "--shards", str(shards), "--pipeline-splits", *cuts)
     models().place(network, args)
     x = torch.randn(2, 3, 8, 8)
-    strategy = poptorch.PipelinedExecution(*models().pipeline_stages(args))
+    strategy = poptorch.PipelinedExecution()
     with record_placement(strategy, network, training=True, inputs=[x]) as placement:
         network(x)
     assert placement.num_ipus == shards
@@ -484,7 +470,7 @@ def test_recomputation_keeps_the_marked_layers_and_needs_less_memory():
         models().place(network, args)
         options = poptorch.Options()
         options._Popart.set("autoRecomputation", int(RecomputationType.RecomputeAll))
-        options.setExecutionStrategy(poptorch.ShardedExecution(*models().pipeline_stages(args)))
+        options.setExecutionStrategy(poptorch.ShardedExecution())
         module = models().ForTraining(network, args, ON_HOST)
         optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
         training = poptorch.trainingModel(module, options, optimizer=optimizer)
@@ -503,7 +489,7 @@ def test_recomputation_keeps_the_marked_layers_and_needs_less_memory():
 def test_shards_are_cut_evenly(shards):
     args = arguments("--shards", str(shards), "--model-size", "14")
     network = made("--model-size", "14")
-    placement = importlib.import_module("models.placement")
+    placement = cnns.module("models.placement")
     cuts = placement._balanced_cuts(network, args)
     sizes = placement._sizes(network, args)
     names = ["conv1", *models().splits(network)]
@@ -516,7 +502,7 @@ def test_shards_are_cut_evenly(shards):
 
 @given(st.data())
 def test_parts_are_as_even_as_the_allowed_places_permit(data):
-    even_parts = importlib.import_module("models.placement")._even_parts
+    even_parts = cnns.module("models.placement")._even_parts
     sizes = data.draw(st.lists(st.integers(0, 9), min_size=4, max_size=8))
     places = st.sets(st.integers(1, len(sizes) - 1), min_size=2)
     allowed = sorted(data.draw(places))
@@ -534,7 +520,7 @@ def test_parts_are_as_even_as_the_allowed_places_permit(data):
 
 
 def test_filters_choose_where_shards_are_cut():
-    placement = importlib.import_module("models.placement")
+    placement = cnns.module("models.placement")
     network = made("--model-size", "20")
 
     def cuts(*words):
@@ -554,12 +540,11 @@ def test_filters_choose_where_shards_are_cut():
         ("--shards 2 --sharding-include-filter nothing", r"leave 0 \(none\)"),
         ("--shards 2 --pipeline", "--pipeline needs --pipeline-splits.*1 of bn1 relu layer1.0"),
         ("--pipeline --pipeline-splits fc", "--pipeline-schedule Grouped is given with one IPU"),
-        ("--pipeline-splits fc", "--pipeline-splits is given without --pipeline"),
         ("--shards 4 --pipeline --pipeline-splits fc", "1 are given for 4 IPUs: 3 is accepted"),
         ("--shards 2 --pipeline --pipeline-splits relu fc", "2 are given for 2 IPUs"),
-        ("--shards 2 --pipeline --pipeline-splits layer2.1", r"did you mean layer2.0\?"),
+        ("--shards 2 --pipeline --pipeline-splits layer2.1", "; is 'layer2.0' meant"),
         ("--shards 2 --pipeline --pipeline-splits conv1", "no place to cut"),
-        ("--shards 2 --pipeline --pipeline-splits qqq", "no place to cut; These are accepted: bn1"),
+        ("--shards 2 --pipeline --pipeline-splits qqq", "no place to cut; these are accepted: bn1"),
         ("--shards 4 --pipeline --pipeline-splits relu fc fc", "fc is given twice"),
         (
             "--shards 4 --pipeline --pipeline-splits relu fc bn1",

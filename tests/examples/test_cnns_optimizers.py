@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from support import cnns
 from support.models import quiet_options
 from torch import nn
 
@@ -26,11 +24,8 @@ VECTORS = {"0.bias", "1.weight", "1.bias", "4.bias"}  # biases, and both of the 
 
 @pytest.fixture(scope="module")
 def optimizers():
-    """Import the module by name, as a program of the folder would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples" / "cnns"))
-        yield importlib.import_module("optimizers")
-    del sys.modules["optimizers"]
+    with cnns.imported():
+        yield cnns.module("optimizers")
 
 
 def options(optimiser, **given):

@@ -51,6 +51,7 @@ def test_command_for_16_ipus_trains(tmp_path):
     assert re.search(r"step 2 \| epoch 2\.00 \| loss \d", shown), shown
 
 
+@pytest.mark.long
 def test_training_of_64_replicas_runs_on_one_host(tmp_path):
     """The text's four hosts with 8 instances each are one host with 4 instances here."""
     small = SMALL.format(images=128, folder=tmp_path / "logs")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support import cnns
@@ -85,7 +87,16 @@ def assert_alike(folder, whole):
 
 @pytest.mark.parametrize(
     "calls",
-    [14, *(pytest.param(n, marks=pytest.mark.sweep) for n in range(1, STEPS) if n != 14)],
+    [
+        14,
+        # The first call, ends of epochs with and without a checkpoint, and the last but one.
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in (1, 6, 12, 13, 23)),
+        *(
+            pytest.param(n, marks=pytest.mark.long)
+            for n in range(1, STEPS)
+            if n not in (1, 6, 12, 13, 14, 23)
+        ),
+    ],
 )
 def test_a_stopped_training_ends_as_one_that_ran_through(whole, tmp_path, calls):
     folder = stopped_after(calls, tmp_path)
@@ -94,6 +105,22 @@ def test_a_stopped_training_ends_as_one_that_ran_through(whole, tmp_path, calls)
     log = (folder / "log.txt").read_text()
     assert f"stopped after step {calls}; go on with: python " in log
     assert f"resumed after step {calls}: {folder}" in log
+
+
+def test_speed_counts_no_image_of_before_the_stop(copy, monkeypatch):
+    """The line of step 15 is of three calls, one of them after the stop."""
+    seconds = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(seconds))
+    monkeypatch.setattr(cnns.module("train"), "time", clock)
+    log, speeds = cnns.module("log"), []
+    own = log.Run.training
+    monkeypatch.setattr(
+        log.Run,
+        "training",
+        lambda self, *values: (speeds.append(values[-1]), own(self, *values))[1],
+    )
+    restore(copy)
+    assert speeds == [4.0, 12.0, 12.0, 12.0]
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(copy, whole, capsys):
@@ -240,7 +267,7 @@ def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
     assert_alike(cut, whole_job)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_program_alone_stops_at_a_checkpoint_too(tmp_path):
     words = [sys.executable, cnns.FOLDER / "train.py", *LARGER, "--log-dir", tmp_path]
     with subprocess.Popen(

@@ -14,7 +14,6 @@ import torch
 from support import cnns
 
 import popdist_py
-from popdist_py import poptorch
 
 pytestmark = pytest.mark.timeout(120)
 # 26 images to validate with: no multiple of a batch.
@@ -233,9 +232,12 @@ def score(state, run):
 
 def accuracy_of(run, path):
     args = cnns.module("validation").arguments_of(run, {})
-    network = cnns.module("models").create(args, 10)
-    network.load_state_dict(torch.load(path, weights_only=True))
-    return cnns.module("validation").validate(network, args)
+    images = cnns.module("datasets").load(args, training=False)
+    network = cnns.module("models").create(args, images.num_classes)
+    validation = cnns.module("validation").Validation(network, args, images)
+    accuracy = validation.accuracy(torch.load(path, weights_only=True))
+    validation.close()
+    return accuracy
 
 
 def test_statistics_come_from_training_images(run):
@@ -304,14 +306,3 @@ def test_offline_needs_no_login(tmp_path, mode):
     (record,) = tmp_path.glob("logs/*/wandb/offline-run-*/run-*.wandb")
     assert b"validation/accuracy" in record.read_bytes()
     assert record.stat().st_mode & 0o777 == 0o600
-
-
-def test_options_of_validation_are_left_as_they_are(run):
-    args = cnns.module("validation").arguments_of(run, {})
-    options = poptorch.Options()
-    options.Precision.enableStochasticRounding(True)
-    network = cnns.module("models").create(args, 10)
-    validation = cnns.module("validation").Validation(network, args, options=options)
-    assert not validation._model.options.Precision.stochastic_rounding
-    validation.close()
-    assert options.Precision.stochastic_rounding

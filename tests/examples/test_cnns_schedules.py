@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from support import cnns
 
 KINDS = ("stepped", "cosine", "exponential", "polynomial_decay_lr")
 
 
 @pytest.fixture(scope="module")
 def schedules():
-    """Import the package by name, as a program of the folder would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples" / "cnns"))
-        yield importlib.import_module("lr_schedules")
-    for name in [n for n in sys.modules if n.partition(".")[0] == "lr_schedules"]:
-        del sys.modules[name]
+    with cnns.imported():
+        yield cnns.module("lr_schedules")
 
 
 def options(**words):
@@ -35,9 +29,7 @@ def options(**words):
 
 
 def made(schedules, epochs=100.0, global_batch=256, **words):
-    return schedules.make(
-        options(**words), steps_per_epoch=10, epochs=epochs, global_batch=global_batch
-    )
+    return schedules.make(options(**words), epochs=epochs, global_batch=global_batch)
 
 
 numbers = st.floats(0.0, 1.0)
@@ -103,12 +95,6 @@ def test_the_highest_rate_goes_with_the_global_batch(schedules):
         words = {"base_learning_rate_exponent": exponent, "warmup_epochs": 0.0}
         schedule = made(schedules, global_batch=batch, **words)
         assert math.isclose(schedule.rate(0.0), rate)
-
-
-def test_a_step_has_the_rate_of_where_it_is_in_its_epoch(schedules):
-    schedule = made(schedules, lr_schedule="cosine")
-    assert schedule.rate_of_step(0) == 0.0
-    assert schedule.rate_of_step(123) == schedule.rate(12.3)
 
 
 def test_a_polynomial_ends_at_its_ratio(schedules):

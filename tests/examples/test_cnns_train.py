@@ -72,12 +72,12 @@ def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
     assert out[0].startswith("RN8 on cifar-10: 18 steps of 4 images, micro-batch 4 x accum")
     assert out[-1].endswith(f"img/s, log in {result.folder}")
     assert out == (result.folder / "log.txt").read_text().splitlines()
-    # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on.
+    # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on, and
+    # hundredths from three quarters on. Each step has the rate of its middle.
     base = 4 / 128
-    wanted = [base * step / 6 for step in range(6)] + [base] * 3
-    assert rates[1:9] == pytest.approx(wanted[1:])
+    wanted = [base * (step + 0.5) / 6 for step in range(6)] + [base] * 3
+    assert rates == pytest.approx([*wanted, *[base / 10] * 4, *[base / 100] * 5])
     assert [float(row["rate"]) for row in training] == pytest.approx(rates[2::3])
-    assert len(rates) == 18
 
 
 def test_iterations_are_done_and_no_more(train):
@@ -87,6 +87,8 @@ def test_iterations_are_done_and_no_more(train):
     rows = cnns.table(result.folder / "training.csv")
     assert int(rows[-1]["step"]) == 14
     assert float(rows[-1]["epoch"]) == pytest.approx(14 / 6)
+    # The last call has the rate of its middle, after 13 steps of a warm-up of 5 epochs.
+    assert float(rows[-1]["rate"]) == pytest.approx(4 / 128 * 13 / 30)
     assert result.accuracy is None
 
 
@@ -227,6 +229,42 @@ def test_a_model_that_the_device_has_no_room_for_is_one_line(train, capfd):
     words = (*SHORT, "--image-size", "128", "--batch-size", "64", "--generated-samples", "64",
              "--device", "mk1")  # fmt: skip
     assert "memory" in refused(train, capfd, 1, *words)
+
+
+# Instance 1 has another folder of data than the others.
+OTHER_DATA = """\
+import sys
+
+sys.path.insert(0, {folder!r})
+import train
+
+import popdist_py
+
+popdist_py.init()
+*words, data, other = sys.argv[1:]
+train.main([*words, "--data-dir", other if popdist_py.getInstanceIndex() == 1 else data])
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_data_that_one_instance_lacks_are_told_in_one_line(poprun, script, tmp_path):
+    """An instance with an error does not get to where others would wait for it."""
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+        for file in ("test_batch.bin", *(f"data_batch_{n}.bin" for n in range(1, 6))):
+            (tmp_path / name / file).write_bytes(bytes(4 * 3073))
+    (tmp_path / "cut" / "data_batch_2.bin").unlink()
+    job = ("--share-cores", "yes", "--num-instances", "2", "--num-replicas", "2", "--output",
+           "plain", "--env", "OMP_NUM_THREADS=1")  # fmt: skip
+    program = script(OTHER_DATA.format(folder=str(cnns.FOLDER)))
+    words = ("--dataset", "cifar-10", "--model-size", "8", "--batch-size", "2", "--log-dir", "logs")
+    done = poprun(*job, program, *words, tmp_path / "whole", tmp_path / "cut")
+    assert done.returncode == 2
+    assert done.stderr.count(f"error: {tmp_path / 'cut'} has no data_batch_2.bin: ") == 1, (
+        done.stderr
+    )
+    assert not (tmp_path / "logs").exists()
 
 
 # --- the pods ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from popdist_py.checkpoint import Checkpoints
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "cnns"
 # A training of a fraction of a second: 6 steps of 4 images of 8 by 8 in an epoch.
@@ -22,6 +25,7 @@ TINY = ("--generated-data", "--generated-samples", "24", "--image-size", "8", "-
 def imported() -> Iterator[None]:
     """Let modules of the folder be imported by name; afterwards they are forgotten."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER.parent))
         patch.syspath_prepend(str(FOLDER))
         names = {path.stem for path in FOLDER.iterdir()}
 
@@ -54,22 +58,15 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def training_in(folder: Path) -> dict:
     """Return what the newest checkpoint of a run holds, without random numbers that none draws."""
-    newest = max(folder.glob("ckpt/*.checkpoint"))
-    content = newest.read_bytes()
-    found = torch.load(_rest(content), weights_only=True)
-    found["instances"] = [
-        torch.load(_rest(part, header=0), weights_only=True) for part in found["instances"]
-    ]
+    found = _loaded(Checkpoints(folder / "ckpt").latest().data)
+    found["instances"] = [_loaded(part) for part in found["instances"]]
     for part in found["instances"]:
         part["random"] = part["random"]["torch"]  # Python's and NumPy's have no seed
     return found
 
 
-def _rest(content: bytes, header: int | None = None):
-    import io
-
-    magic = b"popdist checkpoint 1\n"
-    return io.BytesIO(content[len(magic) + 32 if header is None else header :])
+def _loaded(data: bytes) -> dict:
+    return torch.load(io.BytesIO(data), weights_only=True)
 
 
 def same(one, other) -> bool:

@@ -23,7 +23,17 @@ from datasets.images import DataError, Pictures, Statistics, Transfer
 from datasets.order import InOrder, Shuffled, Split
 from popdist_py import context, poptorch
 
-__all__ = ["DATASETS", "DataError", "Images", "Known", "folder_of", "infer", "load", "loader"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Images",
+    "Known",
+    "folder_of",
+    "infer",
+    "load",
+    "loader",
+    "seed_of_order",
+]
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,12 @@ class Images:
 
 
 def folder_of(args: argparse.Namespace) -> Path:
-    """Return the folder of the data: --data-dir, or else what the variable DATA_DIR says.
+    """Return the folder of the data, which can be read.
 
     Raises:
-        DataError: neither is given, or it is no folder.
+        DataError: it cannot.
     """
-    given = args.data_dir or os.environ.get("DATA_DIR")
-    if not given:
-        raise DataError("no data is named: give --data-dir, set DATA_DIR, or use --generated-data")
-    folder = Path(given)
+    folder: Path = args.data_dir
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder: give a --data-dir that holds a data set")
     if not os.access(folder, os.R_OK | os.X_OK):
@@ -175,7 +182,11 @@ def _missing(what: str, folder: Path, name: str) -> DataError:
 
 
 def loader(
-    args: argparse.Namespace, options: poptorch.Options, images: Images, training: bool
+    args: argparse.Namespace,
+    options: poptorch.Options,
+    images: Images,
+    training: bool,
+    seed: int | None = None,
 ) -> poptorch.DataLoader:
     """Return the loader of this instance's share of the images.
 
@@ -183,6 +194,13 @@ def loader(
     depend on the number of instances, unless each reads its own part of ImageNet (the default
     there; --standard-imagenet and --deterministic read all). Validation reads every image once,
     with padding of the label -1. ``TrainingCheckpoints`` saves where the loader is.
+
+    Args:
+        args: all options.
+        options: of the model that gets the images.
+        images: of all instances.
+        training: whether to train on them, or to validate.
+        seed: of the order to train in; None takes that of :func:`seed_of_order`, collectively.
 
     Raises:
         DataError: there are too few images for a step.
@@ -204,7 +222,7 @@ def loader(
             f"gradient accumulation {batching.gradient_accumulation} x device iterations "
             f"{batching.device_iterations}): make one of these smaller, or give more images"
         )
-    order = _shuffled(args, images.data, split) if training else InOrder(count, split)
+    order = _shuffled(args, images.data, split, seed) if training else InOrder(count, split)
     return poptorch.DataLoader(
         options,
         images.data,
@@ -216,18 +234,18 @@ def loader(
     )
 
 
-def _shuffled(args: argparse.Namespace, data: Pictures, split: Split) -> Shuffled:
+def _shuffled(args: argparse.Namespace, data: Pictures, split: Split, seed: int | None) -> Shuffled:
     has_own = isinstance(data, ImageNet) and not (args.standard_imagenet or args.deterministic)
     part = data.part(split.instance, split.instances) if has_own and split.instances > 1 else None
-    return Shuffled(len(data), split, _seed(args, split.instances), part)
+    return Shuffled(len(data), split, seed_of_order(args) if seed is None else seed, part)
 
 
-def _seed(args: argparse.Namespace, instances: int) -> int:
-    """Return --seed, or one that instance 0 draws for all."""
+def seed_of_order(args: argparse.Namespace) -> int:
+    """Return --seed, or one that instance 0 draws for all; collective."""
     if args.seed is not None:
         return args.seed
     drawn = int(torch.randint(2**31, ()))
-    return popdist_py.broadcast_object(drawn) if instances > 1 else drawn
+    return popdist_py.broadcast_object(drawn) if popdist_py.getNumInstances() > 1 else drawn
 
 
 def _as_it_is(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.images import DataError, Pictures, Transfer, uniform
+from datasets.images import DataError, Pictures, Transfer, are_digits, uniform
 
 __all__ = ["FORMATS", "Cifar", "Format", "find"]
 
@@ -93,7 +93,9 @@ class Cifar(Pictures):
         records = np.concatenate([_records(folder / file, form) for file in files])
         self._labels = records[:, len(form.classes) - 1].astype(np.int64)
         self._pixels = records[:, len(form.classes) :].reshape(-1, 3, _SIDE, _SIDE)
-        self._mirrors = not _are_digits(folder / form.names)
+        names = folder / form.names
+        known = names.read_text(errors="replace").split() if names.is_file() else []
+        self._mirrors = not are_digits(known)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -142,9 +144,3 @@ def _records(file: Path, form: Format) -> np.ndarray:
                 "again"
             )
     return records
-
-
-def _are_digits(file: Path) -> bool:
-    """Tell whether classes are written digits, as those of ``sample.py`` are."""
-    names = file.read_text(errors="replace").split() if file.is_file() else []
-    return bool(names) and all(name.startswith("digit") for name in names)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from datasets import tfrecords
 from datasets.cache import Cache
-from datasets.images import DataError, Pictures, Transfer, uniform
+from datasets.images import DataError, Pictures, Transfer, are_digits, uniform
 
 __all__ = ["Folders", "ImageNet", "find_folders"]
 
@@ -105,8 +105,7 @@ class ImageNet(Pictures):
         super().__init__(transfer)
         self._source = _source(folder, training)
         self.num_classes = self._source.num_classes
-        names = self._source.names
-        self._mirrors = not names or not all(name.startswith("digit") for name in names)
+        self._mirrors = not are_digits(self._source.names)
         self._side = side
         self._shorter = round(side * 8 / 7)
         self._cache = Cache(len(self), instances, speaks=speaks) if instances else None

@@ -14,7 +14,17 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-__all__ = ["PADDING", "DataError", "Pictures", "Sample", "Statistics", "Transfer", "uniform"]
+__all__ = [
+    "PADDING",
+    "DataError",
+    "Pictures",
+    "Sample",
+    "Statistics",
+    "Transfer",
+    "are_digits",
+    "mixed",
+    "uniform",
+]
 
 #: Index of a sample that fills a batch up; its label is the same.
 PADDING = -1
@@ -105,6 +115,11 @@ class Pictures(Dataset):
         pixels, labels = self.read(np.maximum(indices, 0), keys)
         labels = np.where(indices == PADDING, PADDING, labels).astype(np.int64)
         return self.transfer(pixels), torch.from_numpy(labels)
+
+
+def are_digits(names: Sequence[str]) -> bool:
+    """Tell whether classes are written digits, as those of ``sample.py``: not to be mirrored."""
+    return bool(names) and all(name.startswith("digit") for name in names)
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:

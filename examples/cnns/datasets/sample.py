@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -137,8 +138,6 @@ _MAKERS = {
 def _count(text: str) -> int:
     """Read a number of images."""
     if not text.isdecimal() or int(text) < _FEWEST:
-        from argparse import ArgumentTypeError
-
         raise ArgumentTypeError(f"{text!r} is given, an integer from {_FEWEST} on is accepted")
     return int(text)
 

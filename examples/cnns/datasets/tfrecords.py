@@ -11,12 +11,12 @@ Source of the format: https://www.tensorflow.org/tutorials/load_data/tfrecord
 from __future__ import annotations
 
 import struct
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from datasets.images import DataError
+from popdist_py.atomic_file import replaced_at_end
 
 __all__ = ["Records", "find", "index_of"]
 
@@ -103,9 +103,8 @@ def index_of(file: Path) -> np.ndarray:
         pass  # not made yet, or no index: it is made
     places = _scanned(file)
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{kept.name}-", dir=kept.parent) as beside:
-            np.savetxt(made := Path(beside, kept.name), places, "%d")
-            made.replace(kept)  # whole at once: other instances may be reading
+        with replaced_at_end(kept) as partial:  # other instances may be reading
+            np.savetxt(partial, places, "%d")
     except OSError:
         pass  # a folder that cannot be written: the index is made each time
     return places

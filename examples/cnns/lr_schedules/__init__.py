@@ -17,9 +17,7 @@ from lr_schedules.stepped import Stepped
 __all__ = ["Cosine", "Exponential", "PolynomialDecay", "Schedule", "Span", "Stepped", "make"]
 
 
-def make(
-    args: argparse.Namespace, *, steps_per_epoch: float, epochs: float, global_batch: int
-) -> Schedule:
+def make(args: argparse.Namespace, *, epochs: float, global_batch: int) -> Schedule:
     """Return the schedule that the arguments describe.
 
     Its highest rate is 2^N x global batch, N being ``--base-learning-rate-exponent``: so one N
@@ -27,7 +25,6 @@ def make(
 
     Args:
         args: all options.
-        steps_per_epoch: weight updates of an epoch.
         epochs: of the training; a part of one is fine.
         global_batch: images of one weight update.
 
@@ -35,7 +32,7 @@ def make(
         ValueError: a stepped schedule has factors that do not go with its steps.
     """
     base = 2.0**args.base_learning_rate_exponent * global_batch
-    span = Span(epochs, args.warmup_epochs, steps_per_epoch)
+    span = Span(epochs, args.warmup_epochs)
     if args.lr_schedule == "cosine":
         return Cosine(base, span)
     if args.lr_schedule == "exponential":

@@ -14,12 +14,10 @@ class Span:
     Attributes:
         epochs: of the training.
         warmup: epochs in which the rate rises from 0; a training may be shorter than that.
-        steps_per_epoch: weight updates of an epoch.
     """
 
     epochs: float
     warmup: float = 0.0
-    steps_per_epoch: float = 1.0
 
     def after_warmup(self, epoch: float) -> float:
         """Return how much of what follows the warm-up is done, from 0 to 1."""
@@ -50,10 +48,6 @@ class Schedule:
             return self.way_down(epoch)
         top = self.way_down(warmup) if warmup < self.span.epochs else self.base
         return top * (epoch / warmup)
-
-    def rate_of_step(self, step: int) -> float:
-        """Return the rate of the weight update that comes after so many others."""
-        return self.rate(step / self.span.steps_per_epoch)
 
     def way_down(self, epoch: float) -> float:
         """Return what the rate is without a warm-up."""

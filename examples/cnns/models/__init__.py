@@ -11,7 +11,7 @@ import argparse
 from torch import nn
 
 from models import norms, resnet, resnext
-from models.placement import pipeline_stages, place, splits
+from models.placement import place, splits
 from models.steps import ForTraining, ForValidation, prepare
 
 __all__ = [
@@ -19,9 +19,7 @@ __all__ = [
     "ForValidation",
     "create",
     "label",
-    "pipeline_stages",
     "place",
-    "prepare",
     "sizes",
     "splits",
 ]

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import argparse
 import copy
-import difflib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 
 import torch
+from common.arguments import nearest
 from torch import nn
 
 from popdist_py import poptorch
 
-__all__ = ["pipeline_stages", "place", "splits"]
+__all__ = ["place", "splits"]
 
 
 def splits(network: nn.Module) -> list[str]:
@@ -36,8 +36,6 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
         raise ValueError(
             f"--shards {args.shards} is given: a replica has 1, 2, 4 or another power of two IPUs"
         )
-    if args.pipeline_splits and not args.pipeline:
-        raise ValueError("--pipeline-splits is given without --pipeline: add it, or leave it out")
     if args.pipeline:
         cuts = _chosen(network, args)
     elif args.shards > 1:
@@ -52,15 +50,6 @@ def place(network: nn.Module, args: argparse.Namespace) -> None:
             _keep_inputs(network, cuts)
         else:
             _keep_blocks(network)
-
-
-def pipeline_stages(args: argparse.Namespace) -> list[poptorch.Stage]:
-    """Return the stage of every IPU, for an execution strategy."""
-    return [poptorch.Stage(_stage_name(ipu)).ipu(ipu) for ipu in range(args.shards)]
-
-
-def _stage_name(ipu: int) -> str:
-    return f"stage{ipu}"
 
 
 def _layers(network: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
@@ -83,11 +72,9 @@ def _chosen(network: nn.Module, args: argparse.Namespace) -> list[str]:
     _check_number(chosen, possible, args)
     for name in chosen:
         if name not in possible:
-            near = difflib.get_close_matches(name, possible, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
             raise ValueError(
-                f"--pipeline-splits: {name!r} is no place to cut; {meant}"
-                f"These are accepted: {' '.join(possible)}"
+                f"--pipeline-splits: {name!r} is no place to cut{nearest(name, possible)}; "
+                f"these are accepted: {' '.join(possible)}"
             )
     for first, second in pairwise(chosen):
         if first == second:
@@ -207,7 +194,7 @@ def _sizes(network: nn.Module, args: argparse.Namespace) -> list[int]:
 def _begin_stages(network: nn.Module, cuts: Sequence[str]) -> None:
     layers = _layers(network)
     for ipu, name in enumerate((next(iter(layers)), *cuts)):
-        poptorch.BeginBlock(layers[name], user_id=_stage_name(ipu), ipu_id=ipu)
+        poptorch.BeginBlock(layers[name], user_id=f"stage{ipu}", ipu_id=ipu)
 
 
 def _keep_inputs(network: nn.Module, cuts: Sequence[str]) -> None:

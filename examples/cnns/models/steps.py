@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from datasets.images import PADDING
 from torch import nn
 
 from popdist_py import poptorch
 
-__all__ = ["PADDING", "ForTraining", "ForValidation", "prepare"]
-
-#: The label of an image that only fills up a batch.
-PADDING = -1
+__all__ = ["ForTraining", "ForValidation", "prepare"]
 
 
 def prepare(network: nn.Module, args: argparse.Namespace) -> nn.Module:

@@ -186,8 +186,9 @@ def test_numbers_below_zero_are_refused(name):
 
 
 @pytest.mark.mpi
+@pytest.mark.sweep
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("instances", [2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("instances", [2, 4])
 def test_every_split_trains_the_same_weights_bit_for_bit(poprun, tmp_path, instances):
     program = SimpleNamespace(**runpy.run_path(str(PROGRAM)))
     done = poprun(
