@@ -212,8 +212,8 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options = poptorch.DistributedOptions()
     else:
         options = poptorch.Options().replicationFactor(args.replicas)
-        if ids := _ipu_ids(args):
-            options.useIpuId(ids[min(device, len(ids) - 1)])
+        if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
+            options.useIpuId(ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
     if args.device is not None:
@@ -276,4 +276,10 @@ def _ipu_ids(args: argparse.Namespace) -> list[int]:
             f"--select-ipus {' '.join(words)} is given, AUTO or one or two ids (numbers from 0 on) "
             "are accepted"
         )
-    return [int(word) for word in words]
+    ids = [int(word) for word in words]
+    if len(ids) > len(set(ids)):
+        raise ValueError(
+            f"--select-ipus {' '.join(words)} is given: training and validation have two different "
+            "ids; leave out the second one for any that is free"
+        )
+    return ids

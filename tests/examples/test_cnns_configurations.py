@@ -265,6 +265,7 @@ def test_saved_options_are_the_same_when_they_are_read():
         ("--available-memory-proportion 0.1 0.2 0.3", "which are 2"),
         ("--select-ipus one", "AUTO"),
         ("--select-ipus 0 1 2", "AUTO"),
+        ("--select-ipus 1 1", "two different ids"),
         ("--base-learning-rate-exponent nan", "-64 to 64"),
     ],
 )
