@@ -272,7 +272,11 @@ class _Training:
 
     def _validate(self) -> None:
         if self.validation:
-            self.accuracy = self.validation.accuracy(self.network.state_dict())
+            try:
+                self.accuracy = self.validation.accuracy(self.network.state_dict())
+            except ValueError:
+                self._save()  # damaged images to validate with cost no training
+                raise
             self.run.validation(self.step, self.epoch, self.accuracy)
 
     def _save(self, own: dict | None = None) -> None:

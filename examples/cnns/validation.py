@@ -86,16 +86,21 @@ class Validation:
         Args:
             weights: a network's ``state_dict()``; None keeps those of before. The statistics of
                 batch norms are those of instance 0, which checkpoints have too.
+
+        Raises:
+            Agreed: images are damaged; on all instances.
         """
         if weights is not None:
             self._network.load_state_dict(weights)
         popdist_py.broadcast(dict(self._network.named_buffers()))
         if self._model.isCompiled():
             self._model.copyWeightsToDevice()
-        right = 0
-        for pictures, labels in self._loader:
-            right += int((self._model(pictures) == labels).sum())
+        right = instances.together(self._right_answers)
         return 100 * popdist_py.all_reduce(right) / self._number
+
+    def _right_answers(self) -> int:
+        answers = ((self._model(pictures), labels) for pictures, labels in self._loader)
+        return sum(int((answer == labels).sum()) for answer, labels in answers)
 
     def close(self) -> None:
         """Give the device back."""

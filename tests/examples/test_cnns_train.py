@@ -103,6 +103,15 @@ def test_a_loss_that_is_not_finite_ends_in_one_line_and_saves_nothing(train, cap
     assert all(map(math.isfinite, losses[:-1]))
 
 
+def test_a_validation_that_fails_loses_no_training(train, capfd, monkeypatch, tmp_path):
+    def damaged(self):
+        raise ValueError("000001.JPEG cannot be decoded")
+
+    monkeypatch.setattr(cnns.module("validation").Validation, "_right_answers", damaged)
+    assert "JPEG" in refused(train, capfd, 2, *cnns.TINY, "--iterations", "2")
+    assert [path.name for path in tmp_path.glob("*/ckpt/*")] == ["step-000000000002.checkpoint"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
     """It saves after the call that runs, says how to go on, and SIGTERM means what it meant."""
@@ -135,6 +144,10 @@ def test_a_progress_bar_is_for_terminals(train, capfd):
 
 
 # --- options ----------------------------------------------------------------------------------
+
+
+def test_one_selected_ipu_trains_and_another_one_validates(train):
+    assert train(*cnns.TINY, "--iterations", "2", "--select-ipus", "0").accuracy is not None
 
 
 def test_a_pipeline_without_splits_lists_them(train, capfd):
