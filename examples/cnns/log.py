@@ -206,8 +206,9 @@ def with_options(saved: Mapping[str, Any], given: Mapping[str, Any]) -> argparse
 
 
 def write_arguments(folder: Path, args) -> None:
-    """Write the arguments of a training, with its global batch size, whole or not at all."""
-    sizes = {"global_batch_size": ipu_utils.sizes(args).global_batch}
+    """Write the arguments of a training, with its real sizes, whole or not at all."""
+    found = ipu_utils.sizes(args)
+    sizes = {"global_batch_size": found.global_batch, "replicas": found.replicas}
     text = json.dumps({**configurations.to_dict(args), **sizes}, indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")

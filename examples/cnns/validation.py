@@ -33,7 +33,12 @@ __all__ = ["Validation", "arguments_of", "main", "network_for", "validate"]
 EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 
 # What has to fit the replicas of a training, and does not matter here.
-_ONLY_OF_TRAINING = {"global_batch_size": None, "gradient_accumulation_count": None, "bn_span": 1}
+_ONLY_OF_TRAINING = {
+    "global_batch_size": None,
+    "gradient_accumulation_count": None,
+    "replicas": 1,
+    "bn_span": 1,
+}
 
 
 def validate(
@@ -130,6 +135,12 @@ def arguments_of(folder: Path, own: dict):
         ValueError: it is no folder of a run, or they do not go together.
     """
     saved = configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder)))
+    if "config" in own and own["config"] != saved.config:
+        raise ValueError(
+            f"--config {own['config']} is given, and the options of {folder} count, "
+            f"{f'which are those of {saved.config}' if saved.config else 'which have none'}: leave "
+            "it out"
+        )
     return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
 
 

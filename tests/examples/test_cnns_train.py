@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 
 import pytest
@@ -125,13 +126,14 @@ def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
     monkeypatch.setattr(log.Run, "training", logged)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as left:
-        train(*cnns.TINY, "--epochs", "5", "--batches-per-step", "1", "--logs-per-epoch", "3")
+        train(*cnns.TINY, "--epochs", "5", "--batches-per-step", "1", "--logs-per-epoch", "3",
+              "--name-suffix", "two words")  # fmt: skip
     assert left.value.code == 75
     assert signal.getsignal(signal.SIGTERM) is before
     line = capfd.readouterr().out.splitlines()[-1]
     said, _, command = line.partition("; go on with: ")
     assert said == "stopped after step 2"
-    _, program, *words = command.split()
+    _, program, *words = shlex.split(command)
     monkeypatch.setattr(log.Run, "training", own)
     assert program == str(cnns.FOLDER / "restore.py")
     result = cnns.module("restore").main(words)
