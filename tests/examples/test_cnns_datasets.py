@@ -854,6 +854,10 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses, monkeypatch):
             )  # fmt: skip
     refuses("sample.py", call=lambda: datasets.infer(tmp_path))
     refuses("--data-dir", "DATA_DIR", call=lambda: datasets.load(arguments(), training=True))
+    (tmp_path / "photographs" / "train").mkdir(parents=True)
+    deeper = f"{tmp_path / 'photographs'} holds imagenet: is it meant?"
+    refuses(tmp_path, deeper, call=lambda: datasets.infer(tmp_path))
+    (tmp_path / "photographs" / "train").rmdir()
     none = tmp_path / "none"
     refuses(none, "no folder", call=lambda: datasets.load(arguments(data_dir=none), True))
     monkeypatch.setenv("DATA_DIR", str(tmp_path))

@@ -103,9 +103,7 @@ def infer(folder: Path) -> str:
     Raises:
         DataError: there are none, or those of several.
     """
-    found = [name for name in cifar.FORMATS if cifar.find(name, folder)]
-    if tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True):
-        found.append("imagenet")
+    found = _names_in(folder)
     if not found:
         raise _missing(f"any of {', '.join(DATASETS)}", folder, "cifar-10")
     if len(found) > 1:
@@ -113,6 +111,13 @@ def infer(folder: Path) -> str:
             f"{folder} holds {' and '.join(found)}: say with --dataset which is to be used"
         )
     return found[0]
+
+
+def _names_in(folder: Path) -> list[str]:
+    found = [name for name in cifar.FORMATS if cifar.find(name, folder)]
+    if tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True):
+        found.append("imagenet")
+    return found
 
 
 def load(args: argparse.Namespace, training: bool) -> Images:
@@ -170,8 +175,16 @@ def _missing(what: str, folder: Path, name: str) -> DataError:
         f"{folder} holds not {what} but {shown or 'nothing'}; expected data_batch_1.bin ... and "
         "test_batch.bin (cifar-10), train.bin and test.bin (cifar-100), or train and validation "
         "with folders or TFRecords (imagenet). python examples/cnns/datasets/sample.py "
-        f"{name} DIR makes a small one"
+        f"{name} DIR makes a small one{_below(folder)}"
     )
+
+
+def _below(folder: Path) -> str:
+    """Return what to say of a data set that is one folder deeper, or nothing."""
+    for place in sorted(folder.iterdir()):
+        if place.is_dir() and os.access(place, os.R_OK | os.X_OK) and (found := _names_in(place)):
+            return f"; {place} holds {found[0]}: is it meant?"
+    return ""
 
 
 def loader(
