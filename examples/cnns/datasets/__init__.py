@@ -183,9 +183,10 @@ def _missing(what: str, folder: Path, *names: str) -> DataError:
 def _below(folder: Path, names: tuple[str, ...]) -> str:
     """Return what to say of one of these data sets that is a folder deeper, or nothing."""
     for place in sorted(folder.iterdir()):
-        if place.is_dir() and os.access(place, os.R_OK | os.X_OK):
-            if found := [name for name in _names_in(place) if name in names]:
-                return f"; {place} holds {found[0]}: is it meant?"
+        if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
+            continue
+        if found := [name for name in _names_in(place) if name in names]:
+            return f"; {place} holds {found[0]}: is it meant?"
     return ""
 
 
