@@ -137,9 +137,8 @@ def arguments_of(folder: Path, own: dict):
     saved = configurations.from_dict(log.on_instance_0(lambda: log.read_arguments(folder)))
     if "config" in own and own["config"] != saved.config:
         raise ValueError(
-            f"--config {own['config']} is given, and the options of {folder} count, "
-            f"{f'which are those of {saved.config}' if saved.config else 'which have none'}: leave "
-            "it out"
+            f"--config {own['config']} is given, and {folder} was trained with "
+            f"{saved.config or 'none'}, whose options count: leave it out"
         )
     return configurations.complete(log.with_options(vars(saved), {**_ONLY_OF_TRAINING, **own}))
 
