@@ -24,13 +24,49 @@ DEVICES = ("mk1", "mk2", "bow")
 PRECISIONS = ("16.16", "16.32", "32.32")
 
 
+#: What an option is when nobody says it and no default stands below: configurations.py fills it in.
+FOLLOWS = {
+    "model_size": "20, 29, B0 for CIFAR; 50, 50, B0 for ImageNet",
+    "data_dir": "$DATA_DIR",
+    "dataset": "inferred from the files of --data-dir",
+    "generated_samples": "as many as the data set has",
+    "image_size": "32 for CIFAR, 224 for ImageNet",
+    "seed": "another each time",
+    "epochs": "160 for CIFAR, 100 for ImageNet",
+    "iterations": "those of the epochs",
+    "batch_size": "32 for CIFAR, 4 for ImageNet",
+    "global_batch_size": "micro-batch x gradient accumulation x replicas",
+    "gradient_accumulation_count": "1; of a pipeline twice its stages",
+    "base_learning_rate_exponent": "for CIFAR -7 with SGD, -10 with momentum, -14 with RMSProp, -8 "
+    "with LARS; for ImageNet -8, -11, -14, -8",
+    "available_memory_proportion": "the device's own",
+    "select_ipus": "AUTO",
+    "valid_batch_size": "that of the training",
+}
+
+
+class _Help(HelpFormat):
+    """Defaults as they are: also those that follow, and none where there is nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if action.dest in FOLLOWS:
+            return f"{action.help} (default: {FOLLOWS[action.dest]})"
+        if action.default is None or action.default in ("", []):
+            return action.help
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"{action.help} (default: {'yes' if action.default else 'no'})"
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
+        return super()._get_help_string(action)
+
+
 def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> Parser:
     """Return a parser of all options for a program, of this kind.
 
     What is on or off has both words, ``--NAME`` and ``--no-NAME``: so the command line can take
     back what a configuration says.
     """
-    parser = kind(description=description, epilog=f"Example: {example}", formatter_class=HelpFormat)
+    parser = kind(description=description, epilog=f"Example: {example}", formatter_class=_Help)
     for add in (_model, _data, _training, _rates, _optimiser, _ipu, _validation, _logging, _config):
         add(parser)
     return parser
@@ -39,7 +75,9 @@ def make_parser(description: str, example: str, kind: type[Parser] = Parser) -> 
 def _model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", choices=MODELS, default="resnet", help="the network")
-    group.add_argument("--model-size", help="layers: 8, 14, 20, ... for CIFAR, 18, 34, 50; B0")
+    group.add_argument("--model-size",
+                       help="layers: for CIFAR 8, 14, 20, 32, 44, 56 of resnet, 11, 29 of resnext; "
+                       "for ImageNet 18, 34, 50, and 50; B0 of efficientnet")  # fmt: skip
     norms = group.add_mutually_exclusive_group()
     norms.add_argument("--batch-norm", dest="norm", action="store_const", const="batch",
                        help="batch normalisation (the default for CIFAR)")  # fmt: skip
@@ -54,10 +92,15 @@ def _model(parser: argparse.ArgumentParser) -> None:
 
 def _data(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data")
-    group.add_argument("--dataset", choices=DATASETS, help="inferred from --data-dir if left out")
-    group.add_argument("--data-dir", type=Path, help="folder of the data; default: $DATA_DIR")
+    group.add_argument("--dataset", choices=DATASETS, help="what the images are")
+    group.add_argument("--data-dir", type=Path, help="folder of the data")
     _flag(group, "--generated-data", "random images made on the host, instead of a data set")
-    _flag(group, "--synthetic-data", "random images made on the device: nothing is transferred")
+    _flag(
+        group,
+        "--synthetic-data",
+        "random images made on the device: nothing is transferred, "
+        "and losses and accuracies mean nothing",
+    )
     group.add_argument("--generated-samples", type=positive, help="random images of an epoch")
     group.add_argument("--image-size", type=positive, help="side of an image that the model sees")
     _flag(group, "--eight-bit-io", "transfer images as 8 bits")
@@ -145,7 +188,8 @@ def _ipu(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--available-memory-proportion", type=share, nargs="+",
                        help="of convolutions; with a pipeline also two for each stage")  # fmt: skip
     group.add_argument("--select-ipus", nargs="+", metavar="ID",
-                       help="id for training, and one for validation; AUTO")  # fmt: skip
+                       help="id of the device for training, and another one for validation, "
+                       "without which any free one validates; AUTO chooses both")  # fmt: skip
     _flag(group, "--fp-exceptions", "stop at NaN and overflow")
     _flag(group, "--deterministic", "the same bits for any number of instances")
     group.add_argument("--device", choices=DEVICES,

@@ -20,6 +20,7 @@ __all__ = [
     "check",
     "device_iterations",
     "ignored",
+    "replicas",
     "sizes",
     "training_options",
     "validation_options",
@@ -53,12 +54,12 @@ def sizes(args: argparse.Namespace) -> Sizes:
     return Sizes(
         args.batch_size,
         args.gradient_accumulation_count,
-        _replicas(args),
+        replicas(args),
         popdist_py.getNumInstances(),
     )
 
 
-def _replicas(args: argparse.Namespace) -> int:
+def replicas(args: argparse.Namespace) -> int:
     """Return the replicas of all instances: the launcher decides where there is one."""
     launched = popdist_py.isPopdistEnvSet()
     return popdist_py.getNumTotalReplicas() if launched else args.replicas
@@ -72,12 +73,12 @@ def accumulation(args: argparse.Namespace) -> int:
     """
     if args.global_batch_size is None:
         return 2 * args.shards if _is_pipelined(args) else 1
-    at_once = args.batch_size * _replicas(args)
+    at_once = args.batch_size * replicas(args)
     count, rest = divmod(args.global_batch_size, at_once)
     if rest:
         near = [at_once * count] * bool(count) + [at_once * (count + 1)]
         raise ValueError(
-            f"--global-batch-size {args.global_batch_size:,} is given, {_replicas(args)} replicas "
+            f"--global-batch-size {args.global_batch_size:,} is given, {replicas(args)} replicas "
             f"with micro-batches of {args.batch_size} reach multiples of {at_once}: "
             f"take {' or '.join(f'{size:,}' for size in near)}"
         )
@@ -137,13 +138,13 @@ def ignored(args: argparse.Namespace) -> str | None:
     if not popdist_py.isPopdistEnvSet():
         return None
     found = []
-    if args.replicas not in (1, _replicas(args)):
+    if args.replicas not in (1, replicas(args)):
         found.append(f"--replicas {args.replicas}")
     if args.select_ipus:
         found.append(f"--select-ipus {' '.join(args.select_ipus)}")
     if not found:
         return None
-    return f"{' and '.join(found)}: ignored, the launcher gives {_replicas(args)} replicas"
+    return f"{' and '.join(found)}: ignored, the launcher gives {replicas(args)} replicas"
 
 
 # --- options of PopTorch ----------------------------------------------------------------------
@@ -212,8 +213,8 @@ def _options(args: argparse.Namespace, device: int) -> poptorch.Options:
         options = poptorch.DistributedOptions()
     else:
         options = poptorch.Options().replicationFactor(args.replicas)
-        if ids := _ipu_ids(args):
-            options.useIpuId(ids[min(device, len(ids) - 1)])
+        if device < len(ids := _ipu_ids(args)):  # without a second id, any free one validates
+            options.useIpuId(ids[device])
     if args.seed is not None:
         options.randomSeed(args.seed)
     if args.device is not None:
@@ -276,4 +277,10 @@ def _ipu_ids(args: argparse.Namespace) -> list[int]:
             f"--select-ipus {' '.join(words)} is given, AUTO or one or two ids (numbers from 0 on) "
             "are accepted"
         )
-    return [int(word) for word in words]
+    ids = [int(word) for word in words]
+    if len(ids) > len(set(ids)):
+        raise ValueError(
+            f"--select-ipus {' '.join(words)} is given: training and validation have two different "
+            "ids; leave out the second one for any that is free"
+        )
+    return ids

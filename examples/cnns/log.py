@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import configurations
+import ipu_utils
 import models
 from arguments import make_parser
 from instances import on_instance_0
@@ -177,8 +178,9 @@ def read_arguments(folder: Path) -> dict[str, Any]:
 
 
 def write_arguments(folder: Path, args: argparse.Namespace) -> None:
-    """Write the arguments of a training, whole or not at all."""
-    text = json.dumps(configurations.to_dict(args), indent=2)
+    """Write the arguments of a training, with its real replicas, whole or not at all."""
+    values = {**configurations.to_dict(args), "replicas": ipu_utils.sizes(args).replicas}
+    text = json.dumps(values, indent=2)
     with private(), replaced_at_end(folder / _ARGUMENTS) as partial:
         partial.write_text(f"{text}\n", encoding="utf-8")
 

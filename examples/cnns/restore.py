@@ -16,6 +16,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 import configurations
 import instances
+import ipu_utils
 import log
 import train
 from arguments import make_parser
@@ -73,20 +74,42 @@ def _changed(
     for name, value in own.items():
         if value != saved[name] and name not in CHANGEABLE:
             raise ValueError(
-                f"{names[name]} {_said(value)} is given, and {folder} was trained with "
-                f"{_said(saved[name])}, which stays. What may change: "
+                f"{names[name]} {_said(value)} is given, and {folder} was trained "
+                f"{_with(names[name], saved[name])}, which stays. What may change: "
                 f"{', '.join(names[each] for each in CHANGEABLE)}"
             )
     args = configurations.with_options(saved, own)
     args.global_batch_size = saved["global_batch_size"]
     if "gradient_accumulation_count" not in own:
         args.gradient_accumulation_count = None  # follows from the replicas there are now
+        _check_replicas(folder, args)
     return configurations.complete(args)
+
+
+def _check_replicas(folder: Path, args: argparse.Namespace) -> None:
+    """Check that the replicas there are now reach the global batch of the run.
+
+    Raises:
+        ValueError: they do not; says which would.
+    """
+    micro_batches, now = args.global_batch_size // args.batch_size, ipu_utils.replicas(args)
+    if micro_batches % now:
+        fits = [str(n) for n in range(1, micro_batches + 1) if micro_batches % n == 0]
+        option = "--num-replicas" if popdist_py.isPopdistEnvSet() else "--replicas"
+        raise ValueError(
+            f"{folder} was trained with a global batch of {args.global_batch_size:,} images, which "
+            f"stays: {now} replicas with micro-batches of {args.batch_size} do not reach it; "
+            f"take {option} {', '.join(fits)}"
+        )
 
 
 def option_names(parser: argparse.ArgumentParser) -> dict[str, str]:
     """Return how the options are spelled, by the name of their value."""
     return {action.dest: action.option_strings[0] for action in reversed(parser._actions)}
+
+
+def _with(name: str, value: Any) -> str:
+    return f"without {name}" if value is None else f"with {_said(value)}"
 
 
 def _said(value: Any) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -283,7 +284,11 @@ class _Training:
 
     def _validate(self) -> None:
         if self.validation:
-            self.accuracy = self.validation.accuracy(self.network.state_dict())
+            try:
+                self.accuracy = self.validation.accuracy(self.network.state_dict())
+            except ValueError:
+                self._save()  # damaged images to validate with cost no training
+                raise
             self.run.validation(self.step, self.epoch, self.accuracy)
 
     def _save(self, own: dict | None = None) -> None:
@@ -306,15 +311,26 @@ class _Training:
 
     def _last_line(self, *, stopped: bool) -> str:
         if stopped:
-            go_on = Path(__file__).with_name("restore.py")
+            return f"stopped after step {self.step}; go on with: {self._command_to_go_on()}"
+        if not self.clock.images:
             return (
-                f"stopped after step {self.step}; go on with: python {go_on} --restore-path "
-                f"{self.run.folder}"
+                f"nothing is left to train after step {self.step}: give more --epochs or "
+                f"--iterations; log in {self.run.folder}"
             )
         parts = [f"{self.clock.images_per_second:.0f} img/s", f"log in {self.run.folder}"]
         if self.accuracy is not None:
             parts.insert(0, f"validation accuracy {self.accuracy:.2f} %")
         return ", ".join(parts)
+
+    def _command_to_go_on(self) -> str:
+        words = ["python"]
+        if popdist_py.isPopdistEnvSet():
+            words = ["poprun-py", "--num-instances", str(self.sizes.instances)]
+            words += ["--num-replicas", str(self.sizes.replicas)]
+            if self.args.shards > 1:
+                words += ["--ipus-per-replica", str(self.args.shards)]
+        program = Path(__file__).with_name("restore.py")
+        return shlex.join([*words, str(program), "--restore-path", str(self.run.folder)])
 
 
 def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:

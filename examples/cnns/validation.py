@@ -34,7 +34,12 @@ __all__ = ["Validation", "arguments_of", "main", "network_for"]
 _EXAMPLE = "python examples/cnns/validation.py --restore-path logs/RN20_bs32_BN_16.16_v0.2.0_x7Q"
 
 # What has to fit the replicas of a training, and does not matter here.
-_ONLY_OF_TRAINING = {"global_batch_size": None, "gradient_accumulation_count": None, "bn_span": 1}
+_ONLY_OF_TRAINING = {
+    "global_batch_size": None,
+    "gradient_accumulation_count": None,
+    "replicas": 1,
+    "bn_span": 1,
+}
 
 
 class Validation:
@@ -62,16 +67,21 @@ class Validation:
         Args:
             weights: a network's ``state_dict()``; None keeps those of before. The statistics of
                 batch norms are those of instance 0, which checkpoints have too.
+
+        Raises:
+            Agreed: images are damaged; on all instances.
         """
         if weights is not None:
             self._network.load_state_dict(weights)
         popdist_py.broadcast(dict(self._network.named_buffers()))
         if self._model.isCompiled():
             self._model.copyWeightsToDevice()
-        right = 0
-        for pictures, labels in self._loader:
-            right += int((self._model(pictures) == labels).sum())
+        right = instances.together(self._right_answers)
         return 100 * popdist_py.all_reduce(right) / self._number
+
+    def _right_answers(self) -> int:
+        answers = ((self._model(pictures), labels) for pictures, labels in self._loader)
+        return sum(int((answer == labels).sum()) for answer, labels in answers)
 
     def close(self) -> None:
         """Give the device back."""
@@ -102,8 +112,18 @@ def arguments_of(folder: Path, own: Mapping[str, Any]) -> argparse.Namespace:
     """
     values = instances.on_instance_0(lambda: log.read_arguments(folder))
     saved = vars(configurations.from_dict(values))
-    args = configurations.with_options(saved, {**_ONLY_OF_TRAINING, **own})
-    return instances.together(lambda: configurations.complete(args))
+    return instances.together(lambda: _for_validation(folder, saved, own))
+
+
+def _for_validation(
+    folder: Path, saved: Mapping[str, Any], own: Mapping[str, Any]
+) -> argparse.Namespace:
+    if "config" in own and own["config"] != saved["config"]:
+        raise ValueError(
+            f"--config {own['config']} is given, and {folder} was trained with "
+            f"{saved['config'] or 'none'}, whose options count: leave it out"
+        )
+    return configurations.complete(configurations.with_options(saved, {**_ONLY_OF_TRAINING, **own}))
 
 
 def network_for(

@@ -229,6 +229,20 @@ def test_defaults_depend_on_model_and_data(words, wanted):
     assert args.valid_batch_size == args.batch_size
 
 
+def test_help_has_the_defaults_that_depend_on_the_data():
+    arguments = importlib.import_module("arguments")
+    shown = " ".join(arguments.make_parser("", "").format_help().split())
+    assert "default: None" not in shown
+    assert "default: []" not in shown
+    for name in ("image_size", "batch_size", "epochs"):
+        small, large = (
+            getattr(parsed("--generated-data", "--dataset", data), name)
+            for data in ("cifar-10", "imagenet")
+        )
+        assert arguments.FOLLOWS[name] == f"{small} for CIFAR, {large} for ImageNet"
+        assert arguments.FOLLOWS[name] in shown
+
+
 def test_data_are_needed(capsys, monkeypatch):
     assert "sample.py cifar-10 DIR" in refused(capsys)
     assert "sample.py cifar-10 DIR" in refused(capsys, "--dataset", "imagenet")
@@ -251,6 +265,7 @@ def test_saved_options_are_the_same_when_they_are_read():
         ("--available-memory-proportion 0.1 0.2 0.3", "which are 2"),
         ("--select-ipus one", "AUTO"),
         ("--select-ipus 0 1 2", "AUTO"),
+        ("--select-ipus 1 1", "two different ids"),
         ("--base-learning-rate-exponent nan", "-64 to 64"),
     ],
 )

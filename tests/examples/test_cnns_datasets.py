@@ -838,6 +838,14 @@ def test_folder_without_data_is_told(datasets, tmp_path, refuses):
                 call=lambda name=name, place=place: datasets.load(arguments(name, place), True),
             )  # fmt: skip
     refuses("sample.py", call=lambda: datasets.infer(tmp_path))
+    (tmp_path / "photographs" / "train").mkdir(parents=True)
+    deeper = f"{tmp_path / 'photographs'} holds imagenet: is it meant?"
+    refuses(tmp_path, deeper, call=lambda: datasets.infer(tmp_path))
+    refuses(deeper, call=lambda: datasets.load(arguments("imagenet", tmp_path), True))
+    with pytest.raises(datasets.DataError) as other:
+        datasets.load(arguments("cifar-100", tmp_path), True)
+    assert "is it meant?" not in str(other.value)
+    (tmp_path / "photographs" / "train").rmdir()
     none = tmp_path / "none"
     refuses(none, "no folder", call=lambda: datasets.load(arguments(data_dir=none), True))
     write_cifar10(tmp_path)

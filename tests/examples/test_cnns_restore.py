@@ -159,7 +159,8 @@ REFUSED = [
     (("--optimiser", "SGD"), "--optimiser SGD is given"),
     (("--seed", "4"), "--seed 4 is given"),
     (("--log-dir", "elsewhere"), "--log-dir elsewhere is given"),
-    (("--replicas", "3"), "3 replicas with micro-batches of 4 reach multiples of 12"),
+    (("--config", "cifar10_resnet8"), "was trained without --config, which stays"),
+    (("--replicas", "3"), "3 replicas with micro-batches of 4 do not reach it; take --replicas 1"),
     (("--gradient-accumulation-count", "2"), "a global batch of 4 images is asked for"),
     (("--batches-per-step", "3"), "is in the middle of an epoch, with 4 images a call"),
 ]
@@ -184,8 +185,9 @@ def contents(folder):
 def test_more_epochs_and_other_logs_are_accepted(copy, capsys):
     found = restore(copy, "--epochs", "5", "--logs-per-epoch", "3", "--weight-avg-count", "2")
     assert found.steps == 30
-    assert restore(copy).steps == 30  # the folder says so now
     capsys.readouterr()
+    assert restore(copy).steps == 30  # the folder says so now
+    assert "nothing is left to train after step 30: give more --epochs" in capsys.readouterr().out
 
 
 @pytest.mark.sweep
@@ -196,6 +198,14 @@ def test_processes_that_load_images_make_no_difference(whole, tmp_path):
     assert cnns.table(folder / "training.csv") == cnns.table(whole / "training.csv")
     found, expected = (cnns.training_in(each)["training"] for each in (folder, whole))
     assert cnns.same(found, expected)
+
+
+def test_the_replicas_of_the_launcher_are_kept(tmp_path, monkeypatch):
+    """So that it goes on without the launcher too."""
+    args = cnns.module("configurations").parse(["--generated-data", "--BN-span", "1"], "", "")
+    monkeypatch.setattr(cnns.module("ipu_utils"), "replicas", lambda _: 4)
+    cnns.module("log").write_arguments(tmp_path, args)
+    assert cnns.module("log").read_arguments(tmp_path)["replicas"] == 4
 
 
 @pytest.mark.sweep
@@ -259,8 +269,9 @@ def test_a_job_goes_on_to_the_same_bits(poprun, whole_job, tmp_path, how):
     words = [cnns.FOLDER / "restore.py", "--restore-path", cut]
     if how == "stop":
         assert job.returncode == popdist_py.RESUME_EXIT_CODE
-        told = shlex.split(said.partition("go on with: python ")[2].splitlines()[0])
-        assert told == list(map(str, words))
+        told = shlex.split(said.partition("go on with: ")[2].splitlines()[0])
+        launcher = ["poprun-py", "--num-instances", "2", "--num-replicas", "4"]
+        assert told == [*launcher, *map(str, words)]
     done = poprun(*JOB, *words)
     assert done.returncode == 0, done.stderr
     assert "resumed after step " in done.stdout

@@ -155,6 +155,13 @@ def test_another_model_is_one_line(run, capsys):
     assert "[10, 64] there and [100, 64] here" in error
 
 
+@pytest.mark.parametrize("name", ["validation", "weight_avg"])
+def test_another_configuration_than_the_runs_is_one_line(run, capsys, name):
+    error = refused(lambda: program(name, run, "--config", "cifar10_resnet8"), capsys)
+    assert "--config cifar10_resnet8 is given" in error
+    assert "was trained with none, whose options count: leave it out" in error
+
+
 @pytest.mark.mpi
 @pytest.mark.sweep
 def test_two_instances_find_the_same_accuracies(run, poprun, capsys):

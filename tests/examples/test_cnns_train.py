@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 
 import pytest
@@ -105,6 +106,15 @@ def test_a_loss_that_is_not_finite_ends_in_one_line_and_saves_nothing(train, cap
     assert all(map(math.isfinite, losses[:-1]))
 
 
+def test_a_validation_that_fails_loses_no_training(train, capfd, monkeypatch, tmp_path):
+    def damaged(self):
+        raise ValueError("000001.JPEG cannot be decoded")
+
+    monkeypatch.setattr(cnns.module("validation").Validation, "_right_answers", damaged)
+    assert "JPEG" in refused(train, capfd, 2, *cnns.TINY, "--iterations", "2")
+    assert [path.name for path in tmp_path.glob("*/ckpt/*")] == ["step-000000000002.checkpoint"]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
     """It saves after the call that runs, says how to go on, and SIGTERM means what it meant."""
@@ -118,13 +128,14 @@ def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
     monkeypatch.setattr(log.Run, "training", logged)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as left:
-        train(*cnns.TINY, "--epochs", "5", "--batches-per-step", "1", "--logs-per-epoch", "3")
+        train(*cnns.TINY, "--epochs", "5", "--batches-per-step", "1", "--logs-per-epoch", "3",
+              "--name-suffix", "two words")  # fmt: skip
     assert left.value.code == 75
     assert signal.getsignal(signal.SIGTERM) is before
     line = capfd.readouterr().out.splitlines()[-1]
     said, _, command = line.partition("; go on with: ")
     assert said == "stopped after step 2"
-    _, program, *words = command.split()
+    _, program, *words = shlex.split(command)
     monkeypatch.setattr(log.Run, "training", own)
     assert program == str(cnns.FOLDER / "restore.py")
     result = cnns.module("restore").main(words)
@@ -137,6 +148,10 @@ def test_a_progress_bar_is_for_terminals(train, capfd):
 
 
 # --- options ----------------------------------------------------------------------------------
+
+
+def test_one_selected_ipu_trains_and_another_one_validates(train):
+    assert train(*cnns.TINY, "--iterations", "2", "--select-ipus", "0").accuracy is not None
 
 
 def test_a_pipeline_without_splits_lists_them(train, capfd):

@@ -110,16 +110,21 @@ def infer(folder: Path) -> str:
     Raises:
         DataError: there are none, or those of several.
     """
-    found = [name for name in cifar.FORMATS if cifar.find(name, folder)]
-    if tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True):
-        found.append("imagenet")
+    found = _names_in(folder)
     if not found:
-        raise _missing(f"any of {', '.join(DATASETS)}", folder, "cifar-10")
+        raise _missing(f"any of {', '.join(DATASETS)}", folder, *DATASETS)
     if len(found) > 1:
         raise DataError(
             f"{folder} holds {' and '.join(found)}: say with --dataset which is to be used"
         )
     return found[0]
+
+
+def _names_in(folder: Path) -> list[str]:
+    found = [name for name in cifar.FORMATS if cifar.find(name, folder)]
+    if tfrecords.find(folder, training=True) or imagenet.find_folders(folder, training=True):
+        found.append("imagenet")
+    return found
 
 
 def load(args: argparse.Namespace, training: bool) -> Images:
@@ -170,15 +175,26 @@ def _load_imagenet(
     return ImageNet(folder, training, side, transfer, instances, speaks)
 
 
-def _missing(what: str, folder: Path, name: str) -> DataError:
+def _missing(what: str, folder: Path, *names: str) -> DataError:
+    """Return the error of a folder without any of these data sets, ``what`` in words."""
     there = sorted(place.name for place in folder.iterdir())
     shown = ", ".join(there[:3]) + (", ..." if len(there) > 3 else "")
     return DataError(
         f"{folder} holds not {what} but {shown or 'nothing'}; expected data_batch_1.bin ... and "
         "test_batch.bin (cifar-10), train.bin and test.bin (cifar-100), or train and validation "
         "with folders or TFRecords (imagenet). python examples/cnns/datasets/sample.py "
-        f"{name} DIR makes a small one"
+        f"{names[0]} DIR makes a small one{_below(folder, names)}"
     )
+
+
+def _below(folder: Path, names: tuple[str, ...]) -> str:
+    """Return what to say of one of these data sets that is a folder deeper, or nothing."""
+    for place in sorted(folder.iterdir()):
+        if not place.is_dir() or not os.access(place, os.R_OK | os.X_OK):
+            continue
+        if found := [name for name in _names_in(place) if name in names]:
+            return f"; {place} holds {found[0]}: is it meant?"
+    return ""
 
 
 def loader(
