@@ -230,7 +230,7 @@ def test_defaults_depend_on_model_and_data(words, wanted):
 
 
 def test_help_has_the_defaults_that_depend_on_the_data():
-    arguments = importlib.import_module("arguments")
+    arguments = cnns.module("arguments")
     shown = " ".join(arguments.make_parser("", "").format_help().split())
     assert "default: None" not in shown
     assert "default: []" not in shown
