@@ -156,7 +156,7 @@ def test_the_session_s_first_command_is_refused_before_it_trains(pictures):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-@pytest.mark.parametrize("precision", ["32.32", "16.16"])
+@pytest.mark.parametrize("precision", ["32.32", pytest.param("16.16", marks=pytest.mark.long)])
 def test_two_instances_have_the_loss_of_two_replicas(pictures, tmp_path, precision):
     program = tmp_path / "same_pictures.py"
     program.write_text(SAME_PICTURES.format(path=str(FOLDER / "main.py")))

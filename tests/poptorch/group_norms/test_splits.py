@@ -19,7 +19,7 @@ SPLITS = [
     pytest.param(8, 1, (2, 4, 8), marks=sweep, id="8 on 1"),
     pytest.param(8, 2, (4, 2), marks=sweep, id="8 on 2: local groups"),
     pytest.param(8, 4, (2, 4, 8), marks=sweep, id="8 on 4"),
-    pytest.param(8, 8, (2, 4, 8), marks=sweep, id="8 on 8"),
+    pytest.param(8, 8, (2, 4, 8), marks=pytest.mark.long, id="8 on 8"),
     pytest.param(12, 2, (4,), marks=sweep, id="12 on 2: a group of both"),
     pytest.param(6, 3, (3,), marks=sweep, id="6 on 3: groups of two"),
 ]
