@@ -119,11 +119,11 @@ def train_on_digits(folder: Path, epochs: int | None) -> Path:
     Raises:
         SystemExit: it cannot be trained; a line says why.
     """
-    import log
+    import instances
     import train
     from datasets.sample import make_cifar10
 
-    log.on_instance_0(lambda: make_cifar10(folder, TRAINING, TEST))
+    instances.on_instance_0(lambda: make_cifar10(folder, TRAINING, TEST))
     words = ["--config", _CONFIGURATION, "--data-dir", str(folder), "--log-dir", str(folder)]
     if not popdist_py.isPopdistEnvSet():
         words += ["--replicas", "8"]

@@ -302,11 +302,14 @@ class _Training:
     def _say_what_runs(self) -> None:
         if line := ipu_utils.ignored(self.args):
             self.run.line(line)
-        found = self.sizes
+        args, found = self.args, self.sizes
+        is_random = args.generated_data or args.synthetic_data
+        images = f"random images ({args.dataset})" if is_random else args.dataset
         self.run.line(
-            f"{models.label(self.args)} on {self.args.dataset}: {self.steps} steps of "
+            f"{models.label(args)} on {images}: {_counted(self.steps, 'step')} of "
             f"{found.global_batch:,} images, micro-batch {found.micro_batch} x accumulation "
-            f"{found.accumulation} x {found.replicas} replicas of {found.instances} instances"
+            f"{found.accumulation} x {_counted(found.replicas, 'replica')} of "
+            f"{_counted(found.instances, 'instance')}"
         )
 
     def _last_line(self, *, stopped: bool) -> str:
@@ -331,6 +334,10 @@ class _Training:
                 words += ["--ipus-per-replica", str(self.args.shards)]
         program = Path(__file__).with_name("restore.py")
         return shlex.join([*words, str(program), "--restore-path", str(self.run.folder)])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def carry_out(args: argparse.Namespace, resume: Path | None = None) -> Result:

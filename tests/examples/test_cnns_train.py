@@ -70,7 +70,10 @@ def test_a_training_logs_validates_and_saves(train, capfd, monkeypatch):
     assert len(saved) == 2, saved
     assert float(validation[-1]["accuracy"]) == result.accuracy
     out = capfd.readouterr().out.splitlines()
-    assert out[0].startswith("RN8 on cifar-10: 18 steps of 4 images, micro-batch 4 x accum")
+    assert out[0] == (
+        "RN8 on random images (cifar-10): 18 steps of 4 images, micro-batch 4 x accumulation 1 "
+        "x 1 replica of 1 instance"
+    )
     assert out[-1].endswith(f"img/s, log in {result.folder}")
     assert out == (result.folder / "log.txt").read_text().splitlines()
     # 2^-7 x 4 images, after an epoch of 6 steps; tenths of it from half of the training on, and
