@@ -28,7 +28,7 @@ PAGES = [
     pytest.param("monitoring.md", marks=pytest.mark.sweep),
     pytest.param("compare.md", marks=pytest.mark.sweep),
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
-    "devices.md",
+    pytest.param("devices.md", marks=pytest.mark.sweep),
     pytest.param("hands-on.md", marks=pytest.mark.sweep),
     "pods.md",
     pytest.param("horovod.md", marks=pytest.mark.sweep),

@@ -81,6 +81,7 @@ def test_the_verdict_follows_the_rule_of_the_text(program, loader, synthetic, gi
     assert expected in program("data_loading").verdict(loader, synthetic, args, 2)
 
 
+@pytest.mark.sweep
 def test_all_three_are_measured(program, capsys, tmp_path, monkeypatch):
     """With items that are waited for, so long that the loader limits however fast this machine is.
 

@@ -101,6 +101,7 @@ def test_who_does_not_ask_gets_no_files(tmp_path):
     assert run(tmp_path, POPLAR_ENGINE_OPTIONS=off, PVTI_OPTIONS='{"enable":"false"}') == []
 
 
+@pytest.mark.sweep
 def test_traces_of_torch_are_part_of_the_timeline(tmp_path):
     """Of the steps that its schedule chooses, inside our spans of these steps."""
     steps = """
