@@ -21,7 +21,7 @@ PAGES = [
     pytest.param("examples/ddp.md", marks=pytest.mark.sweep),
     "examples/mpi.md",
     pytest.param("examples/sweep.md", marks=pytest.mark.long),
-    pytest.param("data-loading.md", marks=pytest.mark.sweep),
+    pytest.param("data-loading.md", marks=pytest.mark.long),
     "runs.md",
     "report.md",
     pytest.param("observe.md", marks=pytest.mark.sweep),

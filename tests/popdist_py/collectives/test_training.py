@@ -68,7 +68,7 @@ def test_bits_do_not_depend_on_shared_memory(of_two, alone):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("instances", [4, 8])
+@pytest.mark.parametrize("instances", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_bits_do_not_depend_on_any_split_of_8(poprun, tmp_path, alone, instances):
     assert_equal_bits(train(poprun, tmp_path, instances, "")[0][""], alone[""])
 
