@@ -118,7 +118,6 @@ def test_a_validation_that_fails_loses_no_training(train, capfd, monkeypatch, tm
     assert [path.name for path in tmp_path.glob("*/ckpt/*")] == ["step-000000000002.checkpoint"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_without_the_launcher_sigterm_asks_to_stop(train, capfd, monkeypatch):
     """It saves after the call that runs, says how to go on, and SIGTERM means what it meant."""
     log = cnns.module("log")
