@@ -46,7 +46,10 @@ def test_command_for_16_ipus_trains(tmp_path):
     printed = (COMMANDS / "pod16.sh").read_text()
     small = SMALL.format(images=64, folder=tmp_path / "logs")
     shown = trained(printed.replace("--data-dir your_dataset_path", small), tmp_path)
-    assert "RN18 on imagenet: 2 steps of 64 images, micro-batch 2 x accumulation 2" in shown
+    assert (
+        "RN18 on random images (imagenet): 2 steps of 64 images, micro-batch 2 x accumulation 2"
+        in shown
+    )
     assert "x 16 replicas of 8 instances" in shown
     assert re.search(r"step 2 \| epoch 2\.00 \| loss \d", shown), shown
 
