@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from poprun_py.config.launch_config import LaunchConfig
-    from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
+    from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
     from poprun_py.launcher import launch, plan
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.job import InstanceResult, LaunchResult
@@ -18,6 +18,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "InstanceResult",
+    "JobFailedError",
     "LaunchConfig",
     "LaunchError",
     "LaunchPlan",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "JobFailedError": "errors",
     "LaunchConfig": "config.launch_config",
     "LaunchError": "errors",
     "StartError": "errors",
