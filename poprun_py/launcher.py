@@ -74,9 +74,7 @@ def run(
             require_start(planned)
             if held is None:
                 held = at_end.enter_context(lease(planned, console, progress=progress))
-            result = _run_here(
-                planned, console, descriptors, held, progress, output_folder, begins
-            )
+            result = _run_here(planned, console, descriptors, held, progress, output_folder, begins)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
@@ -68,9 +67,10 @@ class Child:
         return self._process.pid
 
     @property
-    def pipes(self) -> Iterable[IO[bytes]]:
-        """Its standard output and error, where these are pipes to us."""
-        return [pipe for pipe in (self._process.stdout, self._process.stderr) if pipe is not None]
+    def pipes(self) -> dict[str, IO[bytes]]:
+        """Its ``stdout`` and ``stderr``, where these are pipes to us."""
+        pipes = {"stdout": self._process.stdout, "stderr": self._process.stderr}
+        return {name: pipe for name, pipe in pipes.items() if pipe is not None}
 
     def signal(self, number: int) -> None:
         """Send it a signal; nothing happens if it has ended."""

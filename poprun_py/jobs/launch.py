@@ -101,7 +101,10 @@ def launch(
     with _Folder() as folder:
         work = Work.of(target, args, kwargs, options, folder.make)
         order = Order(
-            job=work.job, environ=_copied(environ), folder=folder.name, listeners=frozenset(listeners)
+            job=work.job,
+            environ=_copied(environ),
+            folder=folder.name,
+            listeners=frozenset(listeners),
         )
         for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
             if own and stream is not None:
@@ -196,9 +199,7 @@ def _copied(environ: Mapping[str, str] | None) -> dict[str, str] | None:
 
 
 def _echoes(child: Child, kept: Path | None) -> tuple[Echo, ...]:
-    return tuple(
-        Echo(pipe, name, kept) for pipe, name in zip(child.pipes, ("stdout", "stderr"), strict=False)
-    )
+    return tuple(Echo(pipe, name, kept) for name, pipe in child.pipes.items())
 
 
 class _Folder:

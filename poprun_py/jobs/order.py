@@ -1,6 +1,6 @@
 """What a launcher's process is told, and what it says: the messages of the channel.
 
-From the launcher come, each with its value: ``waiting`` for others (whom, empty when no more),
+From the launcher come, each with its value: ``waiting`` (for whom, empty when no more),
 ``attempt`` (an Attempt that begins), ``log``, ``warn`` and ``binding`` (a line, for who asked to be
 told), and at last ``result`` (a LaunchResult) or ``error`` (a LaunchError). Nothing here acts.
 """

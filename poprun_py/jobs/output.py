@@ -45,9 +45,7 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
         stream: one of its two, or None for both, first its stdout.
     """
     names = _STREAMS if stream is None else (stream,)
-    return "".join(
-        _end_of(path) for name in names for path in _files(folders, instance, name)
-    )
+    return "".join(_end_of(path) for name in names for path in _files(folders, instance, name))
 
 
 def _files(folders: Sequence[str], instance: int, stream: StreamName) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,8 @@ from poprun_py.supervision.job import Cause, Job, LaunchResult
 from poprun_py.terminal import Terminal, UnwritableError
 
 __all__ = ["run_order", "stopped_result"]
+
+_WAITED = re.compile(r"^waiting \d+ s ")
 
 
 def run_order(order: Order, channel: Channel) -> tuple[str, object]:
@@ -52,9 +55,7 @@ def _run(order: Order, channel: Channel) -> LaunchResult:
     if isinstance(job, LaunchPlan):
         planned = job if order.environ is None else replace(job, environ=order.environ)
     else:
-        planned, held = launcher.plan_leased(
-            job, console, environ=order.environ, progress=progress
-        )
+        planned, held = launcher.plan_leased(job, console, environ=order.environ, progress=progress)
     gc.enable()
     return launcher.run(
         planned,
@@ -76,13 +77,21 @@ def _attempt(job: Job) -> Attempt:
 
 
 def _progress(console: Terminal, channel: Channel) -> Callable[[str], None]:
-    """Return what takes whom the job waits for; a terminal shows it as well."""
-    show = console.progress
+    """Return what takes whom the job waits for; a terminal shows it too, else what is new is told.
+
+    The text begins with how long it has waited, which is new every time.
+    """
+    show, told = console.progress, ""
 
     def tell(text: str) -> None:
-        channel.send("waiting", text)
+        nonlocal told
+        whom = _WAITED.sub("", text)
+        channel.send("waiting", whom)
         if show is not None:
             show(text)
+        elif whom and whom != told:
+            console.tell(f"waiting {whom}")
+        told = whom
 
     return tell
 

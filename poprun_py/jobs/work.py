@@ -71,7 +71,7 @@ def _job(target: object, options: Mapping[str, object]) -> LaunchConfig | Launch
     if isinstance(target, LaunchPlan):
         if options:
             raise UsageError(
-                f"{next(iter(options))}: the plan has decided it; make a new one with poprun_py.plan"
+                f"{next(iter(options))}: the plan has decided it; make a new one (poprun_py.plan)"
             )
         return target
     if isinstance(target, LaunchConfig):
