@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import RUN_ID
 from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
-from poprun_py.errors import LaunchError
+from poprun_py.errors import LaunchError, start_errors
 from poprun_py.hosts.host_list import Host
 from poprun_py.leases.book import PLACE_VARIABLE
-from poprun_py.output.program_files import place_of_run
+from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.shared_machine import taken_of
-from poprun_py.planning.user_program import short_name, standard_input
+from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name, standard_input
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
 from poprun_py.supervision.restart import pause
@@ -91,6 +91,7 @@ class Attempts:
         job = replace(job, output_dir=job.output_dir or self._output_folder)
         if self._begins is not None:
             self._begins(job)
+        _make_folder_of_results(planned, count)
         try:
             result = supervise(
                 job,
@@ -127,6 +128,18 @@ class Attempts:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)
 
 
+def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
+    """Make the folder of what a function returns, if the job is the call of one.
+
+    Raises:
+        StartError: the folder of the call is gone, or has no room.
+    """
+    call = call_folder(planned.config.program)
+    if call is not None:
+        with start_errors("there is no place for what the function returns"):
+            place_of_call(call, restart_count).folder.mkdir(0o700)
+
+
 def job_of(
     planned: LaunchPlan,
     run_id: str,
@@ -152,6 +165,8 @@ def job_of(
     others = [host for host in hosts if not host.is_local]
     folder, spans = recorded.folder, recorded.spans
     of_run = None if folder is None else place_of_run(Path(folder))
+    call = call_folder(config.program)
+    of_call = None if call is None else place_of_call(call, restart_count)
     everywhere = {
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
@@ -188,7 +203,8 @@ def job_of(
             for index, each in enumerate(planned.instances)
             if not hosts[each.instance.host_index].is_local
         ),
-        places=tuple(place for place in (of_run, spans) if place is not None),
+        places=tuple(place for place in (of_run, spans, of_call) if place is not None),
+        call=None if call is None else call / CALL_FILE,
         spans=None if spans is None else spans.folder,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,

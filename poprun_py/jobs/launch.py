@@ -1,4 +1,4 @@
-"""``poprun_py.launch`` and ``poprun_py.start``: a function or program in every instance of a job."""
+"""``poprun_py.launch`` and ``start``: a function or a program in every instance of a job."""
 
 from __future__ import annotations
 
@@ -159,8 +159,15 @@ def start(
     The job reads no standard input, and Ctrl-C does not reach it.
 
     Args:
-        target: as of ``launch``, as are all others but:
+        target: a function, a program, a configuration or a plan, as of ``launch``.
+        args: of the function, the same for every instance.
+        kwargs: of the function.
         show: whether what the instances write is shown as it comes; ``output`` has it anyway.
+        log: takes the launcher's log, as of ``launch``.
+        warn: takes what the user should know, as of ``launch``.
+        tell_binding: takes what the kernel says of each instance's binding.
+        environ: the environment of the job; by default that of this process, or of the plan.
+        options: as of the command line.
 
     Raises:
         UsageError: the options are wrong; nothing was started.
