@@ -154,4 +154,7 @@ def _run_here(
 def _require_main_thread() -> None:
     threading = sys.modules.get("threading")
     if threading is not None and threading.current_thread() is not threading.main_thread():
-        raise StartError("a job can be launched from the main thread only, which gets the signals")
+        raise StartError(
+            "a plan is run in the main thread only, which gets the signals; poprun_py.launch runs "
+            "it in a process of its own"
+        )

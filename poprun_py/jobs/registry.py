@@ -11,31 +11,42 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from poprun_py.jobs.handle import JobHandle
+__all__ = ["RunningJob", "add", "discard", "remove_with"]
 
-__all__ = ["add", "discard", "remove_with"]
 
-_running: set[JobHandle[Any]] = set()
+class RunningJob(Protocol):
+    """A job, as far as the end of this process is concerned."""
+
+    def stop(self) -> None:
+        """Ask it to end."""
+
+    def close(self) -> None:
+        """Stop it if it still runs, wait for its end, and remove its files."""
+
+    def forget(self) -> None:
+        """Close what a forked process has inherited of it."""
+
+
+_running: set[RunningJob] = set()
 _lock = threading.Lock()
 
 
-def add(job: JobHandle[Any]) -> None:
+def add(job: RunningJob) -> None:
     """Keep a job that runs, whoever drops its handle."""
     _stop_at_end()
     with _lock:
         _running.add(job)
 
 
-def discard(job: JobHandle[Any]) -> None:
+def discard(job: RunningJob) -> None:
     """Let go of a job that has ended."""
     with _lock:
         _running.discard(job)
 
 
-def remove_with(job: JobHandle[Any], folder: Path | None) -> weakref.finalize[..., Any]:
+def remove_with(job: RunningJob, folder: Path | None) -> weakref.finalize[..., Any]:
     """Return what removes a job's folder: when called, with the handle, or at exit."""
     return weakref.finalize(job, _remove, folder, os.getpid())
 
