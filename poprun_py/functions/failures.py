@@ -18,7 +18,7 @@ from poprun_py.functions.packed_file import (
     IncompleteFileError,
     PackedFile,
     open_packed,
-    write_whole,
+    write_packed,
 )
 
 __all__ = ["Failure", "RemoteTraceback", "read_failure", "write_failure"]
@@ -62,7 +62,7 @@ def write_failure(
     first = (str(error).splitlines() or [""])[0]
     head = {"what": what, "type": name, "message": first, "text": text, "part": part}
     try:
-        write_whole(Path(f"{prefix}.failure"), head, error if _travels(error) else None)
+        write_packed(Path(f"{prefix}.failure"), head, error if _travels(error) else None)
     except OSError as problem:
         print(f"this cannot be kept: {problem}", file=sys.stderr)  # noqa: T201
     return _EXIT_CODE

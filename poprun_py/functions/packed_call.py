@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from poprun_py.errors import StartError, UsageError, explain_os_error
-from poprun_py.functions.packed_file import append_buffers
+from poprun_py.functions.packed_file import append_buffers, create
 from poprun_py.functions.pickling import pickle_into, with_its_module
 from poprun_py.functions.unpicklable import what_is_wrong
 from poprun_py.planning.user_program import CALL_FILE, function_program
@@ -74,9 +74,8 @@ class Call:
         """
         path = Path(folder).absolute() / CALL_FILE
         head = {"name": self.name, "path": _module_path(), "argv": sys.argv}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            with create(path) as file:
                 file.write(self._stream)
                 append_buffers(file, head, self._buffers)
         except OSError as error:

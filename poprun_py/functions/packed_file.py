@@ -12,16 +12,26 @@ import json
 import mmap
 import os
 import pickle
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["IncompleteFileError", "PackedFile", "append_buffers", "open_packed", "write_whole"]
+__all__ = [
+    "IncompleteFileError",
+    "PackedFile",
+    "append_buffers",
+    "create",
+    "open_packed",
+    "write_packed",
+]
 
 # What NumPy and torch align their own memory to.
 _ALIGNMENT = 64
+# Smaller files are read: so many bytes may be in memory twice.
+_LEAST_MAPPED = 1 << 20
 _MARK = b"\x93poprun1"
 _LENGTH_BYTES = 8
 _TAIL = _LENGTH_BYTES + len(_MARK)
@@ -53,7 +63,7 @@ class PackedFile:
         return pickle.loads(self._stream, buffers=self._buffers)
 
 
-def write_whole(path: Path, head: dict[str, Any], value: object) -> None:
+def write_packed(path: Path, head: dict[str, Any], value: object) -> None:
     """Write a file that others see whole or not at all.
 
     Raises:
@@ -64,7 +74,7 @@ def write_whole(path: Path, head: dict[str, Any], value: object) -> None:
 
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with _create(partial) as file:
+        with create(partial) as file:
             append_buffers(file, head, pickle_into(file, value))
         partial.replace(path)
     except BaseException:
@@ -73,7 +83,12 @@ def write_whole(path: Path, head: dict[str, Any], value: object) -> None:
         raise
 
 
-def _create(path: Path) -> IO[bytes]:
+def create(path: Path) -> IO[bytes]:
+    """Open a new file that its owner alone can read.
+
+    Raises:
+        OSError: that is not possible.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
 
@@ -93,6 +108,16 @@ def append_buffers(
     file.write(index + len(index).to_bytes(_LENGTH_BYTES, "big") + _MARK)
 
 
+def _pages(file: IO[bytes]) -> mmap.mmap | bytearray:
+    """Return what is in a file: mapped if it is large, since a mapping keeps a descriptor."""
+    size = os.fstat(file.fileno()).st_size
+    if size < _LEAST_MAPPED:
+        return bytearray(file.read())
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, trackfd=False)
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+
+
 def open_packed(path: Path) -> PackedFile:
     """Map a file that ``append_buffers`` finished.
 
@@ -101,10 +126,10 @@ def open_packed(path: Path) -> PackedFile:
     """
     try:
         with path.open("rb") as file:
-            pages = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    except (OSError, ValueError) as error:
+            pages = memoryview(_pages(file))
+    except OSError as error:
         raise IncompleteFileError(str(error)) from None
-    if len(pages) < _TAIL or pages[-len(_MARK) :] != _MARK:
+    if pages[-len(_MARK) :] != _MARK:
         raise IncompleteFileError(f"{path} is not whole")
     length = int.from_bytes(pages[-_TAIL : -len(_MARK)], "big")
     index = json.loads(bytes(pages[-_TAIL - length : -_TAIL]))

@@ -46,8 +46,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Whoever has a tensor has imported torch.
         if torch := sys.modules.get("torch"):
             kind = type(value)
-            if kind is torch.storage.TypedStorage and value.device.type == "cpu":
-                untyped = value.untyped()
+            if kind is torch.storage.TypedStorage:
+                untyped = value._untyped_storage  # asking for it warns
                 return _typed_storage, (value.dtype, untyped)
             if kind is torch.UntypedStorage and value.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8).set_(value)

@@ -52,10 +52,10 @@ def main() -> int:
 
 def _write_result(prefix: str, value: Any) -> int:
     from poprun_py.functions.failures import write_failure
-    from poprun_py.functions.packed_file import write_whole
+    from poprun_py.functions.packed_file import write_packed
 
     try:
-        write_whole(Path(f"{prefix}.result"), {}, value)
+        write_packed(Path(f"{prefix}.result"), {}, value)
     except Exception as error:
         from poprun_py.functions.unpicklable import where
 

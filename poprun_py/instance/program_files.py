@@ -101,7 +101,8 @@ class ProgramFiles:
         """Return every file in parts to be sent, each with its name; at the end they are gone."""
         import zlib
 
-        for name in sorted(self._names()):
+        # What begins with a dot was being written when the program was killed.
+        for name in sorted(name for name in self._names() if not name.startswith(".")):
             with suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
                 own = name.removeprefix(f"{_NAME}.").encode()
                 effort = 0 if own in _UNCOMPRESSED else _COMPRESSION
