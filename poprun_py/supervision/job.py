@@ -57,7 +57,8 @@ class Job:
     and returns why the job cannot start, or an empty string. ``others`` are the instances on other
     hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
     are those for files that programs leave, ``spans`` the folder of a timeline, None without
-    one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
+    one. ``call`` is a file that every program reads, which other hosts are sent; None for none.
+    ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
     who inspects the job, as are ``run_id`` and ``program``.
     ``live`` asks for a view of the instances that is kept up to date on the terminal.
     ``recorders`` take every training step, and every look at the instances.
@@ -83,6 +84,7 @@ class Job:
     others: frozenset[int] = frozenset()
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
+    call: Path | None = None
     ipus: tuple[range, ...] = ()
     partition: str | None = None
     run_id: str = ""
