@@ -19,7 +19,15 @@ import popdist_py
 import poprun_py
 from popdist_py import poptorch
 from popdist_py.collectives.background import Handle
-from poprun_py import InstanceResult, JobFailedError, LaunchConfig, LaunchPlan, LaunchResult
+from poprun_py import (
+    InstanceResult,
+    JobFailedError,
+    JobHandle,
+    JobStatus,
+    LaunchConfig,
+    LaunchPlan,
+    LaunchResult,
+)
 
 
 @dataclass
@@ -48,7 +56,7 @@ def reductions(tensor: torch.Tensor, array: NDArray[np.float32], stats: Statisti
     assert_type(popdist_py.reduce_scatter(tensor), torch.Tensor)
     assert_type(popdist_py.reduce_scatter(array, async_op=True).wait(), NDArray[np.float32])
     popdist_py.all_reduce(tensor, op="average")  # type: ignore[call-overload]  # pyright: ignore
-    popdist_py.all_reduce(tensor).losses  # type: ignore[attr-defined]  # pyright: ignore
+    print(popdist_py.all_reduce(tensor).losses)  # type: ignore[attr-defined]  # pyright: ignore
 
 
 def exchanges(tensor: torch.Tensor, names: dict[str, list[str]]) -> None:
@@ -102,9 +110,42 @@ def configurations() -> None:
 def results(config: LaunchConfig) -> None:
     result = poprun_py.launch(config)
     assert_type(result, LaunchResult)
+    assert_type(poprun_py.launch(poprun_py.plan(config)), LaunchResult)
     assert_type(result.raise_for_failure(), LaunchResult)
     assert_type(result.instances, tuple[InstanceResult, ...])
     try:
         result.raise_for_failure()
     except JobFailedError as error:
         assert_type(error.exit_code, int)
+
+
+def train(rate: float, *, steps: int = 1) -> dict[str, float]:
+    return {"loss": rate * steps}
+
+
+def programs() -> None:
+    result = poprun_py.launch(["train.py", "--lr", 0.1, Path("data")], num_instances=2, timeout=60)
+    assert_type(result, LaunchResult)
+    poprun_py.launch(["train.py"], num_instances="two")  # type: ignore[call-overload]  # pyright: ignore
+    poprun_py.launch(["train.py", None])  # type: ignore[list-item]  # pyright: ignore
+
+
+def functions() -> None:
+    values = poprun_py.launch(train, args=(0.1,), kwargs={"steps": 2}, num_instances=4)
+    assert_type(values, list[dict[str, float]])
+    assert_type(poprun_py.launch(lambda: 3, num_replicas=8, num_instances=2), list[int])
+
+
+async def handles() -> None:
+    job = poprun_py.start(train, args=(0.1,), hosts=["a", "b:2"], env={"X": "1"})
+    assert_type(job, JobHandle[list[dict[str, float]]])
+    assert_type(job.result(timeout=60), list[dict[str, float]])
+    assert_type(await job, list[dict[str, float]])
+    assert_type(job.wait(), LaunchResult)
+    assert_type(job.status(), JobStatus)
+    assert_type(job.status().exit_code, int | None)
+    assert_type(job.output(1, stream="stderr"), str)
+    job.output(stream="log")  # type: ignore[arg-type]  # pyright: ignore
+    with poprun_py.start(["train.py"], num_instances=2) as other:
+        assert_type(other.result(), LaunchResult)
+        other.stop(grace=5)
