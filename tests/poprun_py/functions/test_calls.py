@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import subprocess
 import sys
@@ -211,3 +212,15 @@ def test_the_program_of_a_call_alone_says_who_runs_it(tmp_path):
     done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == 2
     assert done.stderr == "max is run by poprun_py.launch only, from Python\n"
+
+
+def test_tracebacks_show_the_lines_of_a_cell(capfd):
+    """A notebook's cell is in no file; its lines are where Python looks for them."""
+    source = "def helper():\n    raise OSError('in a cell')\n\ndef work():\n    helper()\n"
+    cell: dict = {"__name__": "__main__"}
+    linecache.cache["<cell 3>"] = (len(source), None, source.splitlines(keepends=True), "<cell 3>")
+    exec(compile(source, "<cell 3>", "exec"), cell)
+    with pytest.raises(OSError, match="in a cell"):
+        call(cell["work"], num_instances=1)
+    assert 'File "<cell 3>", line 5, in work' in (shown := capfd.readouterr().err)
+    assert "raise OSError('in a cell')" in shown
