@@ -10,9 +10,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from website import navigation, public_names, source_pages
+from website import navigation, public_names, source_pages  # noqa: E402
 
-from poprun_py import __version__
+from poprun_py import __version__  # noqa: E402
 
 project = "poprun-py"
 version = release = __version__
@@ -23,6 +23,8 @@ exclude_patterns = ["website", "seed_texts", "man"]
 
 # Pages link to headings as GitHub names them.
 myst_heading_anchors = 4
+# Two hyphens begin an option.
+smartquotes = False
 myst_url_schemes = ["http", "https", "mailto", "project"]
 
 autodoc_typehints = "signature"
@@ -55,6 +57,8 @@ html_theme_options = {
 def setup(app):
     """Join the parts of the site that Sphinx does not know."""
     app.add_directive("public-names", public_names.PublicNames)
+    app.connect("autodoc-process-docstring", public_names.hide_colon, priority=499)
+    app.connect("autodoc-process-docstring", public_names.show_colon, priority=501)
     app.connect("source-read", source_pages.put_texts_of_the_project)
     app.connect("source-read", source_pages.mark_links)
     app.connect("source-read", navigation.add_contents)

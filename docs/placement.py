@@ -1,6 +1,6 @@
 """Draws the pictures of docs/placement.md and docs/index.md: ``python docs/placement.py``.
 
-The machine is that of the other pictures of docs/placement.md, tests/support/snapshots/example.json.
+The machine is that of the other pictures there, tests/support/snapshots/example.json.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "main-job.svg": {
         "num_instances": 2,
         "num_replicas": 8,
+        "cores_per_instance": 8,
     },
     "placement.svg": {
         "num_instances": 3,

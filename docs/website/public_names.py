@@ -14,11 +14,13 @@ from typing import ClassVar
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-__all__ = ["PublicNames"]
+__all__ = ["PublicNames", "hide_colon", "show_colon"]
 
-_CLASS = ("members", "show-inheritance")
+# Napoleon, which turns Args: and Raises: into lists, takes "Words: more" of a property for a type.
+_COLON = "\N{RATIO}"
 
 
 class PublicNames(SphinxDirective):
@@ -45,9 +47,26 @@ def _directive(name: str, value: object) -> list[str]:
     if isinstance(value, types.ModuleType):
         return []  # it has a page of its own
     if inspect.isclass(value):
-        options = [f"   :{option}:" for option in _CLASS]
+        options = ["   :members:"]
+        if value.__bases__ != (object,):
+            options.append("   :show-inheritance:")
         if "Enum" in {base.__name__ for base in value.__mro__}:
             options.append("   :undoc-members:")
         return [f".. autoclass:: {name}", *options, ""]
     kind = "autofunction" if inspect.isroutine(value) else "autodata"
     return [f".. {kind}:: {name}", ""]
+
+
+def hide_colon(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Hide the colon in the first sentence of a property before Napoleon reads it."""
+    if what in ("property", "attribute") and lines:
+        lines[0] = lines[0].replace(": ", f"{_COLON} ")
+
+
+def show_colon(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """Show it again."""
+    lines[:] = [line.replace(_COLON, ":") for line in lines]
