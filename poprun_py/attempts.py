@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,9 @@ from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 if TYPE_CHECKING:
     from poprun_py.pods.held_partition import HeldPartition
 
-__all__ = ["Attempts", "job_of"]
+__all__ = ["Attempts", "Begins", "job_of"]
 
+Begins = Callable[[Job], None]
 Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
 
 
@@ -46,6 +48,8 @@ class Attempts:
         descriptors: where the instances' stdout and stderr go.
         without_lost_hosts: plans the same job on the hosts that are left.
         held: the partition of the job, the same for all attempts.
+        output_folder: for what the instances write, where no --output-dir keeps it.
+        begins: told of each attempt before it begins.
     """
 
     def __init__(
@@ -56,8 +60,13 @@ class Attempts:
         descriptors: tuple[int, int],
         without_lost_hosts: Replan,
         held: HeldPartition | None = None,
+        *,
+        output_folder: str | None = None,
+        begins: Begins | None = None,
     ) -> None:
         self.plan = planned
+        self._output_folder = output_folder
+        self._begins = begins
         self._recording = recording
         self._console = console
         self._without_lost_hosts = without_lost_hosts
@@ -70,18 +79,22 @@ class Attempts:
         planned, recording = self.plan, self._recording
         recorded = recording.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
+        job = job_of(
+            planned,
+            recording.run_id,
+            recorded,
+            count,
+            spent,
+            self._held,
+            warn=self._console.warn,
+        )
+        job = replace(job, output_dir=job.output_dir or self._output_folder)
+        if self._begins is not None:
+            self._begins(job)
         _make_folder_of_results(planned, count)
         try:
             result = supervise(
-                job_of(
-                    planned,
-                    recording.run_id,
-                    recorded,
-                    count,
-                    spent,
-                    self._held,
-                    warn=self._console.warn,
-                ),
+                job,
                 log=self._console.log,
                 on_started=self._check_binding,
                 descriptors=self._descriptors,

@@ -52,7 +52,7 @@ class JobFailedError(LaunchError):
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message, result)
         self.result = result
-        self.exit_code = getattr(result, "exit_code", LaunchError.exit_code)
+        self.exit_code: int = getattr(result, "exit_code", LaunchError.exit_code)
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -40,7 +40,7 @@ from poprun_py.config.option_kinds import (
 )
 from poprun_py.config.origins import Origin, as_default, from_python
 from poprun_py.errors import UsageError
-from poprun_py.on_use import on_use
+from poprun_py.on_use import Shown, on_use
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ _SDK_NAMES = Kind(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchConfig:
+class LaunchConfig(Shown):
     """Everything that decides a launch: ``program`` and the options of the command line.
 
     A program ``-m MODULE ...`` is a Python module. ``num_replicas`` is ``num_instances`` where it
