@@ -32,6 +32,7 @@ TRANSCRIPTS = [
         "hands-on",
         "horovod",
         "pods",
+        "python",
         "report",
         "sdk-programs",
         "torch-backend",
