@@ -25,3 +25,44 @@ def test_arguments_and_results_travel_to_other_hosts_and_back(lab):
     for host in lab.hosts:
         left = host.run("sh", "-c", "ls -d /tmp/poprun* 2>/dev/null").stdout
         assert left == "", host.name
+
+
+SMALL = """
+import sys, tempfile
+import numpy as np
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import LaunchError
+from poprun_py.functions.packed_call import Call
+from poprun_py.functions.results import read
+from poprun_py.launcher import launch
+
+def job(function, *args):
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
+        program = Call.of(function, args).program(folder)
+        config = LaunchConfig(program=program, num_instances=2, host="node0,node1")
+        try:
+            return read(folder, launch(config))
+        except LaunchError as error:
+            print(type(error).__name__, error)
+
+job(len, np.ones(8 << 20))
+job(lambda: __import__("numpy").ones(8 << 20))
+"""
+
+
+def test_a_host_without_room_says_so(make_lab, tmp_path):
+    """For the call before anything starts, for the result when it is there."""
+    hosts = make_lab(2)
+    small = hosts[1].run("mount", "-o", "remount,size=32m", "/tmp")
+    assert small.returncode == 0, small.stderr
+    path = tmp_path / "script.py"
+    path.write_text(SMALL)
+    done = hosts[0].run(sys.executable, path, tmp_path)
+    assert done.returncode == 0, done.stderr
+    call, result = done.stdout.splitlines()
+    assert call == (
+        "StartError host node1 cannot keep the call of len() for instance 1 (No space left on "
+        "device): make room there, or set TMPDIR to another folder"
+    )
+    assert result.startswith("JobFailedError the result of instance 1 on node1 (ndarray) cannot be")
+    assert "No space left on device): make room, or set TMPDIR" in result
