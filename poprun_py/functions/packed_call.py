@@ -5,13 +5,16 @@ The pickle is made at once: what cannot travel is refused before anything starts
 
 from __future__ import annotations
 
+import inspect
 import io
+import linecache
 import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.functions.packed_file import append_buffers, create
@@ -31,6 +34,7 @@ class Call:
     """
 
     name: str
+    _sources: Mapping[str, list[str]] = field(repr=False)
     _stream: bytes = field(repr=False)
     _buffers: tuple[pickle.PickleBuffer, ...] = field(repr=False)
 
@@ -61,7 +65,7 @@ class Call:
                 buffers = pickle_into(stream, call)
         except Exception as error:
             raise UsageError(what_is_wrong(name, *call, error)) from None
-        return cls(name, stream.getvalue(), tuple(buffers))
+        return cls(name, _sources(function), stream.getvalue(), tuple(buffers))
 
     def program(self, folder: Path | str) -> tuple[str, ...]:
         """Write the call into a folder and return the program that every instance runs.
@@ -73,7 +77,12 @@ class Call:
             StartError: nothing can be written there.
         """
         path = Path(folder).absolute() / CALL_FILE
-        head = {"name": self.name, "path": _module_path(), "argv": sys.argv}
+        head = {
+            "name": self.name,
+            "path": _module_path(),
+            "argv": sys.argv,
+            "sources": self._sources,
+        }
         try:
             with create(path) as file:
                 file.write(self._stream)
@@ -89,6 +98,18 @@ def _name(function: object) -> str:
     inner = getattr(function, "func", function)
     name = getattr(inner, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
+
+
+def _sources(function: object) -> dict[str, list[str]]:
+    """Return the lines of code that stands in no file, such as a notebook's cells, by their name.
+
+    Tracebacks of instances show them.
+    """
+    used = [function]
+    if isinstance(function, FunctionType):
+        used += inspect.getclosurevars(function).globals.values()
+    names = {each.__code__.co_filename for each in used if isinstance(each, FunctionType)}
+    return {name: linecache.getlines(name) for name in names if not Path(name).exists()}
 
 
 def _module_path() -> list[str]:

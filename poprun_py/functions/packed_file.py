@@ -108,11 +108,13 @@ def append_buffers(
     file.write(index + len(index).to_bytes(_LENGTH_BYTES, "big") + _MARK)
 
 
-def _pages(file: IO[bytes]) -> mmap.mmap | bytearray:
+def _pages(file: IO[bytes]) -> mmap.mmap:
     """Return what is in a file: mapped if it is large, since a mapping keeps a descriptor."""
     size = os.fstat(file.fileno()).st_size
     if size < _LEAST_MAPPED:
-        return bytearray(file.read())
+        pages = mmap.mmap(-1, max(1, size))
+        pages.write(file.read())
+        return pages
     if sys.version_info >= (3, 13):
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, trackfd=False)
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)

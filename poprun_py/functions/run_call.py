@@ -7,6 +7,7 @@ its launcher sent after the instance had shown the job's secret, is unpickled.
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> int:
     if path.parent == Path("/proc/self/fd"):
         os.close(int(path.name))
     sys.argv[:] = call.head["argv"]
+    for name, lines in call.head["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     own = [entry for entry in sys.path if entry not in call.head["path"]]
     sys.path[:] = [*own, *call.head["path"]]
     try:

@@ -287,6 +287,10 @@ class JobHandle(Generic[T]):
 
     def _watch(self) -> None:
         """Take what the launcher's process says, until it has ended."""
+        # What the result holds, while there is time: an import when the program ends of a Ctrl-C
+        # would have Python forget that it is to end by that signal.
+        import poprun_py.observation.job_view  # noqa: F401
+
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.channel, selectors.EVENT_READ)
             for echo in self._echoes:
