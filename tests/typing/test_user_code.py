@@ -21,7 +21,7 @@ def checked(*command):
 
 
 def test_pyright_reads_a_users_program_as_it_says():
-    # basedpyright is pyright with a JavaScript engine in its wheel: nothing is fetched when it runs.
+    # pyright with a JavaScript engine in its wheel: nothing is fetched when it runs.
     assert importlib.util.find_spec("basedpyright"), "pip install -e '.[test]'"
     checked("basedpyright", "--project", str(HERE), "--pythonpath", sys.executable)
 
