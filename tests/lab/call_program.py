@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from poprun_py import launch
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
 
 MIB = 1 << 20
 

@@ -34,7 +34,7 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import LaunchError
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
+from poprun_py import launch
 
 def job(function, *args):
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:

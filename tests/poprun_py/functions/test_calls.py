@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+from poprun_py import launch
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import JobFailedError
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -125,7 +125,7 @@ import tempfile
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
+from poprun_py import launch
 
 def call(function, *args):
     with tempfile.TemporaryDirectory() as folder:
