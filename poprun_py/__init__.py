@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.job import InstanceResult, LaunchResult
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "InstanceResult",
