@@ -23,6 +23,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (
             "How to",
             (
+                *("python", "functions"),
                 *("multi-host", "slurm", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),

@@ -37,6 +37,7 @@ PAGES = [
     pytest.param("course.md", marks=pytest.mark.long),
     pytest.param("cnns.md", marks=pytest.mark.sweep),
     pytest.param("python.md", marks=pytest.mark.sweep),
+    pytest.param("functions.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

@@ -6,28 +6,29 @@ import linecache
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
+<<<<<<< .merge_file_vIOTKn
 from poprun_py import launch
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import JobFailedError
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
+=======
+import poprun_py
+from poprun_py.errors import JobFailedError
+from poprun_py.functions.packed_call import Call
+>>>>>>> .merge_file_RxNjZb
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
 def call(function, *args, num_instances=2, **options):
     """Return what a function returned in every instance of a job."""
-    config = {"num_instances": num_instances, "num_replicas": num_instances, **options}
-    with tempfile.TemporaryDirectory() as folder:
-        program = Call.of(function, args).program(Path(folder))
-        return read(folder, launch(LaunchConfig(program=program, **config)))
+    return poprun_py.launch(function, args=args, num_instances=num_instances, **options)
 
 
 def test_closures_see_their_instance_and_change_their_own_arguments():
@@ -120,6 +121,7 @@ def run_python(code, tmp_path, *words):
     return done.stdout
 
 
+<<<<<<< .merge_file_vIOTKn
 CALL = """
 import tempfile
 from poprun_py.config.launch_config import LaunchConfig
@@ -134,16 +136,19 @@ def call(function, *args):
 """
 
 
+=======
+>>>>>>> .merge_file_RxNjZb
 def test_classes_of_a_script_are_the_same_when_they_come_back(tmp_path):
     """Also modules beside the script are found, without running the script again."""
     (tmp_path / "beside.py").write_text("def value():\n    return 42\n")
-    code = f"""{CALL}
+    code = """
+import poprun_py
 import sys
 import beside
 
 class MineError(Exception):
     def __init__(self, code):
-        super().__init__(f"code {{code}}")
+        super().__init__(f"code {code}")
         self.code = code
     def __reduce__(self):
         return MineError, (self.code,)
@@ -159,12 +164,12 @@ def work(point):
 def fail():
     raise MineError(7)
 
-(point,) = call(work, Point(1))
+(point,) = poprun_py.launch(work, args=(Point(1),))
 print(isinstance(point, Point), point.x)
-(value,) = call(beside.value)
+(value,) = poprun_py.launch(beside.value)
 print(value)
 try:
-    call(fail)
+    poprun_py.start(fail).result()
 except MineError as error:
     print(error.code, error.__notes__)
 """
@@ -177,7 +182,8 @@ except MineError as error:
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_a_large_result_is_in_memory_once_on_either_side(kind, tmp_path):
     """64 MB: neither the instance nor the parent grows by more than 1.2 times of it."""
-    code = f"""{CALL}
+    code = f"""
+import poprun_py
 import numpy as np
 import torch
 
@@ -197,7 +203,7 @@ def work(kind):
     return value
 
 before = peak()
-(value,) = call(work, {kind!r})
+(value,) = poprun_py.launch(work, args=({kind!r},))
 assert float(value.sum()) == 32_000_000
 print(f"parent {{peak() - before:.0f}}")
 """
