@@ -72,8 +72,8 @@ def test_an_exception_names_the_instance_and_ends_the_others(capfd):
 @pytest.mark.parametrize(
     ("end", "how"),
     [
-        (lambda: sys.exit(3), "exit code 3"),
-        (lambda: os._exit(0), "exit code 0"),
+        pytest.param(lambda: sys.exit(3), "exit code 3", marks=pytest.mark.sweep),
+        pytest.param(lambda: os._exit(0), "exit code 0", marks=pytest.mark.sweep),
         (lambda: os.kill(os.getpid(), 9), "signal SIGKILL"),
         (lambda: sys.exit("no data"), "exit code 1 before the function returned; its last line is"),
     ],
@@ -84,6 +84,7 @@ def test_an_instance_that_ends_itself_is_a_job_that_failed(end, how):
     assert caught.value.result.instances[0].index == 0
 
 
+@pytest.mark.sweep
 def test_a_clean_exit_is_no_value():
     assert call(lambda: sys.exit(), num_instances=1) == [None]
 
@@ -98,6 +99,7 @@ def test_a_result_that_cannot_be_sent_is_named():
         call(work, num_instances=1)
 
 
+@pytest.mark.sweep
 def test_a_restart_begins_anew(tmp_path):
     marker = tmp_path / "there"
 
