@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/placement.md: ``python docs/placement.py``.
+"""Draws the pictures of docs/placement.md and docs/index.md: ``python docs/placement.py``.
 
-The machine is that of the other pictures of the page, tests/support/snapshots/example.json.
+The machine is that of the other pictures there, tests/support/snapshots/example.json.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from poprun_py.views.plan_picture import plan_picture  # noqa: E402
 MACHINE = ROOT / "tests" / "support" / "snapshots" / "example.json"
 # What each file of this folder shows.
 JOBS: dict[str, dict[str, Any]] = {
+    "main-job.svg": {
+        "num_instances": 2,
+        "num_replicas": 8,
+        "cores_per_instance": 8,
+    },
     "placement.svg": {
         "num_instances": 3,
         "num_replicas": 6,

@@ -1,15 +1,25 @@
-"""Writes docs/options/ from the declarations of the options: ``python docs/reference.py``.
+"""Writes the reference from the declarations of options and commands: ``python docs/reference.py``.
+
+That is docs/options/, docs/commands.md and docs/environment-variables.md.
 
 A test compares the pages with what this makes, so that they cannot fall behind.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
-from poprun_py.config.launch_config import GROUPS, LaunchConfig, options
-from poprun_py.config.option_kinds import FLAG, Option, option_name
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+from website.commands import FILES, LAUNCHER, Described, described, shared_options  # noqa: E402
+from website.variables import VARIABLES  # noqa: E402
+
+from poprun_py.config.environment_options import OPTION_VARIABLES  # noqa: E402
+from poprun_py.config.launch_config import GROUPS, LaunchConfig, options  # noqa: E402
+from poprun_py.config.option_kinds import FLAG, Option, option_name  # noqa: E402
 
 INDEX = """# Options of poprun-py
 
@@ -58,7 +68,7 @@ exclude one another, the one of the stronger place counts. A refusal names a val
   does `--stacks`; beside `--from-plan` only what the plan has not decided counts.
 """
 
-VARIABLES = """
+INSTANCES_GET = """
 ## What instances get besides
 
 - On other hosts, the launcher's settings of our libraries: every variable that begins with
@@ -91,18 +101,33 @@ shared by [pods](../pods.md).
 # What the declarations do not say, by page.
 _BELOW = {
     "Configuration": PLACES,
-    "Environment": VARIABLES,
+    "Environment": INSTANCES_GET,
     "IPU hardware": PODS,
     "Placement": LEASES,
 }
 
 
+COMMANDS = """# Commands
+
+`poprun-py` itself starts programs: [its options](options/index.md). The commands here look at runs
+and devices, and make partitions; each has this text as its `--help` and in its manual (`man
+poprun-py`, `man poprun-py-pod`, `man gc-info`, `man gc-monitor`).
+"""
+
+ENVIRONMENT = """# Environment variables
+
+What can be set from outside. Each option of the launcher that may stand in a file has a variable
+too: they are listed at the end, and [here](options/configuration.md#places-of-options) is which place
+of options wins. What instances get from the launcher: [environment](options/environment.md).
+"""
+
+
 def pages() -> dict[str, str]:
-    """Return every page by file name: an index, and one for each group."""
+    """Return every page of docs/options/ by file name: an index, and one for each group."""
     index = [INDEX]
     made = {}
     for group, purpose in GROUPS.items():
-        name = f"{group.lower().replace(' ', '-')}.md"
+        name = _file(group)
         index.append(f"| [{group}]({name}) | {purpose} |\n")
         rows = [_row(field, opt) for field, opt in options().items() if opt.group == group]
         made[name] = (
@@ -111,6 +136,64 @@ def pages() -> dict[str, str]:
             + "".join([*rows, _BELOW.get(group, "")])
         )
     return {"index.md": "".join(index), **made}
+
+
+def pages_beside() -> dict[str, str]:
+    """Return the pages of docs/ itself: the commands, and the variables."""
+    return {"commands.md": _commands(), "environment-variables.md": _variables()}
+
+
+def _commands() -> str:
+    made = [COMMANDS]
+    for name, command in {**LAUNCHER, **FILES}.items():
+        each, *below = described(name, command)
+        made += [f"\n## {name}\n", *_told(each)]
+        shared = shared_options(below)
+        if shared:
+            made += ["\nOptions of all its commands:\n", _table(shared)]
+        for one in below:
+            made += [f"\n### {one.name}\n", *_told(one, shared)]
+    return "".join(made)
+
+
+def _told(each: Described, shared: tuple[tuple[str, str], ...] = ()) -> list[str]:
+    made = [f"\n```text\n{each.usage}\n```\n"]
+    for paragraph in each.paragraphs:
+        text = f"```text\n{paragraph.text}\n```" if paragraph.is_kept else _plain(paragraph.text)
+        made.append(f"\n{text}\n")
+    own = tuple(option for option in each.options if option not in shared)
+    return [*made, _table(own)] if own else made
+
+
+def _table(rows: tuple[tuple[str, str], ...]) -> str:
+    lines = [f"| `{_cell(names)}` | {_plain(_cell(text))} |\n" for names, text in rows]
+    return "".join(["\n| option | meaning |\n|---|---|\n", *lines])
+
+
+def _variables() -> str:
+    made = [ENVIRONMENT]
+    for place, variables in VARIABLES.items():
+        rows = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in variables.items())
+        made.append(f"\n## {place}\n\n| variable | meaning |\n|---|---|\n{rows}")
+    rows = "".join(
+        f"| `{name}` | [`{option_name(field)}`](options/{_file(options()[field].group)}) |\n"
+        for name, field in sorted(OPTION_VARIABLES.items())
+    )
+    made.append(f"\n## Options of the launcher\n\n| variable | option |\n|---|---|\n{rows}")
+    return "".join(made)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Return text in which Markdown finds no markup."""
+    return text.replace("*", "\\*").replace("<", "\\<")
+
+
+def _file(group: str) -> str:
+    return f"{group.lower().replace(' ', '-')}.md"
 
 
 def _row(field: str, opt: Option) -> str:
@@ -135,3 +218,5 @@ if __name__ == "__main__":
     folder.mkdir(exist_ok=True)
     for name, text in pages().items():
         (folder / name).write_text(text, encoding="utf-8")
+    for name, text in pages_beside().items():
+        folder.with_name(name).write_text(text, encoding="utf-8")

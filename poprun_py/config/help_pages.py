@@ -16,7 +16,7 @@ from poprun_py.config.launch_config import GROUPS, options
 from poprun_py.config.origins import variable_name
 from poprun_py.errors import UsageError, nearest
 
-__all__ = ["MOST_USED", "help_text"]
+__all__ = ["EXAMPLES", "GRAMMAR", "MOST_USED", "PLACES", "PURPOSE", "USAGE", "help_text"]
 
 MOST_USED = (
     *("num_instances", "num_replicas", "host", "env", "output_dir"),
@@ -24,13 +24,13 @@ MOST_USED = (
     *("print_topology", "dry_run", "verbosity"),
 )
 _MOST_COLUMNS = 100
-_USAGE = "[OPTIONS] PROGRAM [ARGUMENTS]"
-_PURPOSE = (
+USAGE = "[OPTIONS] PROGRAM [ARGUMENTS]"
+PURPOSE = (
     "Start PROGRAM as the instances of a distributed job. Each instance is a process that owns "
     "NUM_REPLICAS / NUM_INSTANCES replicas of an emulated IPU; a program that ends in .py runs "
     "under this Python."
 )
-_EXAMPLES = (
+EXAMPLES = (
     "-n 2 train.py --epochs 3",
     "-n 2 --num-replicas 8 --dry-run train.py",
     "--host node[0-3] -n 8 --num-replicas 64 -m package.train",
@@ -40,15 +40,20 @@ _COMMANDS = {
     "compare RUN RUN...": "such runs side by side: speed, loss, time to a target, efficiency",
     "scale PROGRAM": "run it with several numbers of instances, and show how its speed grows",
 }
-_GRAMMAR = (
+GRAMMAR = (
     "Options end at PROGRAM or -m MODULE; they may be given as --option VALUE or --option=VALUE, "
     "and shortened as long as they stay unique. A yes|no value may also be on, off, true, false, "
     "1 or 0; a TIME is 90, 90s, 5m, 1h30m or 2d."
 )
-_PLACES = (
+PLACES = (
     "Options are also read from variables (POPRUN_NUM_INSTANCES=2), from the file of "
     "--import-config, and from the table [tool.poprun-py] of the nearest pyproject.toml. The "
     "command line wins over variables, those over the file, that over pyproject.toml."
+)
+# A build of the site has no address of its own: it lies where it was made.
+_ELSEWHERE = (
+    "The manual: man poprun-py. Tutorials and how-to: docs/index.md of the source, which make docs "
+    "builds as a site."
 )
 
 
@@ -128,26 +133,28 @@ def _write_short(formatter: click.HelpFormatter) -> None:
         rows = [(group.lower(), purpose) for group, purpose in GROUPS.items()]
         rows += [("OPTION", "one option, such as --help timeout"), ("all", "every option")]
         formatter.write_dl(rows)
+    formatter.write_paragraph()
+    formatter.write_text(_ELSEWHERE)
 
 
 def _write_all(formatter: click.HelpFormatter) -> None:
     _write_beginning(formatter)
     formatter.write_paragraph()
     with formatter.indentation():
-        formatter.write_text(_GRAMMAR)
+        formatter.write_text(GRAMMAR)
     for group in GROUPS:
         _write_group(formatter, group)
     _write_options(formatter, "Help", (o for o in _declared() if o.group == "Help"))
 
 
 def _write_beginning(formatter: click.HelpFormatter) -> None:
-    formatter.write_usage(command_name(), _USAGE)
+    formatter.write_usage(command_name(), USAGE)
     formatter.write_paragraph()
     with formatter.indentation():
-        formatter.write_text(_PURPOSE)
+        formatter.write_text(PURPOSE)
         formatter.write_paragraph()
         with formatter.indentation():
-            for example in _EXAMPLES:
+            for example in EXAMPLES:
                 formatter.write_text(f"{command_name()} {example}")
 
 
@@ -157,7 +164,7 @@ def _write_group(formatter: click.HelpFormatter, group: str) -> None:
     if group == "Configuration":
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(_PLACES)
+            formatter.write_text(PLACES)
 
 
 def _write_option(formatter: click.HelpFormatter, option: Declared) -> None:

@@ -1,0 +1,66 @@
+"""Sphinx makes a site of these pages: ``make docs``.
+
+Sphinx with MyST and furo: the pages stay Markdown that GitHub shows, the API comes from docstrings
+and types, links and references are checked while building, and all three are maintained (Material
+for MkDocs is kept alive for repairs alone).
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from website import navigation, public_names, source_pages  # noqa: E402
+
+from poprun_py import __version__  # noqa: E402
+
+project = "poprun-py"
+version = release = __version__
+copyright = "the authors of poprun-py, MIT licence"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["website", "seed_texts", "man"]
+
+# Pages link to headings as GitHub names them.
+myst_heading_anchors = 4
+# Two hyphens begin an option.
+smartquotes = False
+myst_url_schemes = ["http", "https", "mailto", "project"]
+
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+# "$ " is no part of a command, and what it shows is not copied.
+copybutton_prompt_text = "$ "
+
+html_theme = "furo"
+html_title = f"poprun-py {release}"
+html_static_path = ["website/static"]
+html_css_files = ["style.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {
+    "navigation_with_keys": True,
+    "light_css_variables": {"color-brand-primary": "#9a3b1c", "color-brand-content": "#9a3b1c"},
+    "dark_css_variables": {"color-brand-primary": "#f0a184", "color-brand-content": "#f0a184"},
+}
+
+
+def setup(app):
+    """Join the parts of the site that Sphinx does not know."""
+    app.add_directive("public-names", public_names.PublicNames)
+    app.connect("autodoc-process-docstring", public_names.hide_colon, priority=499)
+    app.connect("autodoc-process-docstring", public_names.show_colon, priority=501)
+    app.connect("source-read", source_pages.put_texts_of_the_project)
+    app.connect("source-read", source_pages.mark_links)
+    app.connect("source-read", navigation.add_contents)
+    app.connect("doctree-resolved", source_pages.resolve_links)
+    app.connect("html-collect-pages", source_pages.pages)

@@ -1,0 +1,77 @@
+"""The commands as values: what each is for and takes, as their declarations say.
+
+Made for the page of the commands and for the manual; nothing here is laid out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from poprun_py.commands.compare import COMPARE
+from poprun_py.commands.report import REPORT
+from poprun_py.commands.scale import SCALE
+from poprun_py.devices.commands import GC_INFO, GC_MONITOR
+from poprun_py.pod_command.commands import COMMAND as POD
+
+__all__ = ["FILES", "LAUNCHER", "Described", "Paragraph", "described", "shared_options"]
+
+# Programs of their own, and the commands of poprun-py.
+FILES = {"poprun-py-pod": POD, "gc-info": GC_INFO, "gc-monitor": GC_MONITOR}
+LAUNCHER = {f"poprun-py {command.name}": command for command in (REPORT, COMPARE, SCALE)}
+# click's mark of a paragraph whose lines stay as they are.
+_KEPT = "\b"
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of a description; ``is_kept``: its lines stay as they are."""
+
+    text: str
+    is_kept: bool
+
+
+@dataclass(frozen=True)
+class Described:
+    """A command: how it is written, what it does, and its options with their meanings."""
+
+    name: str
+    usage: str
+    paragraphs: tuple[Paragraph, ...]
+    options: tuple[tuple[str, str], ...]
+
+
+def described(name: str, command: click.Command) -> Iterator[Described]:
+    """Yield a command and, of one with verbs and objects, all that can be typed."""
+    context = click.Context(command, info_name=name)
+    records = (
+        param.get_help_record(context)
+        for param in command.get_params(context)
+        if isinstance(param, click.Option)
+    )
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    options = tuple(record for record in records if record)
+    yield Described(name, usage, tuple(_paragraphs(command.help or "")), options)
+    if isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            below = command.get_command(context, word)
+            if below is not None:
+                yield from described(f"{name} {word}", below)
+
+
+def shared_options(commands: Sequence[Described]) -> tuple[tuple[str, str], ...]:
+    """Return the options that most of several commands take: they are told once."""
+    counts = Counter(option for each in commands for option in each.options)
+    return tuple(option for option, count in counts.items() if count > len(commands) / 2 > 1)
+
+
+def _paragraphs(text: str) -> Iterator[Paragraph]:
+    for block in text.strip().split("\n\n"):
+        lines = block.strip("\n").splitlines()
+        if lines[0].strip() == _KEPT:
+            yield Paragraph("\n".join(line.rstrip() for line in lines[1:]), is_kept=True)
+        else:
+            yield Paragraph(" ".join(" ".join(lines).split()), is_kept=False)
