@@ -73,7 +73,14 @@ def run(
     around |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "NO_COLOR": "1", **(env or {})}
     try:
         done = subprocess.run(
-            words, cwd=cwd, env=around, capture_output=True, text=True, timeout=seconds, check=False
+            words,
+            cwd=cwd,
+            env=around,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise Red(f"{' '.join(words)}: took more than {seconds:.0f} s") from None

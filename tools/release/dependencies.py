@@ -7,6 +7,7 @@ import configparser
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from release.checking import Red, Release
@@ -68,11 +69,16 @@ def imported(root: Path, parts: Iterable[str]) -> dict[str, Path]:
         for file in [place] if place.is_file() else sorted(place.rglob("*.py")):
             if _NOT_OURS.search(file.as_posix()):
                 continue
-            for name in _imports(ast.parse(file.read_text(encoding="utf-8"))):
-                top = name.partition(".")[0]
+            for top in _top_names(file):
                 if top not in sys.stdlib_module_names and not _is_near(top, file, root):
                     found.setdefault(top, file)
     return found
+
+
+@cache
+def _top_names(file: Path) -> frozenset[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return frozenset(name.partition(".")[0] for name in _imports(tree))
 
 
 def _is_near(name: str, file: Path, root: Path) -> bool:
