@@ -46,6 +46,8 @@ html_title = f"poprun-py {release}"
 html_static_path = ["website/static"]
 html_css_files = ["style.css"]
 html_copy_source = False
+# A browser lets no page that lies in a folder read others, as pieces of what was found would need.
+html_show_search_summary = False
 html_show_sphinx = False
 html_theme_options = {
     "navigation_with_keys": True,
