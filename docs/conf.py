@@ -27,6 +27,9 @@ myst_heading_anchors = 4
 smartquotes = False
 myst_url_schemes = ["http", "https", "mailto", "project"]
 
+# A block without a word after ``` is no program.
+highlight_language = "text"
+
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
