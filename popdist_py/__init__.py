@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     )
     from popdist_py.timeline.spans import span
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "RESUME_EXIT_CODE",

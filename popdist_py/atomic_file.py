@@ -1,37 +1,66 @@
 """Files that other processes see whole or not at all: written beside their place, then renamed.
 
-What stands in a file, and whether it must survive a power failure, is the caller's matter.
-Standard library only.
+What stands in a file, and whether it must survive a power failure, is the caller's matter. The
+launcher writes its files so too. Standard library only.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["PARTIAL_SUFFIX", "replaced_at_end"]
+__all__ = ["PARTIAL_SUFFIX", "beside", "replaced_at_end", "write_whole"]
 
 # A writer that is killed leaves a file ``.NAME.*.partial`` behind.
 PARTIAL_SUFFIX = ".partial"
 
 
 @contextmanager
-def replaced_at_end(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; the file takes the place of ``path`` if the block raises nothing.
+def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield the path of a file beside ``path`` that no other process uses; it is gone afterwards.
 
-    The folder must exist. Several processes may write the same file; the last one wins.
+    Args:
+        path: in whose folder, which must exist.
+        private: make the file at once, so that only its owner can read it.
 
     Raises:
-        OSError: the file cannot be renamed; ``path`` is as it was.
+        OSError: it cannot be made.
     """
     # Processes on several hosts may share the folder, so the process id alone is not unique.
-    unique = f"{os.getpid()}-{secrets.token_hex(4)}"
-    partial = path.with_name(f".{path.name}.{unique}{PARTIAL_SUFFIX}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
     try:
+        if private:
+            partial.touch(0o600, exist_ok=False)
         yield partial
-        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield a path to write to; the file takes the place of ``path`` if the block raises nothing.
+
+    Several processes may write the same file; the last one wins. The arguments are those of
+    ``beside``.
+
+    Raises:
+        OSError: the file cannot be made or renamed; ``path`` is as it was.
+    """
+    with beside(path, private=private) as partial:
+        yield partial
+        partial.replace(path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` in one step; its folder is made if it is not there.
+
+    Only the owner of the file can read it.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was, and nothing lies beside it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_at_end(path, private=True) as partial:
+        partial.write_text(text, encoding="utf-8")

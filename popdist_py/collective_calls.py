@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, overload
 
 from popdist_py import activities, context
 from popdist_py.collectives import Communicator, ReduceOp
@@ -18,6 +18,7 @@ from popdist_py.collectives.signature import Signature
 from popdist_py.value_tree import is_container, leaves, rebuilt
 
 if TYPE_CHECKING:
+    from popdist_py.collectives.background import Handle
     from popdist_py.leaf_arrays import Leaf
 
 __all__ = [
@@ -34,8 +35,40 @@ __all__ = [
 ]
 
 _OPERATIONS = frozenset(get_args(ReduceOp))
+# What comes back is of the type of what was given; that of a container is known as it is written:
+# the mean of its whole numbers is a float all the same.
+X = TypeVar("X")
+_NotMean = Literal["sum", "max", "min", "prod"]
 
 
+@overload
+def all_reduce(
+    x: int, op: _NotMean = "sum", name: str | None = None, *, async_op: Literal[False] = False
+) -> int: ...
+@overload
+def all_reduce(
+    x: int, op: Literal["mean"], name: str | None = None, *, async_op: Literal[False] = False
+) -> float: ...
+@overload
+def all_reduce(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: Literal[False] = False
+) -> X: ...
+@overload
+def all_reduce(
+    x: int, op: _NotMean = "sum", name: str | None = None, *, async_op: Literal[True]
+) -> Handle[int]: ...
+@overload
+def all_reduce(
+    x: int, op: Literal["mean"], name: str | None = None, *, async_op: Literal[True]
+) -> Handle[float]: ...
+@overload
+def all_reduce(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: Literal[True]
+) -> Handle[X]: ...
+@overload
+def all_reduce(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: bool
+) -> X | Handle[X]: ...
 def all_reduce(
     x: Any, op: ReduceOp = "sum", name: str | None = None, *, async_op: bool = False
 ) -> Any:
@@ -73,6 +106,16 @@ def all_reduce(
     return _run("all_reduce", partial(_all_reduce, x, op, name or ""), async_op)
 
 
+@overload
+def broadcast(
+    x: X, root: int = 0, name: str | None = None, *, async_op: Literal[False] = False
+) -> X: ...
+@overload
+def broadcast(
+    x: X, root: int = 0, name: str | None = None, *, async_op: Literal[True]
+) -> Handle[X]: ...
+@overload
+def broadcast(x: X, root: int = 0, name: str | None = None, *, async_op: bool) -> X | Handle[X]: ...
 def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return the ``x`` of instance ``root`` on all instances; arrays and tensors in place.
 
@@ -92,6 +135,18 @@ def broadcast(x: Any, root: int = 0, name: str | None = None, *, async_op: bool 
     return _run("broadcast", partial(_broadcast, x, root, name or ""), async_op)
 
 
+@overload
+def broadcast_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: Literal[False] = False
+) -> X: ...
+@overload
+def broadcast_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: Literal[True]
+) -> Handle[X]: ...
+@overload
+def broadcast_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: bool
+) -> X | Handle[X]: ...
 def broadcast_object(
     obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
 ) -> Any:
@@ -116,6 +171,12 @@ def broadcast_object(
     )
 
 
+@overload
+def all_gather(x: X, name: str | None = None, *, async_op: Literal[False] = False) -> list[X]: ...
+@overload
+def all_gather(x: X, name: str | None = None, *, async_op: Literal[True]) -> Handle[list[X]]: ...
+@overload
+def all_gather(x: X, name: str | None = None, *, async_op: bool) -> list[X] | Handle[list[X]]: ...
 def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return the ``x`` of every instance as a list, in instance order.
 
@@ -132,6 +193,18 @@ def all_gather(x: Any, name: str | None = None, *, async_op: bool = False) -> An
     return _run("all_gather", partial(_gather, x, None, name or ""), async_op)
 
 
+@overload
+def all_gather_object(
+    obj: X, name: str | None = None, *, async_op: Literal[False] = False
+) -> list[X]: ...
+@overload
+def all_gather_object(
+    obj: X, name: str | None = None, *, async_op: Literal[True]
+) -> Handle[list[X]]: ...
+@overload
+def all_gather_object(
+    obj: X, name: str | None = None, *, async_op: bool
+) -> list[X] | Handle[list[X]]: ...
 def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return the ``obj`` of every instance as a list, in instance order.
 
@@ -147,6 +220,18 @@ def all_gather_object(obj: Any, name: str | None = None, *, async_op: bool = Fal
     return _run("all_gather_object", lambda comm: comm.all_gather_object(obj, name or ""), async_op)
 
 
+@overload
+def gather(
+    x: X, root: int = 0, name: str | None = None, *, async_op: Literal[False] = False
+) -> list[X] | None: ...
+@overload
+def gather(
+    x: X, root: int = 0, name: str | None = None, *, async_op: Literal[True]
+) -> Handle[list[X] | None]: ...
+@overload
+def gather(
+    x: X, root: int = 0, name: str | None = None, *, async_op: bool
+) -> list[X] | Handle[list[X] | None] | None: ...
 def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = False) -> Any:
     """Return at instance ``root`` what ``all_gather`` returns, and None elsewhere.
 
@@ -164,6 +249,18 @@ def gather(x: Any, root: int = 0, name: str | None = None, *, async_op: bool = F
     return _run("gather", partial(_gather, x, root, name or ""), async_op)
 
 
+@overload
+def gather_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: Literal[False] = False
+) -> list[X] | None: ...
+@overload
+def gather_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: Literal[True]
+) -> Handle[list[X] | None]: ...
+@overload
+def gather_object(
+    obj: X, root: int = 0, name: str | None = None, *, async_op: bool
+) -> list[X] | Handle[list[X] | None] | None: ...
 def gather_object(
     obj: Any, root: int = 0, name: str | None = None, *, async_op: bool = False
 ) -> Any:
@@ -183,6 +280,18 @@ def gather_object(
     return _run("gather_object", lambda comm: comm.gather_object(obj, root, name or ""), async_op)
 
 
+@overload
+def reduce_scatter(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: Literal[False] = False
+) -> X: ...
+@overload
+def reduce_scatter(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: Literal[True]
+) -> Handle[X]: ...
+@overload
+def reduce_scatter(
+    x: X, op: ReduceOp = "sum", name: str | None = None, *, async_op: bool
+) -> X | Handle[X]: ...
 def reduce_scatter(
     x: Any, op: ReduceOp = "sum", name: str | None = None, *, async_op: bool = False
 ) -> Any:

@@ -51,6 +51,11 @@ TIMELINE_MIB = 64
 RUN_FILES = "POPDIST_RUN_FILES"
 RUN_FILE_MIB = 64
 
+# Beyond PopRun: the file with the call of a function that the instance is to make, and what the
+# paths begin with of the files that it leaves its result in.
+CALL = "POPDIST_CALL"
+CALL_FILES = "POPDIST_CALL_FILES"
+
 # Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
 # and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
 # of restarts of the job.
@@ -103,6 +108,8 @@ INSTANCE_VARIABLES = frozenset(
         TORCH_BACKEND,
         TIMELINE,
         RUN_FILES,
+        CALL,
+        CALL_FILES,
     }
 )
 

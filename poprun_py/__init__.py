@@ -9,15 +9,21 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from poprun_py.config.launch_config import LaunchConfig
-    from poprun_py.errors import LaunchError, StartError, TimeLimitError, UsageError
-    from poprun_py.launcher import launch, plan
+    from poprun_py.errors import JobFailedError, LaunchError, StartError, TimeLimitError, UsageError
+    from poprun_py.jobs.handle import JobHandle
+    from poprun_py.jobs.launch import launch, start
+    from poprun_py.jobs.status import JobStatus
+    from poprun_py.launch_planning import plan
     from poprun_py.planning.launch_plan import LaunchPlan
     from poprun_py.supervision.job import InstanceResult, LaunchResult
 
-__version__ = "0.2.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "InstanceResult",
+    "JobFailedError",
+    "JobHandle",
+    "JobStatus",
     "LaunchConfig",
     "LaunchError",
     "LaunchPlan",
@@ -28,9 +34,13 @@ __all__ = [
     "__version__",
     "launch",
     "plan",
+    "start",
 ]
 
 _HOMES = {
+    "JobFailedError": "errors",
+    "JobHandle": "jobs.handle",
+    "JobStatus": "jobs.status",
     "LaunchConfig": "config.launch_config",
     "LaunchError": "errors",
     "StartError": "errors",
@@ -39,8 +49,9 @@ _HOMES = {
     "LaunchPlan": "planning.launch_plan",
     "InstanceResult": "supervision.job",
     "LaunchResult": "supervision.job",
-    "launch": "launcher",
-    "plan": "launcher",
+    "launch": "jobs.launch",
+    "plan": "launch_planning",
+    "start": "jobs.launch",
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import RUN_ID
 from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
-from poprun_py.errors import LaunchError
+from poprun_py.errors import LaunchError, start_errors
 from poprun_py.hosts.host_list import Host
 from poprun_py.leases.book import PLACE_VARIABLE
-from poprun_py.output.program_files import place_of_run
+from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.shared_machine import taken_of
-from poprun_py.planning.user_program import short_name, standard_input
+from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name, standard_input
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
 from poprun_py.supervision.restart import pause
@@ -31,8 +32,9 @@ from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 if TYPE_CHECKING:
     from poprun_py.pods.held_partition import HeldPartition
 
-__all__ = ["Attempts", "job_of"]
+__all__ = ["Attempts", "Begins", "job_of"]
 
+Begins = Callable[[Job], None]
 Replan = Callable[[LaunchPlan, LaunchResult, Log], LaunchPlan]
 
 
@@ -46,6 +48,8 @@ class Attempts:
         descriptors: where the instances' stdout and stderr go.
         without_lost_hosts: plans the same job on the hosts that are left.
         held: the partition of the job, the same for all attempts.
+        output_folder: for what the instances write, where no --output-dir keeps it.
+        begins: told of each attempt before it begins.
     """
 
     def __init__(
@@ -56,8 +60,13 @@ class Attempts:
         descriptors: tuple[int, int],
         without_lost_hosts: Replan,
         held: HeldPartition | None = None,
+        *,
+        output_folder: str | None = None,
+        begins: Begins | None = None,
     ) -> None:
         self.plan = planned
+        self._output_folder = output_folder
+        self._begins = begins
         self._recording = recording
         self._console = console
         self._without_lost_hosts = without_lost_hosts
@@ -70,17 +79,22 @@ class Attempts:
         planned, recording = self.plan, self._recording
         recorded = recording.begin(planned, count)
         spent = time.monotonic() - self._began if count else 0.0
+        job = job_of(
+            planned,
+            recording.run_id,
+            recorded,
+            count,
+            spent,
+            self._held,
+            warn=self._console.warn,
+        )
+        job = replace(job, output_dir=job.output_dir or self._output_folder)
+        if self._begins is not None:
+            self._begins(job)
+        _make_folder_of_results(planned, count)
         try:
             result = supervise(
-                job_of(
-                    planned,
-                    recording.run_id,
-                    recorded,
-                    count,
-                    spent,
-                    self._held,
-                    warn=self._console.warn,
-                ),
+                job,
                 log=self._console.log,
                 on_started=self._check_binding,
                 descriptors=self._descriptors,
@@ -114,6 +128,18 @@ class Attempts:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)
 
 
+def _make_folder_of_results(planned: LaunchPlan, restart_count: int) -> None:
+    """Make the folder of what a function returns, if the job is the call of one.
+
+    Raises:
+        StartError: the folder of the call is gone, or has no room.
+    """
+    call = call_folder(planned.config.program)
+    if call is not None:
+        with start_errors("there is no place for what the function returns"):
+            place_of_call(call, restart_count).folder.mkdir(0o700)
+
+
 def job_of(
     planned: LaunchPlan,
     run_id: str,
@@ -139,6 +165,8 @@ def job_of(
     others = [host for host in hosts if not host.is_local]
     folder, spans = recorded.folder, recorded.spans
     of_run = None if folder is None else place_of_run(Path(folder))
+    call = call_folder(config.program)
+    of_call = None if call is None else place_of_call(call, restart_count)
     everywhere = {
         **attempt_variables(run_id, restart_count, config.max_restarts),
         **planned.travelling_variables,
@@ -175,7 +203,8 @@ def job_of(
             for index, each in enumerate(planned.instances)
             if not hosts[each.instance.host_index].is_local
         ),
-        places=tuple(place for place in (of_run, spans) if place is not None),
+        places=tuple(place for place in (of_run, spans, of_call) if place is not None),
+        call=None if call is None else call / CALL_FILE,
         spans=None if spans is None else spans.folder,
         timeout_seconds=config.timeout,
         spent_seconds=spent_seconds,

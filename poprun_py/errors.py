@@ -3,6 +3,7 @@
     LaunchError                1    anything that stops a launch
     |-- UsageError             2    a wrong option, file or combination: nothing was started
     |-- StartError             3    the launch could not start (host, ssh, MPI, program missing)
+    |-- JobFailedError         its  the job ended with another exit code than 0
     `-- TimeLimitError       124    the job ran into a time limit or hung
 
 The message is one line: what was given, what is accepted, what to do.
@@ -16,6 +17,7 @@ import errno
 from collections.abc import Iterable, Iterator
 
 __all__ = [
+    "JobFailedError",
     "LaunchError",
     "StartError",
     "TimeLimitError",
@@ -42,6 +44,18 @@ class StartError(LaunchError):
     """The launch could not start: host, ssh, MPI or the program is missing."""
 
     exit_code = 3
+
+
+class JobFailedError(LaunchError):
+    """The job did not end well; ``result`` is how it ended, ``exit_code`` that of the job."""
+
+    def __init__(self, message: str, result: object = None) -> None:
+        super().__init__(message, result)
+        self.result = result
+        self.exit_code: int = getattr(result, "exit_code", LaunchError.exit_code)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class TimeLimitError(LaunchError):

@@ -1,6 +1,6 @@
-"""Runs a launch: ``launch(config)`` is ``run(plan(config))``.
+"""Runs a plan in this process, which gets the signals: plan -> command -> supervisor -> result.
 
-plan -> command -> supervisor -> result
+From Python a job has a process of its own, which calls this: jobs/.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from poprun_py.attempts import Attempts
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.console import Callbacks, Console, Log
+from poprun_py.attempts import Attempts, Begins
+from poprun_py.console import Console, Log
 from poprun_py.errors import StartError, TimeLimitError
 from poprun_py.launch_planning import (
     lease,
@@ -32,49 +31,7 @@ from poprun_py.recording.run_recording import RunRecording
 from poprun_py.supervision.restart import run_with_restarts
 from poprun_py.supervision.supervisor import LaunchResult
 
-__all__ = ["Console", "launch", "lease", "plan", "plan_leased", "run"]
-
-
-def _silent(_: str) -> None:
-    """Log nothing."""
-
-
-# --- running ------------------------------------------------------------------------------------
-
-
-def launch(
-    job: LaunchConfig | LaunchPlan,
-    *,
-    log: Log = _silent,
-    environ: Mapping[str, str] | None = None,
-    warn: Log = _silent,
-    tell_binding: Log | None = None,
-    descriptors: tuple[int, int] = (1, 2),
-) -> LaunchResult:
-    """Run a configuration or a plan to its end; nothing of it is left running.
-
-    Args:
-        job: what to run.
-        log: takes the launcher's own log, line by line.
-        environ: the launcher's environment; by default that of the plan, which for a configuration
-            is ``os.environ``.
-        warn: takes what the user should know at any verbosity.
-        tell_binding: takes what the kernel says of each instance's binding; ``log`` by default.
-        descriptors: where the instances' stdout and stderr go.
-
-    Raises:
-        UsageError: the configuration does not fit hosts and machines; nothing was started.
-        StartError: the launch could not start, or --strict-binding and the kernel disagrees.
-        TimeLimitError: the job ran into its time limit, or hung; ``result`` tells the rest.
-    """
-    _require_main_thread()
-    console = Callbacks(log, warn, tell_binding or log, tell=log)
-    held = None
-    if not isinstance(job, LaunchPlan):
-        job, held = plan_leased(job, console, environ=environ)
-    elif environ is not None:
-        job = replace(job, environ=dict(environ))
-    return run(job, console, descriptors=descriptors, held=held)
+__all__ = ["Console", "lease", "plan", "plan_leased", "run"]
 
 
 def run(
@@ -84,6 +41,8 @@ def run(
     descriptors: tuple[int, int] = (1, 2),
     held: Lease | None = None,
     progress: Log | None = None,
+    output_folder: str | None = None,
+    begins: Begins | None = None,
 ) -> LaunchResult:
     """Run a plan to its end, again after a failure if it may be; nothing of it is left running.
 
@@ -96,6 +55,8 @@ def run(
         held: what the job has leased of this machine, given back at its end; by default what the
             plan takes is leased now.
         progress: takes whom the job waits for, if it has to; an empty line at last.
+        output_folder: for what the instances write, where no --output-dir keeps it.
+        begins: told of each attempt before it begins.
 
     Raises:
         UsageError: the machines cannot take the job; nothing was started.
@@ -113,7 +74,7 @@ def run(
             require_start(planned)
             if held is None:
                 held = at_end.enter_context(lease(planned, console, progress=progress))
-            result = _run_here(planned, console, descriptors, held, progress)
+            result = _run_here(planned, console, descriptors, held, progress, output_folder, begins)
     if result.timed_out or result.hung:
         raise TimeLimitError(f"{result.reason}: all instances were ended", result)
     return result
@@ -152,6 +113,8 @@ def _run_here(
     descriptors: tuple[int, int],
     lease: Lease,
     progress: Log | None,
+    output_folder: str | None,
+    begins: Begins | None,
 ) -> LaunchResult:
     from poprun_py.pods.partition_lifetime import partition_for_job
 
@@ -178,6 +141,8 @@ def _run_here(
                 descriptors,
                 partial(without_lost_hosts, held=lease),
                 partition,
+                output_folder=output_folder,
+                begins=begins,
             )
             result = run_with_restarts(
                 attempts.run, config.max_restarts, attempts.failed, attempts.pause
@@ -189,4 +154,7 @@ def _run_here(
 def _require_main_thread() -> None:
     threading = sys.modules.get("threading")
     if threading is not None and threading.current_thread() is not threading.main_thread():
-        raise StartError("a job can be launched from the main thread only, which gets the signals")
+        raise StartError(
+            "a plan is run in the main thread only, which gets the signals; poprun_py.launch runs "
+            "it in a process of its own"
+        )

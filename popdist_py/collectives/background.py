@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from popdist_py import activities
 from popdist_py.timeline import spans
@@ -17,14 +17,17 @@ from popdist_py.timeline import spans
 __all__ = ["Background", "Handle"]
 
 
-class Handle:
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
     """A collective that runs while the program continues."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self._name = spans.call_name("beside the program")
         self._done = threading.Event()
-        self._result: Any = None
+        self._result: T | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -41,7 +44,7 @@ class Handle:
         """Tell whether ``wait`` would return at once."""
         return self._done.is_set()
 
-    def wait(self) -> Any:
+    def wait(self) -> T:
         """Return the result of the collective once it is complete.
 
         Raises:
@@ -52,19 +55,19 @@ class Handle:
                 self._done.wait()
         if self._error is not None:
             raise self._error
-        return self._result
+        return cast("T", self._result)
 
 
 class Background:
     """Runs functions one after the other in one thread, which starts on first use."""
 
     def __init__(self) -> None:
-        self._queue: SimpleQueue[Handle] = SimpleQueue()
+        self._queue: SimpleQueue[Handle[Any]] = SimpleQueue()
         # The last function submitted, until somebody has waited for it.
-        self.last: Handle | None = None
+        self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
 
-    def submit(self, function: Callable[[], Any]) -> Handle:
+    def submit(self, function: Callable[[], T]) -> Handle[T]:
         """Call ``function`` after all functions submitted before."""
         if self._thread is None:
             self._thread = threading.Thread(

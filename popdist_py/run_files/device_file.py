@@ -8,11 +8,10 @@ What stands in a model's part is the caller's matter.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from popdist_py.atomic_file import replaced_at_end
+from popdist_py.atomic_file import write_whole
 from popdist_py.run_files.place import run_file
 
 __all__ = ["NAME", "VERSION", "is_wanted", "keep_model"]
@@ -42,7 +41,4 @@ def keep_model(model: Mapping[str, Any]) -> None:
     models = {**_models, (model["name"], model["mode"]): model}
     text = json.dumps({"version": VERSION, "models": list(models.values())})
     _models.update(models)
-    with replaced_at_end(path) as partial:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+    write_whole(path, text + "\n")

@@ -12,12 +12,12 @@ import gzip
 import io
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from popdist_py.atomic_file import replaced_at_end
 from popdist_py.timeline.clocks import LOCAL, ClockLine
 from popdist_py.timeline.folder import (
     SPANS_SUFFIX,
@@ -283,21 +283,14 @@ def _write_trace(path: Path, events: Iterable[Event], about: dict[str, Any]) -> 
     Raises:
         OSError: that is not possible.
     """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with contextlib.ExitStack() as files:
-            binary: Any = files.enter_context(os.fdopen(descriptor, "wb"))
-            if path.suffix == ".gz":
-                binary = files.enter_context(gzip.GzipFile("", "wb", _COMPRESSION, binary, mtime=0))
-            text = files.enter_context(io.TextIOWrapper(binary, encoding="utf-8"))
-            text.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-            for number, event in enumerate(events):
-                text.write(",\n" if number else "")
-                text.write(_to_json(event))
-            text.write(f'\n],"otherData":{json.dumps(about)}}}\n')
-        partial.replace(path)
-    except BaseException:  # such as Ctrl-C
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    with contextlib.ExitStack() as files:
+        partial = files.enter_context(replaced_at_end(path, private=True))
+        binary: Any = files.enter_context(partial.open("wb"))
+        if path.suffix == ".gz":
+            binary = files.enter_context(gzip.GzipFile("", "wb", _COMPRESSION, binary, mtime=0))
+        text = files.enter_context(io.TextIOWrapper(binary, encoding="utf-8"))
+        text.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(events):
+            text.write(",\n" if number else "")
+            text.write(_to_json(event))
+        text.write(f'\n],"otherData":{json.dumps(about)}}}\n')

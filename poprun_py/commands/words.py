@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from poprun_py.atomic_file import write_whole
+from popdist_py.atomic_file import write_whole
 from poprun_py.command_name import command_name
 from poprun_py.errors import UsageError, nearest
 from poprun_py.runs.run_files import DEFAULT_PARENT

@@ -203,7 +203,8 @@ def _unknown(word: str, spelled: str) -> UsageError:
 # --- the click command --------------------------------------------------------------------------
 
 
-class _Value(click.ParamType[Any]):
+# click names the type of the value only from 8.4 on.
+class _Value(click.ParamType):  # type: ignore[type-arg]
     """Reads a value the way its option does; the error is ours, one line."""
 
     def __init__(self, name: str, opt: Option) -> None:

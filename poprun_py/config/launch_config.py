@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
@@ -40,6 +40,13 @@ from poprun_py.config.option_kinds import (
 )
 from poprun_py.config.origins import Origin, as_default, from_python
 from poprun_py.errors import UsageError
+from poprun_py.on_use import Shown, on_use
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Unpack
+
+    from poprun_py.config.launch_options import LaunchOptions, Word
 
 __all__ = [
     "EXCLUSIVE",
@@ -124,7 +131,7 @@ _SDK_NAMES = Kind(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class LaunchConfig:
+class LaunchConfig(Shown):
     """Everything that decides a launch: ``program`` and the options of the command line.
 
     A program ``-m MODULE ...`` is a Python module. ``num_replicas`` is ``num_instances`` where it
@@ -523,6 +530,39 @@ class LaunchConfig:
             if replicas is None:
                 object.__setattr__(self, "num_replicas", self.num_instances)
             self._check_counts()
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | PathLike[str],
+        *,
+        program: Sequence[Word] | None = None,
+        **options: Unpack[LaunchOptions],
+    ) -> LaunchConfig:
+        """Return the configuration of a file as --import-config reads it; what is given here wins.
+
+        Raises:
+            UsageError: the file is not there or not accepted, or a value is not.
+        """
+        config: LaunchConfig = on_use("config.python_options").config_from_file(
+            path, options, program
+        )
+        return config
+
+    def replace(
+        self, *, program: Sequence[Word] | None = None, **options: Unpack[LaunchOptions]
+    ) -> LaunchConfig:
+        """Return this configuration with other values; None gives an option its default again.
+
+        Replicas that were not given stay as many as the instances.
+
+        Raises:
+            UsageError: a value is not accepted, or values contradict one another.
+        """
+        config: LaunchConfig = on_use("config.python_options").changed_config(
+            self, options, program
+        )
+        return config
 
     def __repr__(self) -> str:
         # What differs from the defaults; values that may be secret stay out of logs and messages.

@@ -2,5 +2,5 @@
 
 Here live host lists, allocations, remote shells, checks, copying, and the choice of a network.
 Nothing here places or starts an instance. May call: hardware, leases, config,
-atomic_file, errors; of the library environment.
+errors; of the library atomic_file, environment.
 """

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from poprun_py.atomic_file import write_whole
+from popdist_py.atomic_file import write_whole
 from poprun_py.errors import StartError
 from poprun_py.hosts import host_probe
 from poprun_py.hosts.host_list import LOCALHOST, Host

@@ -1,4 +1,4 @@
-"""The files that a program leaves for its run, and a note of when it ended.
+"""The files that a program leaves for its run or is given, and a note of when it ended.
 
 Where the launcher is on another host, they lie in a private folder of this one, and travel to the
 launcher when the program has ended.
@@ -12,12 +12,14 @@ from contextlib import suppress
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
 _NAME = "instance"
 _PART_BYTES = 1 << 19
-# The files are mostly empty, or numbers that are alike: more effort saves little.
+# The files are mostly empty, or numbers that are alike: more effort saves little. What a function
+# returned may be large and is seldom alike: networks are quicker than zlib.
 _COMPRESSION = 1
+_UNCOMPRESSED = (b"result", b"failure")
 
 
 def note_end(prefix: str) -> None:
@@ -25,6 +27,47 @@ def note_end(prefix: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     with suppress(OSError), open(os.open(f"{prefix}.ended", flags, 0o600), "w") as file:
         file.write(str(time.monotonic_ns()))
+
+
+def _private_path() -> str:
+    """Return a path for what this process keeps; the program may leave this folder."""
+    base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
+    return os.path.join(base, f"poprun-files-{os.getpid()}-{os.urandom(6).hex()}")
+
+
+class GivenFile:
+    """A file that the launcher sends for the program: it has no name, and so is never left over."""
+
+    def __init__(self) -> None:
+        self._problem = ""
+        self._descriptor = -1
+        path = _private_path()
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.unlink(path)
+        except OSError as error:
+            self._problem = f"{os.path.dirname(path)}: {error.strerror}"
+
+    def add(self, part: bytes) -> None:
+        """Add a part; after the first problem they are dropped."""
+        try:
+            while part and not self._problem:
+                part = part[os.write(self._descriptor, part) :]
+        except OSError as error:
+            self._problem = error.strerror or str(error)
+
+    def answer(self) -> "dict[str, str]":
+        """Return the path at which the program finds the whole file, or what the problem is."""
+        if self._problem:
+            return {"problem": self._problem}
+        os.set_inheritable(self._descriptor, True)
+        return {"path": f"/proc/self/fd/{self._descriptor}"}
+
+    def close(self) -> None:
+        """Forget the file: the program has it now."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class ProgramFiles:
@@ -38,8 +81,7 @@ class ProgramFiles:
     def __init__(self, told: "dict[str, str]") -> None:
         self._told = told
         self._folder = ""
-        base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")  # the program may leave this one
-        folder = os.path.join(base, f"poprun-files-{os.getpid()}-{os.urandom(6).hex()}")
+        folder = _private_path()
         # Without a folder nothing is kept, as the run's own folder shows.
         with suppress(OSError):
             os.mkdir(folder, 0o700)
@@ -55,15 +97,17 @@ class ProgramFiles:
         prefix = self.prefix
         return {name: begin + prefix for name, begin in self._told.items()} if prefix else {}
 
-    def send(self, send: "Callable[[bytes], None]") -> None:
-        """Send every file in parts, each with its name, and remove them."""
+    def parts(self) -> "Iterator[bytes]":
+        """Return every file in parts to be sent, each with its name; at the end they are gone."""
         import zlib
 
-        for name in sorted(self._names()):
+        # What begins with a dot was being written when the program was killed.
+        for name in sorted(name for name in self._names() if not name.startswith(".")):
             with suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
                 own = name.removeprefix(f"{_NAME}.").encode()
+                effort = 0 if own in _UNCOMPRESSED else _COMPRESSION
                 while part := file.read(_PART_BYTES):
-                    send(own + b"\0" + zlib.compress(part, _COMPRESSION))
+                    yield own + b"\0" + zlib.compress(part, effort)
         self.remove()
 
     def remove(self) -> None:

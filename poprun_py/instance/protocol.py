@@ -31,12 +31,14 @@ DEBUG = b"V"  # JSON: [enter|leave, call] of breakpoint(), or [wait, call, insta
 PAUSED = b"Z"  # the answer to PAUSE: all processes of the program are stopped
 CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK brought, this host's]
 FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
+GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the problem with it
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
 # launcher -> wrapper
 GO = b"G"  # JSON: variables for the program; how often to look for steps, and whether to tell all
 LEASE = b"L"  # JSON: the CPUs of this host to lease for all instances here, before GO
+GIVEN = b"J"  # raw bytes of a file for the program, before GO; none: its end, once
 KEYS = b"k"  # raw bytes for the program to read; none: the end of its input, once
 WINDOW = b"W"  # JSON: rows and columns of the program's terminal
 TERMINAL = b"M"  # JSON: what a new terminal is like: the debugger of the program may use it

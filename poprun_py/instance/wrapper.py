@@ -32,12 +32,12 @@ from poprun_py.instance.vitals import Vitals
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from resource import struct_rusage
     from typing import Any, NoReturn
 
     from poprun_py.instance.keyboard import Keyboard
-    from poprun_py.instance.program_files import ProgramFiles
+    from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
@@ -112,6 +112,8 @@ class Wrapper:
         self._memory: dict[str, int] = {}
         self._keyboard: Keyboard | None = None
         self._files: ProgramFiles | None = None
+        self._parts: Iterator[bytes] = iter(())  # of them, that are not sent
+        self._given: GivenFile | None = None
         self._spans = ""  # what the paths of the program's files of spans begin with
         self._lease: Lease | None = None  # for all instances of the job on this host
         self._paused: list[int] = []  # processes of the program that we stopped
@@ -195,6 +197,8 @@ class Wrapper:
                     return start
                 if kind == protocol.LEASE:
                     self._take_lease(loads(payload))
+                if kind == protocol.GIVEN:
+                    self._take_given(payload)
                 if kind in (protocol.STOP, protocol.BYE):
                     sys.exit(1)
 
@@ -204,6 +208,18 @@ class Wrapper:
 
         answer, self._lease = take(request, os.environ)
         self._channel.sendall(protocol.pack(protocol.LEASED, dumps(answer).encode()))
+
+    def _take_given(self, part: bytes) -> None:
+        # Only functions that are called on other hosts than the launcher's pay for it.
+        from poprun_py.instance.program_files import GivenFile
+
+        if self._given is None:
+            self._given = GivenFile()
+        if part:
+            self._given.add(part)
+        else:
+            answer = dumps(self._given.answer()).encode()
+            self._channel.sendall(protocol.pack(protocol.GIVEN, answer))
 
     def _give_back(self) -> None:
         if self._lease is not None:
@@ -279,6 +295,8 @@ class Wrapper:
                 os._exit(_NOT_EXECUTABLE)
         for descriptor in (out_write, err_write, report_write):
             os.close(descriptor)
+        if self._given is not None:
+            self._given.close()
         self._exec_error = os.read(report_read, 4096).decode(errors="replace")
         os.close(report_read)
         self._output.add_pipe(out_read, protocol.STDOUT)
@@ -437,8 +455,7 @@ class Wrapper:
                 self._keyboard.on_time(time.monotonic())
             self._sample()
             if self._tree_is_empty() and not reported:
-                self._report_end()
-                reported = True
+                reported = self._report_end()
             if reported and not self._unsent and self._released and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
                 code: int = self._outcome["code"]
@@ -475,11 +492,20 @@ class Wrapper:
             and not processes.has_children(os.getpid())
         )
 
-    def _report_end(self) -> None:
-        """Send what is left, and how the program ended."""
+    def _report_end(self) -> bool:
+        """Send what is left, and then how the program ended; whether that was all.
+
+        Files may be larger than memory: their parts wait on the disk for the channel.
+        """
         if self._files is not None:
-            self._files.send(lambda part: self._queue(protocol.FILE, part))
-        self._send(protocol.EXIT, self._outcome)
+            self._parts, self._files = self._files.parts(), None
+        while len(self._unsent) < _MAX_UNSENT:
+            part = next(self._parts, None)
+            if part is None:
+                self._send(protocol.EXIT, self._outcome)
+                return True
+            self._queue(protocol.FILE, part)
+        return False
 
     def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""

@@ -11,12 +11,13 @@ from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.stragglers import Straggler, stands_out
+from poprun_py.on_use import Shown
 
-__all__ = ["JobView", "headline", "summary_lines", "table_lines"]
+__all__ = ["COLUMNS", "JobView", "headline", "row_of", "summary_lines", "table_lines"]
 
 _COMPUTING = ("computing", "transferring", "updating")
 _STATUS_VERSION = 1
-_COLUMNS = (
+COLUMNS = (
     "instance", "host", "phase", "step", "samples/s", "step ms", "p95",
     "compute", "load", "reduce", "wait", "other", "CPU", "memory",
 )  # fmt: skip
@@ -26,8 +27,8 @@ _MISSED_FIRST = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobView:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class JobView(Shown):
     """A job at one time: its run, launcher and age, its instances, and the slowest of them."""
 
     run_id: str
@@ -36,6 +37,17 @@ class JobView:
     seconds: float
     instances: tuple[InstanceState, ...]
     worst: Straggler | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"JobView(run_id={self.run_id!r}, pid={self.pid}, program={self.program!r}, "
+            f"seconds={self.seconds:.1f}, instances={len(self.instances)})"
+        )
+
+    @property
+    def step(self) -> int | None:
+        """The training step of the instance that is furthest; None if nobody counts any."""
+        return max((s.step for s in self.instances if s.step is not None), default=None)
 
     @property
     def samples_per_second(self) -> float:
@@ -122,7 +134,7 @@ def table_lines(
     if most_rows is not None and len(states) > most_rows:
         by_need = sorted(states, key=lambda state: -state.own_seconds)[: max(most_rows - 1, 1)]
         states = sorted(by_need, key=lambda state: state.index)
-    rows = [dict(zip(_COLUMNS, _row(state), strict=True)) for state in states]
+    rows = [dict(zip(COLUMNS, row_of(state), strict=True)) for state in states]
     columns = _columns_within(width, rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
@@ -155,8 +167,8 @@ def table_lines(
 
 def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the columns that fit, without those that can be missed first."""
-    wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) + 2 for name in _COLUMNS}
-    left = list(_COLUMNS)
+    wide = {name: max(len(name), *(len(row[name]) for row in rows), 0) + 2 for name in COLUMNS}
+    left = list(COLUMNS)
     for name in _MISSED_FIRST:
         if sum(wide[each] for each in left) - 2 <= width:
             break
@@ -211,7 +223,8 @@ def _slowest(worst: Straggler) -> str:
     )
 
 
-def _row(state: InstanceState) -> list[str]:
+def row_of(state: InstanceState) -> list[str]:
+    """Return the cells of an instance, in the order of ``COLUMNS``."""
     has_steps = state.num_steps > 0
     other = 1.0 - state.share(*_COMPUTING, "loading", "reducing", "waiting")
     shares = (

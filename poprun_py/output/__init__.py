@@ -2,6 +2,6 @@
 
 Here live whole, tagged lines on two streams, what is left out of them because it was shown
 already, and the folders of --output-dir.
-Nothing here decides how a job goes on. May call: environment, atomic_file, errors,
-command_name.
+Nothing here decides how a job goes on. May call: errors, command_name;
+of the library atomic_file, environment.
 """

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from popdist_py.environment import RUN_FILE_MIB, RUN_FILES, TIMELINE
+from popdist_py.environment import CALL, CALL_FILES, RUN_FILE_MIB, RUN_FILES, TIMELINE
 
-__all__ = ["FilePlace", "ProgramFiles", "place_of_run", "place_of_spans"]
+__all__ = ["FilePlace", "ProgramFiles", "place_of_call", "place_of_run", "place_of_spans"]
 
 # A part of a file; a host sends no larger ones.
 _MAX_PART_BYTES: Final = 1 << 20
+_GIVEN_PART_BYTES: Final = 1 << 19
 # An instance may send so many times the bytes of its spans: torch.profiler's traces come too.
 _MOST_SENT: Final = 8
 
@@ -66,26 +68,68 @@ def place_of_spans(folder: Path, instance_bytes: int) -> FilePlace:
     )
 
 
+def place_of_call(folder: Path, restart_count: int) -> FilePlace:
+    """Return the place of what a function has returned, in the folder of its call.
+
+    It may be as large as the memory of an instance.
+    """
+    return FilePlace(
+        folder=folder / f"attempt-{restart_count}",
+        variable=CALL_FILES,
+        names=re.compile(r"result|failure"),
+        most_bytes=sys.maxsize,
+    )
+
+
 class ProgramFiles:
     """The files of one attempt at a job.
 
     Args:
         places: where programs leave files; no two have the same names.
         others: the instances on other hosts.
+        call: the file that all programs read; other hosts are sent it.
     """
 
-    def __init__(self, places: Sequence[FilePlace], others: frozenset[int]) -> None:
+    def __init__(
+        self, places: Sequence[FilePlace], others: frozenset[int], call: Path | None = None
+    ) -> None:
         self._places = tuple(places)
         self._others = others
+        self._call = call
+        self._given: dict[int, str] = {}
         self._received: dict[tuple[int, str], int] = defaultdict(int)
 
     def variables(self, instance: int) -> dict[str, str]:
-        """Return the variables that tell an instance of this host where it leaves files."""
+        """Return the variables that tell an instance what it reads and where it leaves files.
+
+        On another host, its wrapper says where it leaves them.
+        """
         if instance in self._others:
-            return {}
-        return {
+            return {CALL: self._given[instance]} if instance in self._given else {}
+        told = {
             each.variable: each.told + _absolute(each.prefix(instance)) for each in self._places
         }
+        return {**told, CALL: _absolute(self._call)} if self._call is not None else told
+
+    @property
+    def receivers(self) -> frozenset[int]:
+        """The instances that are sent what all programs read."""
+        return self._others if self._call is not None else frozenset()
+
+    def given_parts(self) -> Iterator[bytes]:
+        """Return the file that programs read in parts, and its end, which is empty.
+
+        The program sees when the file was not whole.
+        """
+        if self._call is not None:
+            with suppress(OSError), self._call.open("rb") as file:
+                while part := file.read(_GIVEN_PART_BYTES):
+                    yield part
+        yield b""
+
+    def given(self, instance: int, path: str) -> None:
+        """Take note of where another host keeps the file that its program reads."""
+        self._given[instance] = path
 
     def start_of(self, instance: int) -> dict[str, Any]:
         """Return what the wrapper is told before its program starts.

@@ -18,8 +18,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from popdist_py.atomic_file import write_whole
 from popdist_py.environment import RUN_ID, is_popdist_environment
-from poprun_py.atomic_file import write_whole
 from poprun_py.errors import UsageError
 
 __all__ = ["RunFolder", "run_id"]

@@ -16,6 +16,7 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.on_use import Shown
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
 from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by, split_mpi_arguments
@@ -76,8 +77,8 @@ class InstancePlan:
     unset: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchPlan:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LaunchPlan(Shown):
     """The whole launch: configuration, topology, instances, and the command that starts them.
 
     A command for thousands of instances is too long for the kernel. It is then ``compact``: one
@@ -104,6 +105,11 @@ class LaunchPlan:
     hostnames: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     partition: PartitionUse | None = None
+
+    def __repr__(self) -> str:
+        # Machines and commands are long.
+        refused = f", refusal={self.refusal!r}" if self.refusal else ""
+        return f"LaunchPlan({self.config!r}, hosts={len(self.topology.hosts)}{refused})"
 
     @property
     def spans_hosts(self) -> bool:

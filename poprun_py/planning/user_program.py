@@ -17,7 +17,20 @@ from pathlib import Path
 from poprun_py.command_name import command_name
 from poprun_py.errors import StartError, UsageError
 
-__all__ = ["absolute_program", "require_program", "resolve_program", "short_name", "standard_input"]
+__all__ = [
+    "CALL_FILE",
+    "absolute_program",
+    "call_folder",
+    "function_program",
+    "require_program",
+    "resolve_program",
+    "short_name",
+    "standard_input",
+]
+
+# What every instance runs for a function, and the file in the folder of the call that it reads.
+_RUN_CALL = str(Path(__file__).resolve().parents[1] / "functions" / "run_call.py")
+CALL_FILE = "call"
 
 # Before a Python module, for us as for Python.
 _MODULE = "-m"
@@ -201,8 +214,20 @@ def standard_input(instance: int) -> dict[str, str]:
     return {"POPRUN_STDIN": path, "POPRUN_STDIN_READER": str(instance)}
 
 
+def function_program(folder: Path, name: str) -> tuple[str, ...]:
+    """Return the program that makes the call which lies in a folder."""
+    return (sys.executable, _RUN_CALL, str(folder), name)
+
+
+def call_folder(program: tuple[str, ...]) -> Path | None:
+    """Return the folder of the call that a program makes; None for every other program."""
+    return Path(program[2]) if program[1:2] == (_RUN_CALL,) and len(program) == 4 else None
+
+
 def short_name(program: tuple[str, ...]) -> str:
     """Return what people call a program: its script, behind an interpreter too, or its module."""
+    if call_folder(program) is not None:
+        return f"{program[3]}()"
     scripts = (word for word in program[:3] if word.endswith((".py", ".sh")))
     if "-m" in program[:2]:
         return " ".join(program[program.index("-m") :][:2])

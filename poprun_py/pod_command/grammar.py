@@ -178,7 +178,8 @@ class Objects(_Words):
         return super().get_command(ctx, cmd_name) or super().get_command(ctx, other)
 
 
-class Sync(click.ParamType[SyncType]):
+# click names the type of the value only from 8.4 on.
+class Sync(click.ParamType):  # type: ignore[type-arg]
     """A sync type by the name of the protocol, or that of the command line."""
 
     name = "TYPE"
@@ -208,7 +209,7 @@ def sync_name(sync_type: SyncType) -> str:
     return sync_type.name.lower().replace("_", "-")
 
 
-class Names(click.ParamType[str]):
+class Names(click.ParamType):  # type: ignore[type-arg]
     """The name of an object of the pod; ``known`` returns those that there are, for a shell."""
 
     name = "name"

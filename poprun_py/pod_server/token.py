@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from popdist_py.atomic_file import beside
 from popdist_py.pods.errors import DamagedError, NotAllowedError
 from popdist_py.pods.finding import TOKEN
 
@@ -56,12 +57,7 @@ def _make(path: Path) -> None:
     """Write a new token; a file that is there already is left alone (FileExistsError)."""
     if path.is_symlink() or path.exists():
         raise FileExistsError(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
+    with beside(path, private=True) as partial:
+        partial.write_text(secrets.token_urlsafe(32) + "\n", encoding="ascii")
         # Two servers that start at once use the same one: a link does not replace.
         path.hardlink_to(partial)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from poprun_py.atomic_file import write_whole
+from popdist_py.atomic_file import write_whole
 from poprun_py.errors import UsageError
 from poprun_py.pages.run_page import run_page
 from poprun_py.runs.recorded_run import read_run

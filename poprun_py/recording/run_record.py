@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from poprun_py.atomic_file import write_whole
+from popdist_py.atomic_file import write_whole
 from poprun_py.errors import LaunchError, UsageError
 from poprun_py.output.run_folder import RunFolder, run_id
 from poprun_py.planning.launch_plan import LaunchPlan

@@ -8,9 +8,15 @@ import signal
 
 from poprun_py.instance import processes
 
-__all__ = ["CaughtSignals"]
+__all__ = ["HANGUP_ONCE", "INTERRUPT_ONCE", "CaughtSignals"]
 
 _PARENT_ENDED = signal.SIGRTMAX - 4
+# SIGINT and SIGHUP for whoever passes on an event that may have reached this process as well, such
+# as a Ctrl-C: where the end has been asked for already, they ask for nothing more.
+INTERRUPT_ONCE = signal.SIGRTMAX - 5
+HANGUP_ONCE = signal.SIGRTMAX - 6
+_ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CaughtSignals:
@@ -19,6 +25,7 @@ class CaughtSignals:
     def __enter__(self) -> CaughtSignals:
         """Catch the signals; what was set before is restored also if something fails."""
         with contextlib.ExitStack() as resources:
+            self._has_asked = False  # for the end of the job
             self._read_end, write_end = os.pipe()
             for end in (self._read_end, write_end):
                 resources.callback(os.close, end)
@@ -32,6 +39,7 @@ class CaughtSignals:
                 signal.SIGQUIT,
                 signal.SIGWINCH,
                 signal.SIGCONT,  # wakes the loop: the job may have come to the foreground
+                *_ONCE,
             ]
             if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
                 numbers.append(signal.SIGTSTP)
@@ -59,9 +67,15 @@ class CaughtSignals:
         """Return the numbers that have come; the end of the parent process counts as SIGHUP."""
         numbers: list[int] = []
         for number in os.read(self._read_end, 512):
-            if number != _PARENT_ENDED:
-                numbers.append(number)
-            elif os.getppid() != self._parent:
+            if number == _PARENT_ENDED:
                 # The signal also comes when only the parent's thread that started us has ended.
-                numbers.append(signal.SIGHUP)
+                if os.getppid() == self._parent:
+                    continue
+                number = HANGUP_ONCE
+            if number in _ONCE:
+                if self._has_asked:
+                    continue
+                number = _ONCE[number]
+            self._has_asked |= number in _ENDING
+            numbers.append(number)
         return numbers

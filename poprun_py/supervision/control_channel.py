@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,6 +50,7 @@ class Peer:
     outcome: dict[str, Any] | None = None
     tail: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
+    parts: Iterator[bytes] | None = None  # frames that follow when all before is out
     is_open: bool = True
 
 
@@ -132,6 +133,15 @@ class ControlChannel:
         """Send one frame whose payload is no value."""
         peer = self.peers[instance]
         peer.unsent += protocol.pack(kind, payload)
+        self._flush(peer)
+
+    def send_parts_to(self, instance: int, kind: bytes, payloads: Iterator[bytes]) -> None:
+        """Send frames, each taken when the one before is out: the rest is not in memory.
+
+        What is sent meanwhile goes between them.
+        """
+        peer = self.peers[instance]
+        peer.parts = (protocol.pack(kind, payload) for payload in payloads)
         self._flush(peer)
 
     def broadcast(self, kind: bytes, value: Any) -> None:
@@ -257,12 +267,17 @@ class ControlChannel:
 
     def _flush(self, peer: Peer) -> None:
         try:
+            if peer.parts is not None and not peer.unsent:
+                # One at a time: the others have their turn.
+                peer.unsent += (part := next(peer.parts, b""))
+                peer.parts = peer.parts if part else None
             while peer.unsent and peer.is_open:
                 del peer.unsent[: peer.channel.send(peer.unsent)]
         except BlockingIOError:
             pass
         except OSError:
             peer.unsent.clear()
+            peer.parts = None
         self._watch(peer)
 
     def _watch(self, peer: Peer) -> None:
@@ -270,7 +285,7 @@ class ControlChannel:
         if not peer.is_open:
             return
         wanted = 0 if self._paused else selectors.EVENT_READ
-        wanted |= selectors.EVENT_WRITE if peer.unsent else 0
+        wanted |= selectors.EVENT_WRITE if peer.unsent or peer.parts is not None else 0
         registered = self._selector.get_map().get(peer.channel)
         handler = self._handlers[peer.index]
         if registered is None:

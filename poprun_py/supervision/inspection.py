@@ -6,6 +6,7 @@ root all: a launcher's socket is in a private folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from poprun_py.supervision.control_channel import Peer
     from poprun_py.supervision.job import Job
 
-__all__ = ["NEWEST", "ask", "ask_status", "holdings", "running_jobs"]
+__all__ = ["NEWEST", "ask", "ask_status", "holdings", "launcher_status", "running_jobs"]
 
 _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
@@ -90,6 +91,15 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
         f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
         "the process id of a running poprun-py or of one of its instances, or the name of a run"
     )
+
+
+def launcher_status(pid: int) -> dict[str, Any] | None:
+    """Return how the instances of launcher ``pid`` do; None if it has no job now, or is silent."""
+    for folder in _temporary_folders(pid):
+        for path in folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"):
+            with contextlib.suppress(StartError):
+                return _status(path, "--status")
+    return None
 
 
 def _status(path: Path, option: str) -> dict[str, Any] | None:

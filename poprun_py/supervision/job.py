@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from popdist_py.environment import (
     BETWEEN_CALLS,
@@ -16,9 +16,11 @@ from popdist_py.environment import (
     RESUME_EXIT_CODE,
     TRAINING,
 )
+from poprun_py.on_use import Shown, on_use
 from poprun_py.output.program_files import FilePlace
 
 if TYPE_CHECKING:
+    from poprun_py.errors import LaunchError
     from poprun_py.observation.job_view import JobView
     from poprun_py.observation.records import Recorder
 
@@ -55,7 +57,8 @@ class Job:
     and returns why the job cannot start, or an empty string. ``others`` are the instances on other
     hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
     are those for files that programs leave, ``spans`` the folder of a timeline, None without
-    one. ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
+    one. ``call`` is a file that every program reads, which other hosts are sent; None for none.
+    ``ipus`` are the emulated IPUs that each instance holds, in the partition of this name: for
     who inspects the job, as are ``run_id`` and ``program``.
     ``live`` asks for a view of the instances that is kept up to date on the terminal.
     ``recorders`` take every training step, and every look at the instances.
@@ -81,6 +84,7 @@ class Job:
     others: frozenset[int] = frozenset()
     places: tuple[FilePlace, ...] = ()
     spans: Path | None = None
+    call: Path | None = None
     ipus: tuple[range, ...] = ()
     partition: str | None = None
     run_id: str = ""
@@ -125,8 +129,8 @@ class Progress:
         return self.calls - before.calls if is_same_step else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceResult:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class InstanceResult(Shown):
     """How one instance ended. ``code`` is negative for a signal; None if it never reported.
 
     ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
@@ -149,6 +153,13 @@ class InstanceResult:
     was_lost: bool = False
     had_last_word: bool = False
     stderr_tail: str = ""
+
+    def __repr__(self) -> str:
+        # What a program wrote may be long, and secret.
+        where = f", host={self.host!r}" if self.host else ""
+        step = f", step={self.step}" if self.step is not None else ""
+        stopped = ", was_stopped=True" if self.was_stopped else ""
+        return f"InstanceResult(index={self.index}{where}, code={self.code}{step}{stopped})"
 
     @property
     def step(self) -> int | None:
@@ -227,8 +238,8 @@ class Stop:
         return replace(graver, at=self.at, signal=self.signal or later.signal)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchResult:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class LaunchResult(Shown):
     """How the job ended: its exit code, every instance, and the one that failed first.
 
     ``cause`` is why it was to end before all instances had ended by themselves, None if it was not;
@@ -257,6 +268,30 @@ class LaunchResult:
     run_id: str = ""
     view: JobView | None = None
     was_interrupted: bool = False
+
+    def __repr__(self) -> str:
+        first = self.first_failure
+        parts = (
+            f"exit_code={self.exit_code}",
+            f"instances={len(self.instances)}",
+            f"seconds={self.seconds:.2f}",
+            *([f"first_failure={first.index}"] if first is not None else []),
+            *([f"reason={self.reason!r}"] if self.reason else []),
+            *([f"run_id={self.run_id!r}"] if self.run_id else []),
+        )
+        return f"LaunchResult({', '.join(parts)})"
+
+    def raise_for_failure(self) -> Self:
+        """Return this result if the job ended well.
+
+        Raises:
+            TimeLimitError: the job ran into its time limit, or hung.
+            JobFailedError: it ended with another exit code than 0, at a checkpoint included.
+        """
+        if self.exit_code == 0:
+            return self
+        error: LaunchError = on_use("showing.results").error_of(self)
+        raise error
 
     @property
     def explanation(self) -> str:

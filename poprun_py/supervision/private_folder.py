@@ -19,6 +19,7 @@ __all__ = [
     "is_full",
     "make_private_folder",
     "mpirun_files_in",
+    "remove_folder_of",
 ]
 
 SOCKET_NAME = "control"
@@ -42,13 +43,28 @@ def make_private_folder() -> Path:
     Raises:
         StartError: no such folder can be made.
     """
-    bases = [os.environ.get("TMPDIR", ""), "/tmp"]
-    for base in (base for base in bases if base and len(base) < _LONGEST_BASE):
+    bases = _bases()
+    for base in bases:
         folder = Path(base, f"{folder_prefix(os.getpid())}{os.urandom(6).hex()}").absolute()
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)
             return folder
-    raise StartError(f"no folder for temporary files can be made in {bases[0] or '/tmp'}")
+    raise StartError(f"no folder for temporary files can be made in {bases[0]}")
+
+
+def remove_folder_of(pid: int) -> None:
+    """Remove the folder that launcher ``pid``, which was killed, could not remove itself."""
+    import shutil
+
+    for base in _bases():
+        for folder in Path(base).glob(f"{folder_prefix(pid)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bases() -> list[str]:
+    """Return where such a folder may be made, the user's choice first."""
+    bases = (os.environ.get("TMPDIR", ""), "/tmp")
+    return [base for base in bases if base and len(base) < _LONGEST_BASE]
 
 
 def is_full(folder: Path) -> bool:

@@ -122,7 +122,8 @@ class _Supervisor:
         self._unleased = set(job.leases)  # instances that have not answered
         self._limits = Limits(job.grace_seconds)
         self._stack_requests = stacks.StackRequests()
-        self._files = ProgramFiles(job.places, job.others)
+        self._files = ProgramFiles(job.places, job.others, job.call)
+        self._ungiven = set(self._files.receivers)  # instances that have not answered
         self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
         self._observer: JobObserver | None = None
@@ -254,7 +255,7 @@ class _Supervisor:
         for index, request in self._job.leases.items():
             self._control.send_to(index, protocol.LEASE, request)
         if not self._job.leases:
-            self._start_programs()
+            self._give_files()
 
     def _on_lease(self, peer: Peer, answer: dict[str, Any]) -> None:
         """A host is leased, or not; once all are, let the programs start."""
@@ -262,6 +263,27 @@ class _Supervisor:
         if refusal := self._job.refusal_of(peer.index, answer):
             self._stopping.end(Cause.REFUSED, refusal)
         elif not self._unleased and self._stopping.asked_at is None:
+            self._give_files()
+
+    def _give_files(self) -> None:
+        """Send other hosts what their programs read; once all have it, let the programs start."""
+        for index in self._files.receivers:
+            self._control.send_parts_to(index, protocol.GIVEN, self._files.given_parts())
+        if not self._ungiven:
+            self._start_programs()
+
+    def _on_given(self, peer: Peer, answer: dict[str, str]) -> None:
+        """An instance has what its program reads, or its host cannot keep it."""
+        self._ungiven.discard(peer.index)
+        if problem := answer.get("problem"):
+            self._stopping.end(
+                Cause.REFUSED,
+                f"host {peer.host} cannot keep the call of {self._job.program} for instance "
+                f"{peer.index} ({problem}): make room there, or set TMPDIR to another folder",
+            )
+            return
+        self._files.given(peer.index, answer["path"])
+        if not self._ungiven and self._stopping.asked_at is None:
             self._start_programs()
 
     def _start_programs(self) -> None:
@@ -293,6 +315,8 @@ class _Supervisor:
             self._files.take(peer.index, payload)
         elif kind == protocol.LEASED:
             self._on_lease(peer, json.loads(payload))
+        elif kind == protocol.GIVEN:
+            self._on_given(peer, json.loads(payload))
         elif kind == protocol.CLOCK:
             self._clocks.take(peer.index, *json.loads(payload))
         else:

@@ -17,7 +17,7 @@ from poprun_py.views.page_look import PAGE_LOOK
 from poprun_py.views.plan_picture import headline, host_pictures, legend, like_the_first
 from poprun_py.views.svg import STYLE, escaped
 
-__all__ = ["plan_page"]
+__all__ = ["plan_page", "plan_table"]
 
 _COLUMNS = (
     *("host", "instance", "NUMA nodes", "CPUs", "memory of nodes", "threads"),
@@ -50,7 +50,7 @@ def plan_page(plan: LaunchPlan) -> str:
 </div>
 <p>{escaped(legend(plan))}</p>
 <h2>Instances</h2>
-{_table(plan)}
+{plan_table(plan)}
 <h2>Command</h2>
 {forwarded if plan.config.env else ""}
 <pre>{escaped(launch_command(plan.config))}</pre>
@@ -58,8 +58,8 @@ def plan_page(plan: LaunchPlan) -> str:
 </html>"""
 
 
-def _table(plan: LaunchPlan) -> str:
-    """Return the instances as rows, of hosts that look alike those of the first."""
+def plan_table(plan: LaunchPlan) -> str:
+    """Return the instances as rows of HTML, of hosts that look alike those of the first."""
     names = "".join(f'<th scope="col">{name}</th>' for name in _COLUMNS)
     rows = [f"<tr>{names}</tr>"]
     for run in runs_of_equal_hosts(plan):

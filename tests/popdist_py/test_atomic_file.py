@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from popdist_py.atomic_file import replaced_at_end
+from popdist_py.atomic_file import replaced_at_end, write_whole
 
 
 def test_the_old_file_is_there_until_the_new_one_is_whole(tmp_path):
@@ -38,3 +38,25 @@ def test_two_writers_of_one_file_do_not_share_a_partial_file(tmp_path):
         first.write_text("first")
         second.write_text("second")
     assert path.read_text() == "first"
+
+
+def test_a_file_is_replaced_and_its_folder_made(tmp_path):
+    path = tmp_path / "new" / "report.json"
+    for text in ("one", "zwei ü"):
+        write_whole(path, text)
+        assert path.read_text(encoding="utf-8") == text
+        assert list(path.parent.iterdir()) == [path]
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):
+    path = tmp_path / "report.json"
+    write_whole(path, "whole")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "half \ud800")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_whole(folder, "text")
+    assert path.read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == [folder, path]

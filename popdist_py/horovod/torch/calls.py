@@ -90,7 +90,7 @@ ARRAY_OPS: Final[dict[ReduceOp, ArrayOp]] = {
 class Handle:
     """A collective that runs beside the program; what ``synchronize`` and ``poll`` take."""
 
-    def __init__(self, work: BackgroundCall, finish: Callable[[Any], Any]) -> None:
+    def __init__(self, work: BackgroundCall[Any], finish: Callable[[Any], Any]) -> None:
         self._work = work
         self._finish: Callable[[Any], Any] | None = finish
         self._result: Any = None

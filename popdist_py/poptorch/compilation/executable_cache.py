@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from popdist_py.atomic_file import replaced_at_end
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.compiler import Executable
 from popdist_py.poptorch.compilation.model_key import model_key
@@ -104,15 +105,12 @@ class ExecutableCache:
         """Keep an executable."""
         if self._path is None or self._is_filled():
             return
-        part = self._path.with_suffix(".part")
         content = io.BytesIO()
         torch.save(executable, content)
         try:
-            part.write_bytes(content.getbuffer())
-            part.replace(self._path)
+            with replaced_at_end(self._path) as partial:
+                partial.write_bytes(content.getbuffer())
         except OSError as error:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             self._do_without(error)
 
     def _is_filled(self) -> bool:

@@ -70,7 +70,8 @@ class _CannotTell(click.ClickException):
     exit_code = _CANNOT_TELL
 
 
-class _InputType(click.ParamType[InputSpec]):
+# click names the type of the value only from 8.4 on.
+class _InputType(click.ParamType):  # type: ignore[type-arg]
     name = "SHAPE[:TYPE]"
 
     def convert(
@@ -82,7 +83,7 @@ class _InputType(click.ParamType[InputSpec]):
             self.fail(str(error), param, ctx)
 
 
-class _SettingType(click.ParamType[tuple[str, str]]):
+class _SettingType(click.ParamType):  # type: ignore[type-arg]
     name = "NAME=VALUE"
 
     def convert(
@@ -94,7 +95,7 @@ class _SettingType(click.ParamType[tuple[str, str]]):
         return name, word
 
 
-class _ListType(click.ParamType[tuple[str, ...]]):
+class _ListType(click.ParamType):  # type: ignore[type-arg]
     """Words between commas, each of a type of click's."""
 
     def __init__(self, of: click.ParamType[Any], name: str) -> None:

@@ -69,7 +69,7 @@ class Buckets:
         self._expected = [0] * len(views)
         self._num_started = 0
         self._finish: Callable[[], None] | None = None  # what the last one that started needs yet
-        self._handles: list[Handle] = []  # of those that are finished
+        self._handles: list[Handle[None]] = []  # of those that are finished
         self._is_open = False
         self._has_learned = False
 
@@ -139,7 +139,7 @@ class Buckets:
             yield bucket.members
 
 
-def _finish(started: Handle, finish: Callable[[], None]) -> None:
+def _finish(started: Handle[None], finish: Callable[[], None]) -> None:
     """Finish what was started, if it could be."""
     started.wait()
     finish()

@@ -14,6 +14,7 @@ from conftest import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan
 from poprun_py.cli import run
+from poprun_py.console import Callbacks
 from poprun_py.hosts.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
@@ -152,7 +153,7 @@ def test_everything_can_be_printed_in_every_locale(locale, tmp_path):
         (lambda: LaunchConfig(program="abc"), "program 'abc': expected a list of texts"),
         (lambda: LaunchConfig(program=None), "program None: expected a list of texts"),
         (lambda: plan("train.py"), "expected a LaunchConfig"),
-        (lambda: launch({}), "expected a LaunchConfig"),
+        (lambda: launch({}), "expected a function, a program as a list of words"),
     ],
 )
 def test_what_is_no_configuration_is_refused_from_python(call, said):
@@ -165,9 +166,11 @@ def test_paths_and_lists_may_be_given_from_python():
     assert config == LaunchConfig(program=("a/b.py", "x"), output_dir="out")
 
 
-def test_other_threads_cannot_launch():
+def test_other_threads_cannot_run_a_plan_in_this_process():
+    planned = plan(LaunchConfig(program=("true",)))
+    console = Callbacks(str, str, str, str)
     with ThreadPoolExecutor(1) as threads:
-        future = threads.submit(launch, LaunchConfig(program=("true",)))
+        future = threads.submit(launcher.run, planned, console)
         with pytest.raises(StartError, match="main thread only"):
             future.result(60)
 

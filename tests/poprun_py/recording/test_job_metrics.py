@@ -6,8 +6,9 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from poprun_py import launcher
+from poprun_py import launcher, plan
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.console import Callbacks
 from poprun_py.errors import UsageError
 from poprun_py.recording import job_metrics
 
@@ -17,7 +18,10 @@ def test_a_missing_wandb_is_refused_with_what_to_install(monkeypatch, spec):
     # A folder ``wandb`` of earlier runs looks like a package without an origin.
     monkeypatch.setattr(job_metrics, "find_spec", lambda _: spec)
     with pytest.raises(UsageError) as caught:
-        launcher.launch(LaunchConfig(program=("true",), metrics_to=("wandb:digits",)))
+        launcher.run(
+            plan(LaunchConfig(program=("true",), metrics_to=("wandb:digits",))),
+            Callbacks(str, str, str, str),
+        )
     assert str(caught.value) == (
         "metrics_to=wandb:digits: the package wandb is not installed: pip install wandb"
     )

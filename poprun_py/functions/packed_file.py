@@ -1,0 +1,142 @@
+"""A file with one pickled value: a pickle, its buffers, and at the end an index of both.
+
+    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its length, 8 bytes | mark
+
+Arrays are written from where they lie, and read by mapping the file: they are in memory once on
+either side. The mark at the end tells a whole file from a part of one. Every file is 0600.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = [
+    "IncompleteFileError",
+    "PackedFile",
+    "append_buffers",
+    "create",
+    "open_packed",
+    "write_packed",
+]
+
+# What NumPy and torch align their own memory to.
+_ALIGNMENT = 64
+# Smaller files are read: so many bytes may be in memory twice.
+_LEAST_MAPPED = 1 << 20
+_MARK = b"\x93poprun1"
+_LENGTH_BYTES = 8
+_TAIL = _LENGTH_BYTES + len(_MARK)
+
+
+class IncompleteFileError(Exception):
+    """The file is not there, or only a part of it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """A file that is mapped: what stands in its index, and the value once it is loaded.
+
+    ``head`` holds what is known without unpickling anything.
+    """
+
+    head: dict[str, Any]
+    _stream: memoryview
+    _buffers: tuple[memoryview, ...]
+
+    def load(self) -> Any:
+        """Return the value; its arrays lie in the file's pages, private to this process.
+
+        They can be written to, and stay when the file is removed.
+
+        Raises:
+            Exception: whatever unpickling raises.
+        """
+        return pickle.loads(self._stream, buffers=self._buffers)
+
+
+def write_packed(path: Path, head: dict[str, Any], value: object) -> None:
+    """Write a file that others see whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+        Exception: whatever pickling the value raises.
+    """
+    from poprun_py.functions.pickling import pickle_into
+
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with create(partial) as file:
+            append_buffers(file, head, pickle_into(file, value))
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def create(path: Path) -> IO[bytes]:
+    """Open a new file that its owner alone can read.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def append_buffers(
+    file: IO[bytes], head: dict[str, Any], buffers: Sequence[pickle.PickleBuffer]
+) -> None:
+    """Finish a file in which the pickle stands: add the buffers, the index and the mark."""
+    size = file.tell()
+    places = []
+    for buffer in buffers:
+        file.write(bytes(-file.tell() % _ALIGNMENT))
+        with buffer.raw() as raw:
+            places.append((file.tell(), raw.nbytes))
+            file.write(raw)
+    index = json.dumps({"head": head, "pickle": size, "buffers": places}).encode()
+    file.write(index + len(index).to_bytes(_LENGTH_BYTES, "big") + _MARK)
+
+
+def _pages(file: IO[bytes]) -> mmap.mmap:
+    """Return what is in a file: mapped if it is large, since a mapping keeps a descriptor."""
+    size = os.fstat(file.fileno()).st_size
+    if size < _LEAST_MAPPED:
+        pages = mmap.mmap(-1, max(1, size))
+        pages.write(file.read())
+        return pages
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY, trackfd=False)
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+
+
+def open_packed(path: Path) -> PackedFile:
+    """Map a file that ``append_buffers`` finished.
+
+    Raises:
+        IncompleteFileError: it is not there, or not whole.
+    """
+    try:
+        with path.open("rb") as file:
+            pages = memoryview(_pages(file))
+    except OSError as error:
+        raise IncompleteFileError(str(error)) from None
+    if pages[-len(_MARK) :] != _MARK:
+        raise IncompleteFileError(f"{path} is not whole")
+    length = int.from_bytes(pages[-_TAIL : -len(_MARK)], "big")
+    index = json.loads(bytes(pages[-_TAIL - length : -_TAIL]))
+    return PackedFile(
+        index["head"],
+        pages[: index["pickle"]],
+        tuple(pages[begin : begin + size] for begin, size in index["buffers"]),
+    )

@@ -1,0 +1,100 @@
+"""Pickles whose large arrays are not in them: cloudpickle's, with the buffers beside the stream.
+
+What was defined in ``__main__`` (a script, a notebook) or inside a function is pickled by value,
+and so is a function of a module that no fresh Python could import. All else travels by name.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pickle import PickleBuffer
+from types import ModuleType
+from typing import IO, Any
+
+import cloudpickle
+
+__all__ = ["pickle_into", "with_its_module"]
+
+# With it came buffers outside of the stream.
+_PROTOCOL = 5
+# cloudpickle's list of modules is one for the process.
+_registering = threading.Lock()
+
+
+def pickle_into(file: IO[bytes], value: object) -> list[PickleBuffer]:
+    """Write the pickle of a value and return the buffers of its arrays, which are not copied.
+
+    Raises:
+        Exception: whatever the value's own pickling raises; TypeError or PicklingError mostly.
+    """
+    buffers: list[PickleBuffer] = []
+    _Pickler(file, _PROTOCOL, buffers.append).dump(value)
+    return buffers
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, for which torch's tensors on the CPU are buffers as NumPy's arrays are.
+
+    torch itself pickles a storage as a file that torch.save writes, which is two more copies.
+    Tensors that share a storage share it after the journey too.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        # Whoever has a tensor has imported torch.
+        if torch := sys.modules.get("torch"):
+            kind = type(value)
+            if kind is torch.storage.TypedStorage:
+                untyped = value._untyped_storage  # asking for it warns
+                return _typed_storage, (value.dtype, untyped)
+            if kind is torch.UntypedStorage and value.device.type == "cpu":
+                flat = torch.empty(0, dtype=torch.uint8).set_(value)
+                return _storage, (torch.uint8, PickleBuffer(flat.numpy()))
+        return super().reducer_override(value)
+
+
+def _storage(uint8: object, buffer: Any) -> Any:
+    """Return the storage of a tensor whose bytes are those of a buffer."""
+    torch = sys.modules["torch"]  # imported for uint8
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=uint8).untyped_storage()
+
+
+def _typed_storage(dtype: object, untyped: Any) -> Any:
+    storage = sys.modules["torch"].storage
+    return storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+@contextmanager
+def with_its_module(function: object) -> Iterator[None]:
+    """Pickle a function's module by value in the block if a fresh Python could not import it."""
+    named = function if hasattr(function, "__module__") else type(function)
+    module = sys.modules.get(getattr(named, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__" or _is_importable(module):
+        yield
+        return
+    with _registering:
+        is_ours = module.__name__ not in cloudpickle.list_registry_pickle_by_value()
+        if is_ours:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if is_ours:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """Tell whether a Python with this one's module path finds the same module by its name."""
+    found, path, name = None, None, ""
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}" if name else part
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        found = next(filter(None, specs), None)
+        if found is None:
+            return False
+        path = found.submodule_search_locations
+    return found is not None and found.origin == getattr(module.__spec__, "origin", None)

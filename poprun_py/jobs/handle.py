@@ -1,0 +1,393 @@
+"""JobHandle: a job that runs in the background, as the program that started it sees it.
+
+A thread of the handle reads what the launcher's process says, until that has ended. Nothing here
+starts a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from poprun_py.console import Log
+from poprun_py.errors import JobFailedError, LaunchError, StartError, UsageError
+from poprun_py.jobs import registry
+from poprun_py.jobs.child import Child
+from poprun_py.jobs.order import Attempt
+from poprun_py.jobs.output import StreamName, read_instance, read_shown, require_stream
+from poprun_py.jobs.screen import Echo
+from poprun_py.jobs.status import JobState, JobStatus
+from poprun_py.supervision.caught_signals import INTERRUPT_ONCE
+from poprun_py.supervision.job import Cause, LaunchResult, describe
+
+if TYPE_CHECKING:
+    from poprun_py.jobs.work import Work
+
+__all__ = ["JobHandle"]
+
+T = TypeVar("T")
+
+
+class JobHandle(Generic[T]):
+    """A job that ``poprun_py.start`` has started; any thread may use it.
+
+    A job goes on when its handle is dropped, and is stopped when the program ends. ``with`` and
+    ``async with`` stop what still runs at their end, and remove the job's files. ``await job`` is
+    ``job.result()``; a cancelled ``await`` leaves the job running, as a ``wait`` that runs into
+    its timeout does.
+
+    Attributes:
+        name: the program or function, as people call it.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        child: Child,
+        *,
+        folder: Path | None,
+        echoes: tuple[Echo, ...] = (),
+        listeners: Mapping[str, Log] | None = None,
+    ) -> None:
+        self.name = work.name
+        self._read = work.read
+        self._child = child
+        self._folder = folder
+        self._echoes = echoes
+        self._listeners = dict(listeners or {})
+        self._began = time.monotonic()
+        self._ended_at = 0.0
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._when_ended: list[Callable[[], None]] = []
+        self._waits_for = ""
+        self._attempts: list[Attempt] = []
+        self._is_stopping = False
+        self._outcome: LaunchResult | BaseException | None = None
+        self._value: tuple[T] | None = None
+        self._remove_folder = registry.remove_with(self, folder)
+        registry.add(self)
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"poprun_py job {self.name}", daemon=True
+        )
+        self._watcher.start()
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def status(self) -> JobStatus:
+        """Return how far the job is; a running launcher is asked what its instances do."""
+        self._require_owner()
+        attempt = self._attempts[-1] if self._attempts else None
+        state = self._state()
+        end = self._ended_at if state == "ended" else time.monotonic()
+        return JobStatus(
+            state=state,
+            seconds=end - self._began,
+            pid=self._child.pid,
+            run_id=attempt.run_id if attempt is not None else "",
+            num_instances=attempt.num_instances if attempt is not None else None,
+            waits_for=self._waits_for if state == "waiting" else "",
+            view=self._view() if attempt is not None and state != "ended" else None,
+            exit_code=getattr(self._outcome, "exit_code", 1) if state == "ended" else None,
+        )
+
+    def done(self) -> bool:
+        """Whether the job has ended and nothing of it is left running."""
+        return self._ended.is_set()
+
+    def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
+        """Return what was written so far, of long outputs the last 8 MiB.
+
+        Args:
+            instance: whose; None for what the command would show of all, with tags.
+            stream: ``"stdout"`` or ``"stderr"``; None for an instance's stdout and then its stderr.
+                Without an instance: of each instance in turn.
+
+        Raises:
+            UsageError: there is no such instance or stream, or the files were removed with the end
+                of ``with``.
+        """
+        require_stream(stream)
+        folder = self._folder
+        if folder is None or not folder.exists():
+            raise UsageError("the job's files are gone: read its output before `with` ends")
+        if instance is None and stream is None:
+            return read_shown(folder)
+        attempts = list(self._attempts)
+        if not attempts:
+            return ""
+        total = attempts[-1].num_instances
+        if instance is not None and not 0 <= instance < total:
+            raise UsageError(f"instance {instance}: expected 0 to {total - 1}, or None for all")
+        folders = list(dict.fromkeys(a.folder for a in attempts if a.folder is not None))
+        indices = range(total) if instance is None else (instance,)
+        return "".join(read_instance(folders, index, stream) for index in indices)
+
+    # --- waiting --------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None = None) -> LaunchResult:
+        """Wait for the end of the job and return how it ended, well or not.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Raises:
+            TimeoutError: it still runs, and goes on.
+            UsageError: it does not fit the hosts and machines.
+            StartError: it could not start.
+            TimeLimitError: it ran into its own time limit, or hung; ``result`` tells the rest.
+            JobFailedError: its launcher was killed.
+        """
+        self._require_owner()
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
+        outcome = self._outcome
+        if isinstance(outcome, BaseException):
+            raise outcome.with_traceback(None)
+        assert outcome is not None
+        return outcome
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the end of the job and return what came of it.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Returns:
+            What the function returned in every instance, in their order; of a program how it ended.
+
+        Raises:
+            JobFailedError: it did not end well, and no exception tells why.
+            Exception: what a function raised in an instance; else as ``wait``.
+        """
+        ended = self.wait(timeout)
+        with self._lock:
+            if self._value is None:
+                self._value = (cast("T", self._read(ended)),)
+            return self._value[0]
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        import asyncio
+
+        await self._async_end()
+        # Large results are read from files.
+        return await asyncio.to_thread(self.result)
+
+    async def _async_end(self) -> None:
+        """Wait for the end without holding up the loop."""
+        import asyncio
+
+        self._require_owner()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            # A loop that is closed waits for nothing any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(ended.set)
+
+        self._call_when_ended(tell)
+        await ended.wait()
+
+    # --- ending ---------------------------------------------------------------------------
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ask the job to end, as SIGTERM does its launcher; again is harmless.
+
+        Args:
+            grace: seconds after which what is left is killed; by default as the job's ``grace``
+                says, counted from when its programs have saved.
+        """
+        self._require_owner()
+        if grace is not None and not grace >= 0:
+            raise UsageError(f"grace {grace!r}: expected seconds, 0 or more")
+        with self._lock:
+            was_asked, self._is_stopping = self._is_stopping, True
+        if not was_asked:
+            self._child.signal(signal.SIGTERM)
+        if grace is not None:
+            self._kill_after(grace)
+
+    def close(self) -> None:
+        """Stop the job if it still runs, wait for its end, and remove its files."""
+        self._end(signal.SIGTERM)
+
+    def __enter__(self) -> JobHandle[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        # Ctrl-C may have reached the launcher as well.
+        is_interrupt = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._end(INTERRUPT_ONCE if is_interrupt else signal.SIGTERM)
+
+    async def __aenter__(self) -> JobHandle[T]:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        import asyncio
+
+        self._ask(signal.SIGTERM)
+        cancelled = None
+        while not self.done():
+            try:
+                await self._async_end()
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._ask(signal.SIGINT)
+        self._remove_folder()
+        if cancelled is not None:
+            raise cancelled
+
+    def _end(self, number: int) -> None:
+        """Ask for the end, wait for it, and clean up; an impatient Ctrl-C kills what is left."""
+        self._require_owner()
+        interrupt: KeyboardInterrupt | None = None
+        self._ask(number)
+        while not self.done():
+            try:
+                self._ended.wait()
+            except KeyboardInterrupt as error:
+                interrupt = error
+                self._ask(signal.SIGINT)
+        self._remove_folder()
+        if interrupt is not None:
+            raise interrupt
+
+    def _ask(self, number: int) -> None:
+        """Send a signal that asks for the end; the second one kills what is left."""
+        with self._lock:
+            was_asked, self._is_stopping = self._is_stopping, True
+        if not self.done() and (number == signal.SIGINT or not was_asked):
+            self._child.signal(number)
+
+    def _kill_after(self, seconds: float) -> None:
+        """Have the launcher kill what is left after some seconds."""
+
+        def kill() -> None:
+            if not self._ended.wait(seconds):
+                self._child.signal(signal.SIGINT)  # the second signal: nothing is waited for
+
+        threading.Thread(target=kill, name=f"poprun_py stop {self.name}", daemon=True).start()
+
+    # --- the thread that listens to the launcher ------------------------------------------
+
+    def _watch(self) -> None:
+        """Take what the launcher's process says, until it has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._child.channel, selectors.EVENT_READ)
+            for echo in self._echoes:
+                selector.register(echo, selectors.EVENT_READ)
+            is_open = True
+            while is_open:
+                for key, _ in selector.select():
+                    if not isinstance(key.fileobj, Echo):
+                        is_open = self._take_message()
+                    elif not key.fileobj.pass_on():
+                        selector.unregister(key.fileobj)
+        code = self._child.wait()
+        for echo in self._echoes:
+            echo.drain()
+            echo.close()
+        self._finish(code)
+
+    def _take_message(self) -> bool:
+        """Take one message of the launcher; returns whether more can come."""
+        message = self._child.channel.receive()
+        if message is None:
+            return False
+        kind, value = message
+        if kind in ("result", "error"):
+            self._outcome = value
+        elif kind == "waiting":
+            self._waits_for = value
+        elif kind == "attempt":
+            self._attempts.append(value)
+        elif kind in self._listeners:
+            try:
+                self._listeners[kind](value)
+            except Exception:
+                # Whose fault it is; nobody else is to miss what comes.
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
+        return True
+
+    def _finish(self, code: int) -> None:
+        if self._outcome is None:
+            self._outcome = self._lost(code)
+        self._ended_at = time.monotonic()
+        with self._lock:
+            self._ended.set()
+            waiting, self._when_ended = self._when_ended, []
+        registry.discard(self)
+        for tell in waiting:
+            tell()
+
+    def _lost(self, code: int) -> LaunchError:
+        """Return why a launcher ended that did not say how its job did."""
+        reason = f"the launcher ended with {describe(code)}"
+        if not self._attempts:
+            return StartError(f"{reason} before the programs ran")
+        exit_code = 128 - code if code < 0 else code or 1
+        return JobFailedError(
+            f"{reason}: its instances were ended",
+            LaunchResult(
+                exit_code=exit_code,
+                reason=reason,
+                cause=Cause.MPIRUN_ENDED,
+                run_id=self._attempts[-1].run_id,
+            ),
+        )
+
+    def _call_when_ended(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._ended.is_set():
+                self._when_ended.append(call)
+                return
+        call()
+
+    # --- small things ---------------------------------------------------------------------
+
+    def _state(self) -> JobState:
+        if self._ended.is_set():
+            return "ended"
+        if self._is_stopping:
+            return "stopping"
+        if self._waits_for:
+            return "waiting"
+        return "running" if self._attempts else "preparing"
+
+    def _view(self) -> Any:
+        from poprun_py.observation.job_view import JobView
+        from poprun_py.supervision.inspection import launcher_status
+
+        found = launcher_status(self._child.pid)
+        return JobView.from_json(found) if found is not None else None
+
+    def _require_owner(self) -> None:
+        if os.getpid() != self._owner:
+            raise StartError(
+                f"{self.name} was started by process {self._owner}: ask there, or start a job here"
+            )
+
+    def forget(self) -> None:
+        """In a forked process: close what would keep the launcher from seeing its starter's end."""
+        self._child.channel.close()
+        for echo in self._echoes:
+            echo.close()
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.name}: {self._state()}>"

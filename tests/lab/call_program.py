@@ -1,0 +1,76 @@
+"""Calls a function on every host given; says what came back, and how much memory that took."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.functions.packed_call import Call
+from poprun_py.functions.results import read
+from poprun_py.launcher import launch
+
+MIB = 1 << 20
+
+
+def most_memory(pid: int | str = "self") -> int:
+    """Return the most MiB that a process of this host has used so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+
+def doubled(numbers: np.ndarray) -> tuple:
+    """Return what an instance makes of its argument, and where it is."""
+    import socket
+
+    import popdist_py
+
+    index = popdist_py.getInstanceIndex()
+    assert numbers.flags.writeable
+    numbers *= 2
+    files = [name for name in os.listdir("/tmp") if name.startswith("poprun-files")]  # noqa: PTH208
+    modes = {Path("/tmp", name).stat().st_mode & 0o777 for name in files}
+    wrapper = most_memory(os.getppid())
+    inherited = [
+        link
+        for each in os.scandir("/proc/self/fd")
+        if "poprun-files" in (link := os.path.realpath(each.path))
+        and os.get_inheritable(int(each.name))
+    ]
+    return index, socket.gethostname(), numbers, modes, wrapper, inherited
+
+
+def failing() -> None:
+    import popdist_py
+
+    if popdist_py.getInstanceIndex() == 1:
+        raise LookupError("no such number")
+    import time
+
+    time.sleep(60)
+
+
+def job(function, *args):
+    with tempfile.TemporaryDirectory() as folder:
+        program = Call.of(function, args).program(Path(folder))
+        config = LaunchConfig(program=program, num_instances=2, num_replicas=2, host=hosts)
+        return read(folder, launch(config))
+
+
+hosts = sys.argv[1]
+numbers = np.random.default_rng(1).integers(0, 1 << 40, 8 * MIB)
+before = most_memory()
+values = job(doubled, numbers)
+grown = most_memory() - before
+for index, host, result, modes, wrapper, inherited in values:
+    right = bool((result == 2 * numbers).all())
+    print(index, host, right, modes, wrapper < 64, inherited)
+print("launcher", grown < 48, grown)
+try:
+    job(failing)
+except LookupError as error:
+    print(error, error.__notes__, "no such number" in str(error.__cause__))

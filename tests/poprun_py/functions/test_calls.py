@@ -1,0 +1,226 @@
+"""Functions in instances, as jobs of their own."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.errors import JobFailedError
+from poprun_py.functions.packed_call import Call
+from poprun_py.functions.results import read
+from poprun_py.launcher import launch
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
+
+
+def call(function, *args, num_instances=2, **options):
+    """Return what a function returned in every instance of a job."""
+    config = {"num_instances": num_instances, "num_replicas": num_instances, **options}
+    with tempfile.TemporaryDirectory() as folder:
+        program = Call.of(function, args).program(Path(folder))
+        return read(folder, launch(LaunchConfig(program=program, **config)))
+
+
+def test_closures_see_their_instance_and_change_their_own_arguments():
+    factor = 3
+
+    def work(numbers, scale):
+        import popdist_py
+
+        numbers += popdist_py.getInstanceIndex()
+        inherited = [name for name in os.environ if name.startswith("POPDIST_CALL")]
+        return numbers * factor * scale, sys.argv, popdist_py.getNumInstances(), inherited
+
+    given = np.zeros(3)
+    values = call(work, given, 2)
+    assert [value[0].tolist() for value in values] == [[0, 0, 0], [6, 6, 6]]
+    assert [value[1:] for value in values] == [(sys.argv, 2, [])] * 2
+    assert given.tolist() == [0, 0, 0]
+
+
+def test_an_exception_names_the_instance_and_ends_the_others(capfd):
+    def work():
+        import signal
+
+        import popdist_py
+
+        if popdist_py.getInstanceIndex() == 1:
+            raise FloatingPointError("loss is nan")
+        signal.pause()
+
+    with pytest.raises(FloatingPointError, match="loss is nan") as caught:
+        call(work)
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised in instance 1 on ")
+    text = str(caught.value.__cause__)
+    # From the user's own line on.
+    assert text.count("File ") == 1
+    assert f'File "{__file__}"' in text
+    assert capfd.readouterr().err.count("FloatingPointError: loss is nan") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: sys.exit(3), "exit code 3"),
+        (lambda: os._exit(0), "exit code 0"),
+        (lambda: os.kill(os.getpid(), 9), "signal SIGKILL"),
+        (lambda: sys.exit("no data"), "exit code 1 before the function returned; its last line is"),
+    ],
+)
+def test_an_instance_that_ends_itself_is_a_job_that_failed(end, how):
+    with pytest.raises(JobFailedError, match=f"instance 0 on .* ended with {how}") as caught:
+        call(end, num_instances=1)
+    assert caught.value.result.instances[0].index == 0
+
+
+def test_a_clean_exit_is_no_value():
+    assert call(lambda: sys.exit(), num_instances=1) == [None]
+
+
+def test_a_result_that_cannot_be_sent_is_named():
+    def work():
+        import threading
+
+        return {"model": [1, threading.Lock()]}
+
+    with pytest.raises(JobFailedError, match=r"instance 0 on .* \(dict, at \['model'\]\[1\]\)"):
+        call(work, num_instances=1)
+
+
+def test_a_restart_begins_anew(tmp_path):
+    marker = tmp_path / "there"
+
+    def work():
+        if not marker.exists():
+            marker.touch()
+            raise OSError("first time")
+        return "well"
+
+    assert call(work, num_instances=1, max_restarts=1) == ["well"]
+
+
+def run_python(code, tmp_path, *words):
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    done = subprocess.run(
+        [sys.executable, path, *words], capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+CALL = """
+import tempfile
+from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.functions.packed_call import Call
+from poprun_py.functions.results import read
+from poprun_py.launcher import launch
+
+def call(function, *args):
+    with tempfile.TemporaryDirectory() as folder:
+        program = Call.of(function, args).program(folder)
+        return read(folder, launch(LaunchConfig(program=program)))
+"""
+
+
+def test_classes_of_a_script_are_the_same_when_they_come_back(tmp_path):
+    """Also modules beside the script are found, without running the script again."""
+    (tmp_path / "beside.py").write_text("def value():\n    return 42\n")
+    code = f"""{CALL}
+import sys
+import beside
+
+class MineError(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {{code}}")
+        self.code = code
+    def __reduce__(self):
+        return MineError, (self.code,)
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def work(point):
+    assert sys.argv[1] == "word"
+    return Point(point.x + beside.value())
+
+def fail():
+    raise MineError(7)
+
+(point,) = call(work, Point(1))
+print(isinstance(point, Point), point.x)
+(value,) = call(beside.value)
+print(value)
+try:
+    call(fail)
+except MineError as error:
+    print(error.code, error.__notes__)
+"""
+    lines = run_python(code, tmp_path, "word").splitlines()
+    assert lines[:2] == ["True 43", "42"]
+    assert lines[2].startswith("7 ['raised in instance 0 on ")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_a_large_result_is_in_memory_once_on_either_side(kind, tmp_path):
+    """64 MB: neither the instance nor the parent grows by more than 1.2 times of it."""
+    code = f"""{CALL}
+import numpy as np
+import torch
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1000
+
+def work(kind):
+    import numpy as np
+    import torch
+    array = np.full(16_000_000, 2, np.float32)
+    before = peak()
+    value = torch.from_numpy(array) if kind == "tensor" else array
+    import atexit
+    # The file is written by then.
+    atexit.register(lambda: print(f"instance {{peak() - before:.0f}}", flush=True))
+    return value
+
+before = peak()
+(value,) = call(work, {kind!r})
+assert float(value.sum()) == 32_000_000
+print(f"parent {{peak() - before:.0f}}")
+"""
+    printed = dict(line.rsplit(" ", 1) for line in run_python(code, tmp_path).splitlines())
+    instance = next(int(value) for key, value in printed.items() if "instance" in key)
+    assert instance < 0.2 * 64
+    assert 60 < int(printed["parent"]) < 1.2 * 64
+
+
+def test_the_program_of_a_call_alone_says_who_runs_it(tmp_path):
+    program = Call.of(max, [1, 2]).program(tmp_path)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "max is run by poprun_py.launch only, from Python\n"
+
+
+def test_tracebacks_show_the_lines_of_a_cell(capfd):
+    """A notebook's cell is in no file; its lines are where Python looks for them."""
+    source = "def helper():\n    raise OSError('in a cell')\n\ndef work():\n    helper()\n"
+    cell: dict = {"__name__": "__main__"}
+    linecache.cache["<cell 3>"] = (len(source), None, source.splitlines(keepends=True), "<cell 3>")
+    exec(compile(source, "<cell 3>", "exec"), cell)
+    with pytest.raises(OSError, match="in a cell"):
+        call(cell["work"], num_instances=1)
+    assert 'File "<cell 3>", line 5, in work' in (shown := capfd.readouterr().err)
+    assert "raise OSError('in a cell')" in shown

@@ -1,0 +1,109 @@
+"""A function with its arguments, packed; what cannot travel is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import threading
+
+import pytest
+
+from poprun_py.errors import StartError, UsageError
+from poprun_py.functions.packed_call import Call
+from poprun_py.functions.packed_file import open_packed
+from poprun_py.planning.user_program import call_folder, short_name
+
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self):
+        self.inner = {"lock": LOCK}
+
+
+def test_the_program_of_a_call_names_it(tmp_path):
+    def train():
+        return 1
+
+    program = Call.of(train).program(tmp_path)
+    assert short_name(program) == "train()"
+    assert call_folder(program) == tmp_path
+    assert call_folder(("train.py", "--lr", "0.1", "3")) is None
+    call = open_packed(tmp_path / "call")
+    assert (tmp_path / "call").stat().st_mode & 0o777 == 0o600
+    function, args, kwargs = call.load()
+    assert (function(), args, kwargs) == (1, (), {})
+    assert call.head["name"] == "train"
+    assert "" not in call.head["path"]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda: 1, "<lambda>"),
+        (functools.partial(max, 1), "max"),
+        (Holder, "Holder"),
+        (len, "len"),
+        ("abc".upper, "str.upper"),
+    ],
+)
+def test_anything_that_can_be_called_has_a_name(function, name):
+    assert Call.of(function).name == name
+
+
+def of_nested():
+    lock = LOCK
+    return lambda: lock
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "named"),
+    [
+        (max, [1, LOCK], {}, "max: argument 1 (lock) cannot"),
+        (max, [1, {"a": [0, LOCK]}], {}, "max: argument 1 (dict), at ['a'][1], cannot"),
+        (max, [], {"key": Holder()}, "max: argument 'key' (Holder), at .inner['lock'], cannot"),
+        (of_nested(), [], {}, "<lambda>: 'lock' (lock), which it uses, cannot"),
+        (LOCK.acquire, [], {}, "lock.acquire cannot"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_in_one_line(function, args, kwargs, named):
+    with pytest.raises(UsageError) as caught:
+        Call.of(function, args, kwargs)
+    assert str(caught.value).startswith(named)
+    assert "(cannot pickle '_thread.lock' object): make " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(UsageError, match="expected a function, or a list of words"):
+        Call.of(3)
+
+
+def test_a_folder_that_is_gone_is_a_start_error(tmp_path):
+    with pytest.raises(StartError, match=r"max and its arguments cannot be written"):
+        Call.of(max).program(tmp_path / "nowhere")
+
+
+def test_a_module_that_no_python_would_find_travels_along(tmp_path, monkeypatch):
+    """As pytest, a notebook's magic or a loader of plug-ins imports files."""
+    path = tmp_path / "unfindable.py"
+    path.write_text(
+        "HALF = 0.5\ndef inner(x):\n    return HALF * x\ndef f(x):\n    return inner(x)\n"
+    )
+    spec = importlib.util.spec_from_file_location("unfindable", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "unfindable", module)
+    Call.of(module.f).program(tmp_path)
+    monkeypatch.delitem(sys.modules, "unfindable")
+    call = open_packed(tmp_path / "call")
+    function, _, _ = call.load()
+    assert function(3) == 1.5
+
+
+def test_a_module_that_can_be_imported_travels_by_name(tmp_path):
+    Call.of(importlib.util.find_spec).program(tmp_path)
+    function, _, _ = open_packed(tmp_path / "call").load()
+    assert function is importlib.util.find_spec

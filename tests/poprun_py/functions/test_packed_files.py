@@ -1,0 +1,98 @@
+"""Values in files: large arrays beside the pickle, in memory once, and whole files only."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from poprun_py.functions.packed_file import IncompleteFileError, open_packed, write_packed
+from poprun_py.functions.pickling import pickle_into
+
+
+def there_and_back(value, tmp_path):
+    path = tmp_path / "value"
+    write_packed(path, {"about": "it"}, value)
+    file = open_packed(path)
+    path.unlink()
+    assert file.head == {"about": "it"}
+    return file.load()
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20])
+def test_arrays_come_back_as_they_were_and_can_be_changed(tmp_path, size):
+    """A small file is read, a large one mapped; neither needs its name any more."""
+    array = np.arange(size)
+    fixed = np.arange(3)
+    fixed.flags.writeable = False
+    text, here, there, still = there_and_back(["é", array, array, fixed], tmp_path)
+    assert text == "é"
+    assert here is there
+    np.testing.assert_array_equal(here, array)
+    here[0] = 7
+    assert not still.flags.writeable
+    assert here.ctypes.data % 64 == 0
+
+
+def test_large_arrays_and_tensors_are_not_in_the_pickle():
+    stream = io.BytesIO()
+    module = torch.nn.Linear(300, 300)
+    buffers = pickle_into(stream, {"array": np.ones(1 << 18), "module": module})
+    assert len(stream.getvalue()) < 4000
+    assert sorted(buffer.raw().nbytes for buffer in buffers) == [1200, 360_000, 1 << 21]
+    # The bytes are those of the weights themselves.
+    places = {np.frombuffer(buffer, np.uint8).ctypes.data for buffer in buffers}
+    assert {each.data_ptr() for each in module.parameters()} < places
+
+
+def test_tensors_of_one_storage_stay_together(tmp_path):
+    base = torch.arange(10.0)
+    weight = torch.ones(2, requires_grad=True)
+    given = {"base": base, "view": base[2:5], "weight": weight, "none": torch.empty(0)}
+    found = there_and_back({**given, "half": torch.ones(3, dtype=torch.bfloat16)}, tmp_path)
+    found["base"][3] = 77
+    assert found["view"].tolist() == [2, 77, 4]
+    assert found["weight"].requires_grad
+    assert found["none"].shape == (0,)
+    assert found["half"].tolist() == [1, 1, 1]
+    assert torch.equal(found["weight"], weight)
+
+
+def test_others_see_a_whole_file_of_the_owner_or_none(tmp_path):
+    path = tmp_path / "value"
+    write_packed(path, {}, np.ones(1000))
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        write_packed(path, {}, [np.ones(10), threading.Lock()])
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kept", [0, 5, 16, 4000, -1])
+def test_a_part_of_a_file_is_no_file(tmp_path, kept):
+    path = tmp_path / "value"
+    write_packed(path, {}, np.ones(1000))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(IncompleteFileError):
+        open_packed(path)
+    with pytest.raises(IncompleteFileError):
+        open_packed(tmp_path / "nothing")
+
+
+def test_an_index_is_read_without_unpickling(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return pytest.fail, ("it was unpickled",)
+
+    path = tmp_path / "value"
+    write_packed(path, {"n": 1}, Trap())
+    file = open_packed(path)
+    assert file.head == {"n": 1}
+    with pytest.raises(pytest.fail.Exception):
+        file.load()
+    assert pickle.HIGHEST_PROTOCOL == 5

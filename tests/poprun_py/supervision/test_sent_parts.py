@@ -1,0 +1,81 @@
+"""What the launcher sends in parts: each when the one before is out, words of others between."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+
+import pytest
+from conftest import wait_until
+
+from poprun_py.instance import protocol
+from poprun_py.supervision.control_channel import ControlChannel
+
+PART = 1 << 19
+
+
+class Listener:
+    def make_streams(self, index):
+        return None, None
+
+    def joined(self, peer):
+        pass
+
+    def lost(self, peer):
+        pass
+
+
+@pytest.fixture
+def connected(tmp_path):
+    """A channel with one wrapper, and the socket at the wrapper's end."""
+    channel = ControlChannel(1, Listener())
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as wrapper:
+        channel.open(selector, tmp_path, None)
+        wrapper.connect(str(tmp_path / "control"))
+        wrapper.settimeout(20)
+        hello = {"token": channel.token, "rank": 0, "pid": 1, "host": "here"}
+        wrapper.sendall(protocol.pack(protocol.HELLO, json.dumps(hello).encode()))
+
+        def turn():
+            for key, events in selector.select(0.1):
+                key.data(key.fileobj, events)
+
+        wait_until(lambda: turn() or channel.is_complete)
+        yield channel, wrapper, turn
+        channel.close()
+
+
+def test_parts_are_taken_when_there_is_room_for_them(connected):
+    channel, wrapper, turn = connected
+    taken = []
+
+    def parts():
+        for number in range(64):
+            taken.append(number)
+            yield bytes([number]) * PART
+        yield b""
+
+    channel.send_parts_to(0, protocol.GIVEN, parts())
+    for _ in range(5):
+        turn()
+    # Nobody reads: what is not out is still where it was.
+    assert len(taken) < 8
+    channel.send_to(0, protocol.STOP, 5)
+    reader, received = protocol.Reader(), []
+    while not received or received[-1] != (protocol.GIVEN, b""):
+        turn()
+        received += reader.feed(wrapper.recv(1 << 20))
+    given = [payload for kind, payload in received if kind == protocol.GIVEN]
+    assert given == [bytes([number]) * PART for number in range(64)] + [b""]
+    # A stop does not wait for the last part.
+    assert received.index((protocol.STOP, b"5")) < 10
+    wait_until(lambda: turn() or channel.peers[0].parts is None)
+
+
+def test_parts_for_a_wrapper_that_is_gone_are_forgotten(connected):
+    channel, wrapper, turn = connected
+    channel.send_parts_to(0, protocol.GIVEN, (bytes(PART) for _ in range(64)))
+    wrapper.close()
+    wait_until(lambda: turn() or channel.peers[0].parts is None)
+    assert not channel.peers[0].is_open
