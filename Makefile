@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -44,7 +44,7 @@ soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 ste
 system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio chromium
+	  openssh-server iproute2 rsync slurm-wlm munge qemu-system-x86 busybox-static cpio chromium mandoc
 
 bench: $(DEV_STAMP) ## measure everything for some forty minutes and write docs/performance.md (root, for hosts)
 	$(BIN)/python benchmarks/launch.py
@@ -55,6 +55,10 @@ seeds: $(FRAMEWORKS_STAMP) ## run every command of the hands-on texts and write 
 
 figures: $(FRAMEWORKS_STAMP) ## draw the figures of the hands-on texts in docs/figures
 	$(BIN)/python docs/figures.py $(ARGS)
+
+docs: $(DEV_STAMP) ## build the pages as a site in build/site; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees docs build/site
+	@echo "build/site/index.html"
 
 check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
 	$(BIN)/ruff format --check .

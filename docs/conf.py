@@ -27,6 +27,9 @@ myst_heading_anchors = 4
 smartquotes = False
 myst_url_schemes = ["http", "https", "mailto", "project"]
 
+# A block without a word after ``` is no program.
+highlight_language = "text"
+
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -46,6 +49,8 @@ html_title = f"poprun-py {release}"
 html_static_path = ["website/static"]
 html_css_files = ["style.css"]
 html_copy_source = False
+# A browser lets no page that lies in a folder read others, as pieces of what was found would need.
+html_show_search_summary = False
 html_show_sphinx = False
 html_theme_options = {
     "navigation_with_keys": True,

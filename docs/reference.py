@@ -117,8 +117,9 @@ poprun-py`, `man poprun-py-pod`, `man gc-info`, `man gc-monitor`).
 ENVIRONMENT = """# Environment variables
 
 What can be set from outside. Each option of the launcher that may stand in a file has a variable
-too: they are listed at the end, and [here](options/configuration.md#places-of-options) is which place
-of options wins. What instances get from the launcher: [environment](options/environment.md).
+too: they are listed at the end; [configuration](options/configuration.md#places-of-options) tells
+which place of options wins. What instances get from the launcher:
+[environment](options/environment.md).
 """
 
 
