@@ -71,7 +71,8 @@ def test_the_steps_of_the_image_can_be_done(tmp_path):
         ["dev", "make --version && git --version && rsync --version"],
     ]
     done = subprocess.run(
-        [*UNSHARE, sys.executable, ROOT / "tests/deploy/image_build.py", DOCKERFILE, ROOT, tmp_path],
+        [*UNSHARE, sys.executable, Path(__file__).with_name("image_build.py"), DOCKERFILE, ROOT,
+         tmp_path],
         input=json.dumps(commands), capture_output=True, text=True, timeout=570,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
