@@ -20,6 +20,7 @@ TRANSCRIPTS = [
     ROOT / "docs" / f"{name}.md"
     for name in (
         "first-hour",
+        "functions",
         "runs",
         "observe",
         "pipelining",
