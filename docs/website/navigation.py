@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "contributing"),
+                *("performance", "seeds", "tutorials-verbatim", "decisions", "contributing"),
             ),
         ),
     ),
