@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 FRAMEWORKS_STAMP := $(VENV)/.installed-frameworks
+RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check format install clean
+.PHONY: help demo docs test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 demo: $(STAMP) ## install what is missing and run the main job: 2 instances, 8 replicas, real digits
 	$(BIN)/poprun-py --num-instances 2 --num-replicas 8 --print-topology yes examples/train.py
@@ -32,7 +33,7 @@ test-all: $(FRAMEWORKS_STAMP) ## run the default tests, the sweeps and their lon
 	$(PYTEST_HERE) -m "not soak" $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
-	$(BIN)/python -m pytest -q tests/lab $(ARGS)
+	$(BIN)/python -m pytest -q tests/lab -m "not long" $(ARGS)
 
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)
@@ -65,6 +66,9 @@ check: $(DEV_STAMP) ## format, lint, types and import rules; changes nothing
 	$(BIN)/mypy -p poprun_py -p popdist_py
 	$(BIN)/lint-imports
 
+release-check: $(RELEASE_STAMP) ## build, look into, install and try what a release has (ARGS=--quick: one Python)
+	$(BIN)/python tools/release_check.py $(ARGS)
+
 format: $(DEV_STAMP) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -96,4 +100,8 @@ $(DEV_STAMP): $(STAMP)
 # The trainers are 200 MB, which only the sweep needs.
 $(FRAMEWORKS_STAMP): $(DEV_STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[frameworks]'
+	@touch $@
+
+$(RELEASE_STAMP): $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[release]'
 	@touch $@

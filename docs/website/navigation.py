@@ -23,7 +23,8 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (
             "How to",
             (
-                *("multi-host", "slurm", "placement", "pods", "devices"),
+                *("python", "functions"),
+                *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),
                 *("sdk-programs", "horovod", "torch-backend"),
@@ -33,14 +34,14 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Reference",
             (
                 *("options/index", "commands", "environment-variables"),
-                *("api/index", "old-spellings", "changelog"),
+                *("api/index", "old-spellings", "changelog", "releasing"),
             ),
         ),
         (
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "contributing"),
+                *("performance", "seeds", "tutorials-verbatim", "security", "contributing"),
             ),
         ),
     ),

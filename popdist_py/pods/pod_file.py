@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from popdist_py.pods.values import (
     Cluster,
     Pod,
 )
+from popdist_py.pods.wire import from_json
 
 __all__ = [
     "MACHINE_IPUS",
@@ -180,50 +181,10 @@ def parse_pod(text: str, source: str) -> Pod:
 
 def pod_of(document: dict[str, Any], source: str) -> Pod:
     """Make a pod of its description as tables and lists (DamagedError, as ``parse_pod``)."""
-    kinds = {"agents": Agent, "clusters": Cluster, "allocations": Allocation}
+    tables: dict[str, Any] = {"agents": [], "clusters": [], "allocations": []}
     try:
-        parts = {
-            table: tuple(
-                _made(kind, entry, f"{table}[{i}]")
-                for i, entry in enumerate(_list_of(document.get(table, []), dict, table))
-            )
-            for table, kind in kinds.items()
-        }
-        pod: Pod = _made(Pod, {**document, **parts}, "the pod")
+        pod: Pod = from_json(Pod, {**tables, **document}, "pod")
         check_pod(pod)
     except PodError as error:
         raise DamagedError(f"{source}: {error}") from None
     return pod
-
-
-def _list_of(value: Any, kind: type, what: str) -> list[Any]:
-    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
-        raise InvalidRequestError(f"{what} is no list of {'tables' if kind is dict else 'names'}")
-    return value
-
-
-def _made(kind: type, entry: dict[str, Any], where: str) -> Any:
-    """Make a value of a table; every name and type is checked."""
-    known = {field.name: field for field in fields(kind)}
-    for name in entry:
-        if name not in known:
-            raise InvalidRequestError(f"{where} has {name!r}, which is none of {', '.join(known)}")
-    made = {}
-    for name, field in known.items():
-        if name not in entry:
-            if field.default is MISSING:
-                raise InvalidRequestError(f"{where} has no {name}")
-            continue
-        made[name] = _typed(entry[name], str(field.type), f"{where}.{name}")
-    return kind(**made)
-
-
-def _typed(value: Any, kind: str, where: str) -> Any:
-    if kind == "tuple[str, ...]":
-        return tuple(_list_of(value, str, where))
-    if kind.startswith("tuple"):
-        return value
-    accepted = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}[kind]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
-        raise InvalidRequestError(f"{where} = {value!r} is no {kind}")
-    return float(value) if isinstance(value, int) and kind == "float" else value

@@ -303,7 +303,7 @@ def _shown(value: object) -> str:
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGEST_INTEGER:
         return "an integer beyond 2^53"
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)  # TOML has dates
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -7,6 +7,7 @@ the host's random numbers. The model says itself what its state is; files are
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import random
@@ -300,6 +301,12 @@ class _Rewound:
 
 
 # --- bytes ------------------------------------------------------------------------------------
+
+
+# Bytes in a state are written as a text and the call that makes them bytes again, which torch lets
+# a file do from 2.5 on.
+if not hasattr(torch.serialization, "safe_globals"):
+    torch.serialization.add_safe_globals([codecs.encode])
 
 
 def _to_bytes(state: Mapping[str, Any]) -> bytes:

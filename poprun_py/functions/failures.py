@@ -23,7 +23,8 @@ from poprun_py.functions.packed_file import (
 
 __all__ = ["Failure", "RemoteTraceback", "read_failure", "write_failure"]
 
-LOADING, RAISED, RESULT = "loading", "raised", "result"
+# What the instance was doing.
+LOADING, RAISED, RESULT, KEEPING = "loading", "raised", "result", "keeping"
 _EXIT_CODE = 1
 
 
@@ -49,13 +50,14 @@ def write_failure(
 
     Args:
         prefix: what the path of the file begins with.
-        what: the instance was doing: loading the call, in it (raised), or packing its result.
+        what: the instance was doing: loading the call, in it (raised), packing its result, or
+            keeping that on its disk.
         error: that ended it.
         frames: of the user's code.
         part: of a result that cannot be sent.
     """
     shown = traceback.format_exception(type(error), error, frames)
-    text = "".join(shown) if what != RESULT else shown[-1]
+    text = "".join(shown) if what in (LOADING, RAISED) else shown[-1]
     print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
@@ -89,7 +91,7 @@ class Failure:
     """What an instance has written about its end.
 
     Attributes:
-        what: it was doing: ``loading``, ``raised`` or ``result``.
+        what: it was doing: ``LOADING``, ``RAISED``, ``RESULT`` or ``KEEPING``.
         summary: the type of what was raised and its first line.
         text: the traceback.
         part: of a result that could not be sent.

@@ -12,6 +12,7 @@ from typing import Any
 
 from poprun_py.errors import JobFailedError
 from poprun_py.functions.failures import (
+    KEEPING,
     LOADING,
     RESULT,
     Failure,
@@ -91,6 +92,12 @@ def _error(failure: Failure, instance: InstanceResult, result: LaunchResult) -> 
         error = JobFailedError(
             f"the result of {name} ({failure.part}) cannot be sent back ({failure.summary}): "
             "return plain values, arrays or tensors",
+            result,
+        )
+    elif failure.what == KEEPING:
+        error = JobFailedError(
+            f"the result of {name} ({failure.part}) cannot be kept there ({failure.summary}): make "
+            "room, or set TMPDIR to another folder",
             result,
         )
     elif error is None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 
 def main() -> int:
     """Make the call of this job and return the code to end with."""
     from popdist_py.environment import CALL, CALL_FILES
-    from poprun_py.functions.failures import write_failure
-    from poprun_py.functions.packed_file import open_packed
+    from poprun_py.functions.failures import LOADING, RAISED, write_failure
 
     if CALL not in os.environ or CALL_FILES not in os.environ:
         name = sys.argv[2] if len(sys.argv) > 2 else "a function"
@@ -27,19 +26,10 @@ def main() -> int:
         return 2
     # A job that the function launches has none of it.
     path, prefix = Path(os.environ.pop(CALL)), os.environ.pop(CALL_FILES)
-    call = open_packed(path)
-    if path.parent == Path("/proc/self/fd"):
-        os.close(int(path.name))
-    sys.argv[:] = call.head["argv"]
-    for name, lines in call.head["sources"].items():
-        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    own = [entry for entry in sys.path if entry not in call.head["path"]]
-    sys.path[:] = [*own, *call.head["path"]]
     try:
-        function, args, kwargs = call.load()
+        function, args, kwargs = _load(path)
     except Exception as error:
-        return write_failure(prefix, "loading", error, _within(error.__traceback__))
-    del call
+        return write_failure(prefix, LOADING, error, _within(error.__traceback__))
     try:
         value = function(*args, **kwargs)
     except SystemExit as end:
@@ -49,21 +39,45 @@ def main() -> int:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return write_failure(prefix, "raised", error, _within(error.__traceback__))
+        return write_failure(prefix, RAISED, error, _within(error.__traceback__))
     return _write_result(prefix, value)
 
 
-def _write_result(prefix: str, value: Any) -> int:
-    from poprun_py.functions.failures import write_failure
-    from poprun_py.functions.packed_file import write_packed
+def _load(path: Path) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
+    """Return the function and its arguments, once this Python finds the modules of the parent's.
 
+    Raises:
+        Exception: whatever unpickling them raises.
+    """
+    from poprun_py.functions.packed_file import open_packed
+
+    call = open_packed(path)
+    if path.parent == Path("/proc/self/fd"):
+        # The file has no name and was inherited: it is mapped now.
+        os.close(int(path.name))
+    sys.argv[:] = call.head["argv"]
+    for name, lines in call.head["sources"].items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    own = [entry for entry in sys.path if entry not in call.head["path"]]
+    sys.path[:] = [*own, *call.head["path"]]
+    function, args, kwargs = call.load()
+    return function, args, kwargs
+
+
+def _write_result(prefix: str, value: object) -> int:
+    """Write what the function returned, or why that cannot be; returns the code to end with."""
+    from poprun_py.functions.failures import KEEPING, RESULT, write_failure
+    from poprun_py.functions.packed_file import write_packed
+    from poprun_py.functions.unpicklable import where
+
+    kind = type(value).__name__
     try:
         write_packed(Path(f"{prefix}.result"), {}, value)
+    except OSError as error:
+        return write_failure(prefix, KEEPING, error, None, kind)
     except Exception as error:
-        from poprun_py.functions.unpicklable import where
-
-        kind = type(value).__name__
-        return write_failure(prefix, "result", error, None, f"{kind}, at {where(value) or 'all'}")
+        found = where(value)
+        return write_failure(prefix, RESULT, error, None, f"{kind}, at {found}" if found else kind)
     return 0
 
 

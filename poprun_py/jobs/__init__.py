@@ -2,6 +2,6 @@
 
 Here live the handle, the launcher's process, and the channel between the two.
 Nothing here plans or supervises: the launcher's process calls the same launcher as the command.
-May call: launcher, launch_planning, functions, planning, supervision, observation, config, console,
-terminal, command_name, errors.
+May call: launcher, launch_planning, functions, planning, supervision, observation, showing, config,
+console, terminal, command_name, errors.
 """

@@ -25,6 +25,7 @@ from poprun_py.jobs.child import Child
 from poprun_py.jobs.order import Attempt
 from poprun_py.jobs.output import StreamName, read_instance, read_shown, require_stream
 from poprun_py.jobs.screen import Echo
+from poprun_py.jobs.shown_job import ShownJob
 from poprun_py.jobs.status import JobState, JobStatus
 from poprun_py.supervision.caught_signals import INTERRUPT_ONCE
 from poprun_py.supervision.job import Cause, LaunchResult, describe
@@ -37,7 +38,7 @@ __all__ = ["JobHandle"]
 T = TypeVar("T")
 
 
-class JobHandle(Generic[T]):
+class JobHandle(ShownJob, Generic[T]):
     """A job that ``poprun_py.start`` has started; any thread may use it.
 
     A job goes on when its handle is dropped, and is stopped when the program ends. ``with`` and
@@ -287,6 +288,10 @@ class JobHandle(Generic[T]):
 
     def _watch(self) -> None:
         """Take what the launcher's process says, until it has ended."""
+        # What the result holds, while there is time: an import when the program ends of a Ctrl-C
+        # would have Python forget that it is to end by that signal.
+        import poprun_py.observation.job_view  # noqa: F401
+
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.channel, selectors.EVENT_READ)
             for echo in self._echoes:
@@ -388,6 +393,3 @@ class JobHandle(Generic[T]):
         self._child.channel.close()
         for echo in self._echoes:
             echo.close()
-
-    def __repr__(self) -> str:
-        return f"<JobHandle {self.name}: {self._state()}>"

@@ -1,4 +1,4 @@
-"""JobStatus: how far a job is. A value; nothing is asked here."""
+"""JobStatus: how far a job is, and how that reads. A value; nothing is asked here."""
 
 from __future__ import annotations
 
@@ -37,3 +37,36 @@ class JobStatus:
     waits_for: str = ""
     view: JobView | None = None
     exit_code: int | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(self._words())
+
+    def _words(self) -> list[str]:
+        """Return the parts of one line: ``running``, ``2 instances``, ``step 120``, ``12 s``."""
+        state: str = self.state
+        if self.exit_code is not None:
+            state = "ended well" if not self.exit_code else f"ended with code {self.exit_code}"
+        elif self.waits_for:
+            state = f"waiting ({self.waits_for})"
+        count = self.num_instances
+        step = self.view.step if self.view is not None else None
+        return [
+            state,
+            *([f"{count} instance{'' if count == 1 else 's'}"] if count else []),
+            *([f"step {step}"] if step is not None else []),
+            f"{self.seconds:.0f} s" if self.seconds >= 10 else f"{self.seconds:.1f} s",
+        ]
+
+    def parts(self) -> tuple[str, ...]:
+        """Return what the instances do, as parts of HTML; nothing where nobody knows."""
+        if self.view is None:
+            return ()
+        from poprun_py.showing.frame import note
+        from poprun_py.showing.job_views import view_parts, view_words
+
+        return (*view_parts(self.view), *map(note, view_words(self.view)))
+
+    def _repr_html_(self) -> str:
+        from poprun_py.showing.frame import framed, heading
+
+        return framed(heading(str(self)), *self.parts())

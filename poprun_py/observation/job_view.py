@@ -12,6 +12,7 @@ from typing import Any
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.stragglers import Straggler, stands_out
 from poprun_py.on_use import Shown
+from poprun_py.rich_lines import rich_lines
 
 __all__ = ["COLUMNS", "JobView", "headline", "row_of", "summary_lines", "table_lines"]
 
@@ -124,10 +125,7 @@ def table_lines(
             at least.
         colour: whether phases and the slowest instance have colours.
     """
-    from io import StringIO
-
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     states: Sequence[InstanceState] = view.instances
@@ -144,25 +142,10 @@ def table_lines(
     for state, row in zip(states, rows, strict=True):
         style = "yellow" if state.index == worst else None
         table.add_row(*(row[name] for name in columns), style=style)
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    for line in headline(view):
-        console.print(line)
-    console.print(table)
     left = len(view.instances) - len(states)
-    if left:
-        why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
-        console.print(f"and {_count(left, 'more instance')}{why}")
-    return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
+    why = " whose steps are shorter" if any(state.own_seconds for state in states) else ""
+    more = [f"and {_count(left, 'more instance')}{why}"] if left else []
+    return rich_lines(*headline(view), table, *more, width=width, colour=colour)
 
 
 def _columns_within(width: int, rows: Sequence[Mapping[str, str]]) -> list[str]:

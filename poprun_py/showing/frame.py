@@ -21,7 +21,7 @@ _LOOK = """
 .poprun-py{font:13px/1.45 system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif;
 max-width:1180px}
 .poprun-py .pp-head{font-weight:600;margin:2px 0 6px}
-.poprun-py .pp-note{opacity:.8;margin:4px 0}
+.poprun-py .pp-note{margin:4px 0}
 .poprun-py .pp-good{color:#1a9a50}.poprun-py .pp-bad{color:#e5484d}
 .poprun-py .pp-warn{color:#c77d0a}
 .poprun-py .pp-rows{overflow-x:auto;margin:4px 0}

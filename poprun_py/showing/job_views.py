@@ -5,7 +5,7 @@ from __future__ import annotations
 from poprun_py.observation.job_view import COLUMNS, JobView, headline, row_of, table_lines
 from poprun_py.showing.frame import Cell, framed, heading, note, table, width_of_text
 
-__all__ = ["view_html", "view_parts", "view_text"]
+__all__ = ["view_html", "view_parts", "view_text", "view_words"]
 
 _TEXT_COLUMNS = ("host", "phase")
 # Of very many instances those with the longest steps.
@@ -19,8 +19,13 @@ def view_text(view: JobView) -> str:
 
 def view_html(view: JobView) -> str:
     """Return the table of the instances; the slowest stands out, the bars compare the steps."""
-    first, *more = headline(view)
-    return framed(heading(first), *view_parts(view), *map(note, more))
+    first = headline(view)[0]
+    return framed(heading(first), *view_parts(view), *map(note, view_words(view)))
+
+
+def view_words(view: JobView) -> list[str]:
+    """Return who is slowest and why, where there are several instances."""
+    return headline(view)[1:]
 
 
 def view_parts(view: JobView) -> tuple[str, ...]:

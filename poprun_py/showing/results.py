@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from poprun_py.errors import JobFailedError, LaunchError, TimeLimitError
 from poprun_py.showing.frame import Cell, block, details, framed, heading, note, table
 from poprun_py.supervision.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
 from poprun_py.views.drawing import counted
 from poprun_py.views.report import diagnosis, report_text, stderr_excerpt, traceback_of
 
-__all__ = ["error_of", "instance_html", "instance_text", "result_html", "result_text", "sentence"]
+__all__ = [
+    "error_of",
+    "instance_html",
+    "instance_text",
+    "result_html",
+    "result_parts",
+    "result_text",
+    "sentence",
+]
 
 _COLUMNS = ("instance", "host", "PID", "how it ended", "steps", "peak memory")
 # What --output-dir keeps in full.
@@ -19,7 +29,17 @@ def result_text(result: LaunchResult) -> str:
     """Return one line where all went well, else the report as the command prints it."""
     if result.exit_code == 0:
         return sentence(result)
-    return report_text(result, _label).rstrip("\n") or sentence(result)
+    return _report(result) or sentence(result)
+
+
+def _report(result: LaunchResult) -> str:
+    """Return the report with the end of stderr, which need not be on the reader's screen."""
+    first = result.first_failure
+    if first is not None:
+        whole = replace(first, had_last_word=False)
+        others = (whole if each == first else each for each in result.instances)
+        result = replace(result, first_failure=whole, instances=tuple(others))
+    return report_text(result, _label).rstrip("\n")
 
 
 def sentence(result: LaunchResult) -> str:
@@ -47,16 +67,21 @@ def error_of(result: LaunchResult) -> LaunchError:
     """Return the error of a job that did not end well, with the report as a note."""
     is_limit = result.timed_out or bool(result.hung)
     error = (TimeLimitError if is_limit else JobFailedError)(sentence(result), result)
-    if report := report_text(result, _label).rstrip("\n"):
+    if report := _report(result):
         error.add_note(report)
     return error
 
 
 def result_html(result: LaunchResult) -> str:
     """Return how every instance ended, and of the first failure the end of its stderr."""
+    return framed(heading(sentence(result), _kind(result)), *result_parts(result, is_told=True))
+
+
+def result_parts(result: LaunchResult, *, is_told: bool = False) -> list[str]:
+    """Return what follows the heading; ``is_told``: that is the sentence already."""
     is_good = result.exit_code == 0
     first = result.first_failure
-    parts = [heading(sentence(result), "good" if is_good else "bad")]
+    parts = [] if is_told else [note(sentence(result), _kind(result))]
     if first is not None:
         parts += [note(diagnosis(first)), note(result.advice)]
         if excerpt := stderr_excerpt(first.stderr_tail):
@@ -72,7 +97,7 @@ def result_html(result: LaunchResult) -> str:
         if group.has_stack:
             who = ", ".join(map(str, group.instances))
             parts.append(details(f"what instance {who} was doing", block(group.text)))
-    return framed(*parts)
+    return parts
 
 
 def instance_text(result: InstanceResult, *, verb: str = "") -> str:
@@ -91,6 +116,10 @@ def instance_html(result: InstanceResult) -> str:
         table(_COLUMNS, [_row(result)]),
         block("\n".join(excerpt)) if excerpt else "",
     )
+
+
+def _kind(result: LaunchResult) -> str:
+    return "good" if result.exit_code == 0 else "bad"
 
 
 def _label(index: int) -> str:

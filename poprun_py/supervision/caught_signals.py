@@ -66,7 +66,8 @@ class CaughtSignals:
     def take(self) -> list[int]:
         """Return the numbers that have come; the end of the parent process counts as SIGHUP."""
         numbers: list[int] = []
-        for number in os.read(self._read_end, 512):
+        # Of two that came together, the kernel has the later one handled first.
+        for number in sorted(os.read(self._read_end, 512), key=_ONCE.__contains__):
             if number == _PARENT_ENDED:
                 # The signal also comes when only the parent's thread that started us has ended.
                 if os.getppid() == self._parent:

@@ -188,8 +188,9 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
 
 def _sockets() -> Iterator[tuple[int, Path]]:
     """Return the process id and the socket of every launcher on this host, in order."""
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    folders = set().union(*(_temporary_folders(pid) for pid in pids))
+    import psutil
+
+    folders = set().union(*(_temporary_folders(pid) for pid in psutil.pids()))
     found = set()
     for folder in folders:
         try:
@@ -205,16 +206,15 @@ def _sockets() -> Iterator[tuple[int, Path]]:
 
 def _socket_of(pid: int, option: str) -> Path:
     """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
-    current = pid
-    while current > 1:
+    import psutil
+
+    line = [pid]
+    with contextlib.suppress(psutil.Error, ValueError):
+        line += [each.pid for each in psutil.Process(pid).parents()]
+    for current in line:
         for folder in _temporary_folders(current):
             for path in folder.glob(f"{folder_prefix(current)}*/{SOCKET_NAME}"):
                 return path
-        try:
-            fields = Path(f"/proc/{current}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            break
-        current = int(fields[1])
     raise StartError(
         f"{option}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"
@@ -225,10 +225,10 @@ def _temporary_folders(pid: int) -> set[Path]:
     """Return where a launcher with this process id may have its private folder."""
     import tempfile
 
-    folders = {Path(tempfile.gettempdir()), Path("/tmp")}
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return folders
-    theirs = (word.removeprefix(b"TMPDIR=") for word in words if word.startswith(b"TMPDIR=/"))
-    return folders | {Path(os.fsdecode(each)) for each in theirs}
+    import psutil
+
+    theirs = ""
+    with contextlib.suppress(psutil.Error, ValueError):
+        theirs = psutil.Process(pid).environ().get("TMPDIR", "")
+    own = {Path(tempfile.gettempdir()), Path("/tmp")}
+    return own | ({Path(theirs)} if theirs.startswith("/") else set())

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import io
-from typing import Literal
-
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from poprun_py.hosts.host_checks import Check, HostChecks
 from poprun_py.hosts.host_list import compress
+from poprun_py.rich_lines import rich_lines
 
 __all__ = ["check_table"]
-
-# Wide enough for any number of hosts: a cell is never broken.
-_WIDTH = 1 << 20
 
 
 def check_table(checked: HostChecks, *, colour: bool = False) -> str:
@@ -46,10 +40,7 @@ def _grid(checked: HostChecks, colour: bool) -> str:
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = (column.get(name, Check(name=name, text="?")) for column in columns)
         table.add_row(Text(name), *(_cell(check) for check in cells))
-    out = io.StringIO()
-    system: Literal["standard"] | None = "standard" if colour else None
-    Console(file=out, width=_WIDTH, color_system=system, force_terminal=colour).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join(rich_lines(table, colour=colour))
 
 
 def _cell(check: Check) -> Text:

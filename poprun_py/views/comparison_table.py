@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from poprun_py.rich_lines import rich_lines
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
 from poprun_py.views.drawing import number
 
@@ -133,10 +134,7 @@ def comparison_columns(
 
 def table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[str]:
     """Return a table; columns that do not fit are left out, the most expendable first."""
-    from io import StringIO
-
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     left = list(columns)
@@ -156,19 +154,7 @@ def table_lines(columns: Sequence[Column], *, width: int, colour: bool) -> list[
         )
     for row in zip(*(each.cells for each in left), strict=True):
         table.add_row(*row)
-    text = StringIO()
-    console = Console(
-        file=text,
-        width=max(width, 20),
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    console.print(table)
-    return [line.rstrip() for line in text.getvalue().rstrip("\n").split("\n")]
+    return rich_lines(table, width=max(width, 20), colour=colour)
 
 
 def _by_replicas(entry: Entry) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
-
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
+from poprun_py.rich_lines import rich_lines
 from poprun_py.views.drawing import PALETTE, Branch, Look, counted, draw_tree, wrapped
 
 __all__ = ["hardware_table", "machine_summary", "memory_size"]
 
 _NAME = "NUMA node"
 _COLUMNS = (_NAME, "package", "cores", "CPUs", "L3 groups", "memory", "distances")
-# Wide enough for any host: a cell is never broken.
-_ANY_WIDTH = 1 << 20
 
 
 def hardware_table(machine: Machine, look: Look | None = None) -> str:
@@ -35,7 +32,6 @@ def hardware_table(machine: Machine, look: Look | None = None) -> str:
 def _table(nodes: list[dict[str, str]], look: Look) -> str:
     """Return the table; nothing if the reader has no room for it."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SQUARE if look.box_lines else box.ASCII2)
@@ -43,18 +39,9 @@ def _table(nodes: list[dict[str, str]], look: Look) -> str:
         table.add_column(name, no_wrap=True, style=PALETTE["node"] if name == _NAME else None)
     for node in nodes:
         table.add_row(*node.values())
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=_ANY_WIDTH,
-        color_system="standard" if look.colour else None,
-        force_terminal=look.colour,
-        legacy_windows=False,
-    )
-    if look.width is not None and console.measure(table).maximum > look.width:
+    if look.width is not None and len(rich_lines(table)[0]) > look.width:
         return ""
-    console.print(table)
-    return out.getvalue().rstrip("\n")
+    return "\n".join(rich_lines(table, colour=look.colour))
 
 
 def _tree(nodes: list[dict[str, str]], look: Look) -> str:

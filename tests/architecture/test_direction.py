@@ -26,6 +26,7 @@ HEAVY = {"torch", "numpy", "mpi4py", "torchvision", "asyncio", "rich"}
     [
         "cli",
         "devices.commands",
+        "jobs.launch",
         "launcher",
         "supervision.supervisor",
         "planning.launch_plan",

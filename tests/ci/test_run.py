@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci/run"
 # The targets of the real one.
 MAKEFILE = """
-check system-packages:
+check system-packages release-check:
 test-sweep test-hosts test-numa:
 test:
 \t@cat test.py > /dev/null

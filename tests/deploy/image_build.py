@@ -25,11 +25,10 @@ from pathlib import Path
 from dockerfile_parse import DockerfileParser
 from pathspec import PathSpec
 
-# As the image named by BASE: one python3 that everybody may run, and no user 1000 yet.
+# As the image named by BASE: a python3 that everybody may run, and no user 1000 yet.
 _BASE = """\
 chmod 711 /root
 getent passwd 1000 | cut -d: -f1 | xargs --no-run-if-empty userdel
-ln -sf {python} /usr/local/bin/python3
 """
 _PATH = "/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 # How pip and apt reach their packages from here.
@@ -103,7 +102,7 @@ def build(dockerfile: Path, context: Path, scratch: Path) -> dict[str, Stage]:
         below = made.get(stage.base)
         _begin(stage, below, scratch)
         if below is None:
-            _inside(stage, _BASE.format(python=Path(sys.executable).resolve()))
+            _inside(stage, _BASE)
         for kind, value in stage.steps:
             print(f"{stage.name}: {kind} {value}"[:150], flush=True)
             _step(stage, kind, value, left, made)
@@ -116,9 +115,10 @@ def _begin(stage: Stage, below: Stage | None, scratch: Path) -> None:
     stage.root, top, work = (scratch / stage.name / part for part in ("root", "changes", "work"))
     for path in (stage.root, top, work):
         path.mkdir(parents=True)
+    python = Path(sys.executable).resolve().parent
     lower = below.layers if below else [Path("/")]
     stage.layers = [top, *lower]
-    stage.environ = dict(below.environ) if below else {"PATH": _PATH}
+    stage.environ = dict(below.environ) if below else {"PATH": f"{python}:{_PATH}"}
     layers = ":".join(map(str, lower))
     _run("mount", "-t", "overlay", "overlay", "-o",
          f"lowerdir={layers},upperdir={top},workdir={work}", stage.root)  # fmt: skip

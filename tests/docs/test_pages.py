@@ -36,6 +36,8 @@ PAGES = [
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
     pytest.param("course.md", marks=pytest.mark.long),
     pytest.param("cnns.md", marks=pytest.mark.sweep),
+    pytest.param("python.md", marks=pytest.mark.sweep),
+    pytest.param("functions.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
+<<<<<<< .merge_file_ULk6Zk
+from poprun_py import launch
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
+=======
+import poprun_py
+>>>>>>> .merge_file_NZrSgF
 
 MIB = 1 << 20
 
@@ -55,21 +59,28 @@ def failing() -> None:
 
 
 def job(function, *args):
-    with tempfile.TemporaryDirectory() as folder:
-        program = Call.of(function, args).program(Path(folder))
-        config = LaunchConfig(program=program, num_instances=2, num_replicas=2, host=hosts)
-        return read(folder, launch(config))
+    """Return what a function returned on every host, and the peak memory of the launcher."""
+    running = poprun_py.start(function, args=args, num_instances=2, hosts=sys.argv[1])
+    values, launcher = None, 0
+    while values is None:
+        with contextlib.suppress(OSError, StopIteration):
+            launcher = most_memory(running.status().pid)
+        with contextlib.suppress(TimeoutError):
+            values = running.result(0.05)
+    return values, launcher
 
 
-hosts = sys.argv[1]
 numbers = np.random.default_rng(1).integers(0, 1 << 40, 8 * MIB)
 before = most_memory()
-values = job(doubled, numbers)
+values, launcher = job(doubled, numbers)
+total = sum(int(result.sum()) for _, _, result, *_ in values)  # pages count once they are read
+assert total == 4 * int(numbers.sum())
 grown = most_memory() - before
 for index, host, result, modes, wrapper, inherited in values:
     right = bool((result == 2 * numbers).all())
     print(index, host, right, modes, wrapper < 64, inherited)
-print("launcher", grown < 48, grown)
+# The results of both instances are here by now.
+print("memory", 128 <= grown < 1.2 * 128, 0 < launcher < 64, grown, launcher)
 try:
     job(failing)
 except LookupError as error:

@@ -70,15 +70,13 @@ def as_user(*words):
             "--chdir=/home/poprun", *words]  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module", params=["{job}-worker-{index}.{job}", "{job}-worker-{index}.{job}.default.svc"]
-)
-def pods(request, lab_permitted, tmp_path_factory):
+@pytest.fixture(scope="module")
+def pods(lab_permitted, tmp_path_factory):
     """Return a launcher and two workers whose ssh servers run, as the manifest says."""
     from lab.lab import Lab
 
     job = JOB["metadata"]["name"]
-    names = [request.param.format(job=job, index=index) for index in range(2)]
+    names = [f"{job}-worker-{index}.{job}.default.svc" for index in range(2)]
     with Lab(tmp_path_factory.mktemp("lab"), 3) as lab:
         lab.folder.parent.chmod(0o711)
         lab.folder.chmod(0o711)

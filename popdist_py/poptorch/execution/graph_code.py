@@ -59,9 +59,9 @@ def function_of(captured: Captured, num_outputs: int) -> Callable[..., list[Any]
     for node in list(graph.nodes):
         if node.op == "call_function":
             _simplify(graph, node)
-    graph.eliminate_dead_code(_has_effect)
+    _eliminate_dead_code(graph)
     _merge_repetitions(graph)
-    graph.eliminate_dead_code(_has_effect)
+    _eliminate_dead_code(graph)
     return _compiled(captured, num_outputs)
 
 
@@ -213,6 +213,13 @@ def _prefer_onednn(node: fx.Node) -> None:
     has_one_element = all(size == 1 for size in value.shape[2:])
     if has_one_element and value.dtype == torch.float32 and not node.args[is_transposed]:
         node.update_arg(dilation, [2] * (value.dim() - 2))
+
+
+def _eliminate_dead_code(graph: fx.Graph) -> None:
+    """Erase what nobody uses and has no effect; torch's own asks us only from 2.5 on."""
+    for node in reversed(graph.nodes):
+        if not node.users and not _has_effect(node):
+            graph.erase_node(node)
 
 
 def _has_effect(node: fx.Node) -> bool:

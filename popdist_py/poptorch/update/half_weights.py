@@ -183,7 +183,8 @@ def _kernel(kind: type, group: Mapping[str, Any]) -> tuple[Kernel, tuple[str, ..
         settings.update({name: group[name] for name in ("momentum", "dampening", "nesterov")})
         return partial(_sgd, **settings), ("momentum_buffer",) if group["momentum"] else ()
     if kind in (torch.optim.Adam, torch.optim.AdamW) and not group["amsgrad"]:
-        decoupled = group["decoupled_weight_decay"]
+        # Before torch 2.7 the class alone tells.
+        decoupled = group.get("decoupled_weight_decay", kind is torch.optim.AdamW)
         function = torch._fused_adamw_ if decoupled else torch._fused_adam_
         settings.update(beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"])
         return partial(_adam, function, **settings), ("exp_avg", "exp_avg_sq", "step")

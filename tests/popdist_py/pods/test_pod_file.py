@@ -75,21 +75,31 @@ GOOD = format_pod(system_pod("POD4", "p", ["h"]))
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "the pod has no name"),
+        ("", "pod.name is missing; fields are: name, agents"),
         ("name = 'p'", "has no agent"),
         ("name = ", "is not TOML"),
-        (GOOD.replace('name = "p"', "name = 3"), "name = 3 is no str"),
-        (GOOD.replace("num_ipus = 4", "num_ipus = true"), r"agents\[0\].num_ipus = True is no int"),
+        (GOOD.replace('name = "p"', "name = 3"), "pod.name is 3; text is accepted"),
+        (GOOD.replace('name = "p"', "name = 2020-01-01"), 'pod.name is "2020-01-01"; text'),
+        (GOOD.replace("num_ipus = 4", "num_ipus = true"), r"agents\[0\].num_ipus is true; an int"),
         (GOOD.replace("num_ipus = 4", "num_ipus = 3"), "agent ag01 has 3 IPUs"),
-        (GOOD.replace("num_ipus", "ipus"), "'ipus', which is none of name, host, num_ipus"),
-        (GOOD.replace('agents = ["ag01"]', "agents = 7"), "no list of names"),
+        (
+            GOOD.replace("num_ipus", "ipus"),
+            r"unknown field \"ipus\"; accepted are: name, host, num_ipus",
+        ),
+        (
+            GOOD.replace('agents = ["ag01"]', "agents = 7"),
+            r"pod.clusters\[0\].agents is 7; an array",
+        ),
         (GOOD.replace('agents = ["ag01"]', 'agents = ["ag02"]'), "no agent 'ag02'"),
         (GOOD.replace('"mesh"', '"ring"'), "topology 'ring'"),
         (GOOD.replace("num_ilds = 1", "num_ilds = 2"), "not 2 equal IPU-Link domains"),
-        (GOOD.replace("create_seconds = 0.0", "create_seconds = nan"), "create_seconds = nan"),
+        (
+            GOOD.replace("create_seconds = 0.0", "create_seconds = nan"),
+            "create_seconds is NaN; a finite number",
+        ),
         (GOOD.replace("create_seconds = 0.0", "create_seconds = -1"), "give 0 to 3600"),
         (GOOD + GOOD[GOOD.index("[[agents]]") :], "two agents ag01"),
-        ("agents = 3\nname = 'p'", "agents is no list of tables"),
+        ("agents = 3\nname = 'p'", "pod.agents is 3; an array is accepted"),
     ],
 )
 def test_a_file_that_describes_no_pod_is_said(text, words):

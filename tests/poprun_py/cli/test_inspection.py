@@ -218,8 +218,9 @@ def test_public_names_are_frozen():
     import poprun_py
 
     assert set(poprun_py.__all__) == {
-        "InstanceResult", "LaunchConfig", "LaunchError", "LaunchPlan", "LaunchResult", "StartError",
-        "TimeLimitError", "UsageError", "__version__", "launch", "plan",
+        "InstanceResult", "JobFailedError", "JobHandle", "JobStatus", "LaunchConfig", "LaunchError",
+        "LaunchPlan", "LaunchResult", "StartError", "TimeLimitError", "UsageError", "__version__",
+        "launch", "plan", "start",
     }  # fmt: skip
     for name in poprun_py.__all__:
         assert getattr(poprun_py, name) is not None

@@ -6,28 +6,29 @@ import linecache
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
+<<<<<<< .merge_file_vIOTKn
+from poprun_py import launch
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import JobFailedError
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
+=======
+import poprun_py
+from poprun_py.errors import JobFailedError
+from poprun_py.functions.packed_call import Call
+>>>>>>> .merge_file_RxNjZb
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 
 def call(function, *args, num_instances=2, **options):
     """Return what a function returned in every instance of a job."""
-    config = {"num_instances": num_instances, "num_replicas": num_instances, **options}
-    with tempfile.TemporaryDirectory() as folder:
-        program = Call.of(function, args).program(Path(folder))
-        return read(folder, launch(LaunchConfig(program=program, **config)))
+    return poprun_py.launch(function, args=args, num_instances=num_instances, **options)
 
 
 def test_closures_see_their_instance_and_change_their_own_arguments():
@@ -71,8 +72,8 @@ def test_an_exception_names_the_instance_and_ends_the_others(capfd):
 @pytest.mark.parametrize(
     ("end", "how"),
     [
-        (lambda: sys.exit(3), "exit code 3"),
-        (lambda: os._exit(0), "exit code 0"),
+        pytest.param(lambda: sys.exit(3), "exit code 3", marks=pytest.mark.sweep),
+        pytest.param(lambda: os._exit(0), "exit code 0", marks=pytest.mark.sweep),
         (lambda: os.kill(os.getpid(), 9), "signal SIGKILL"),
         (lambda: sys.exit("no data"), "exit code 1 before the function returned; its last line is"),
     ],
@@ -83,6 +84,7 @@ def test_an_instance_that_ends_itself_is_a_job_that_failed(end, how):
     assert caught.value.result.instances[0].index == 0
 
 
+@pytest.mark.sweep
 def test_a_clean_exit_is_no_value():
     assert call(lambda: sys.exit(), num_instances=1) == [None]
 
@@ -97,6 +99,7 @@ def test_a_result_that_cannot_be_sent_is_named():
         call(work, num_instances=1)
 
 
+@pytest.mark.sweep
 def test_a_restart_begins_anew(tmp_path):
     marker = tmp_path / "there"
 
@@ -120,12 +123,13 @@ def run_python(code, tmp_path, *words):
     return done.stdout
 
 
+<<<<<<< .merge_file_vIOTKn
 CALL = """
 import tempfile
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.functions.packed_call import Call
 from poprun_py.functions.results import read
-from poprun_py.launcher import launch
+from poprun_py import launch
 
 def call(function, *args):
     with tempfile.TemporaryDirectory() as folder:
@@ -134,16 +138,19 @@ def call(function, *args):
 """
 
 
+=======
+>>>>>>> .merge_file_RxNjZb
 def test_classes_of_a_script_are_the_same_when_they_come_back(tmp_path):
     """Also modules beside the script are found, without running the script again."""
     (tmp_path / "beside.py").write_text("def value():\n    return 42\n")
-    code = f"""{CALL}
+    code = """
+import poprun_py
 import sys
 import beside
 
 class MineError(Exception):
     def __init__(self, code):
-        super().__init__(f"code {{code}}")
+        super().__init__(f"code {code}")
         self.code = code
     def __reduce__(self):
         return MineError, (self.code,)
@@ -159,12 +166,12 @@ def work(point):
 def fail():
     raise MineError(7)
 
-(point,) = call(work, Point(1))
+(point,) = poprun_py.launch(work, args=(Point(1),))
 print(isinstance(point, Point), point.x)
-(value,) = call(beside.value)
+(value,) = poprun_py.launch(beside.value)
 print(value)
 try:
-    call(fail)
+    poprun_py.start(fail).result()
 except MineError as error:
     print(error.code, error.__notes__)
 """
@@ -177,7 +184,8 @@ except MineError as error:
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_a_large_result_is_in_memory_once_on_either_side(kind, tmp_path):
     """64 MB: neither the instance nor the parent grows by more than 1.2 times of it."""
-    code = f"""{CALL}
+    code = f"""
+import poprun_py
 import numpy as np
 import torch
 
@@ -197,7 +205,7 @@ def work(kind):
     return value
 
 before = peak()
-(value,) = call(work, {kind!r})
+(value,) = poprun_py.launch(work, args=({kind!r},))
 assert float(value.sum()) == 32_000_000
 print(f"parent {{peak() - before:.0f}}")
 """

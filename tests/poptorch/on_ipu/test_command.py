@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ ENCODER = (f"{FILE}:Encoder", "--input", "32:int64", "--loss", "token-cross-entr
 
 def ask(*words):
     """Run the command in this process; return exit code, output and errors."""
-    done = CliRunner().invoke(COMMAND, list(words))
+    # click before 8.2 mixes output and errors unless it is told.
+    apart = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+    done = CliRunner(**apart).invoke(COMMAND, list(words))
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done.exit_code, done.stdout, done.stderr

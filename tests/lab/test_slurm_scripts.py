@@ -1,0 +1,98 @@
+"""The batch scripts of examples/deploy/slurm, submitted as they are to a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, wait_until
+from lab import slurm
+from lab.slurm import Slurm
+from support.own_commands import make_commands
+
+pytestmark = [pytest.mark.hosts, pytest.mark.timeout(360)]
+SCRIPTS = ROOT / "examples/deploy/slurm"
+ACCURACY = re.compile(r"test accuracy ([\d.]+) %")
+
+
+@pytest.fixture(scope="module")
+def cluster(lab):
+    """Slurm on the hosts of the module's lab."""
+    reason = slurm.missing()
+    if reason and os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
+    return Slurm(lab)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Make a folder where the scripts find the examples, and an environment with the commands."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands = make_commands(ROOT, tmp_path / "commands")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(
+        f"export OMP_NUM_THREADS=1 PATH={commands}:{Path(sys.executable).parent}:$PATH\n"
+    )
+    return tmp_path
+
+
+def submit(cluster, project, *words):
+    """Submit a script from the project's folder; returns the number of the job."""
+    done = cluster.run("sbatch", "--parsable", f"--chdir={project}", "--output=out-%a", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def output(project):
+    """Return what the jobs of a script wrote."""
+    return "".join(path.read_text() for path in sorted(project.glob("out-*")))
+
+
+def states(cluster, job):
+    """Return the states of a job, one for each job of an array."""
+    shown = cluster.run("scontrol", "--oneliner", "show", "job", job).stdout
+    return set(re.findall(r" JobState=(\w+)", shown))
+
+
+def run(cluster, project, script):
+    """Run a script to its end, which ``sbatch --wait`` would notice late; returns its output."""
+    job = submit(cluster, project, SCRIPTS / script)
+    going = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
+    wait_until(lambda: not states(cluster, job) & going, 120, f"{script} does not end")
+    assert states(cluster, job) == {"COMPLETED"}, output(project)
+    return output(project)
+
+
+@pytest.mark.parametrize("name", ["one_node", "two_nodes"])
+def test_a_training(cluster, project, name):
+    out = run(cluster, project, f"{name}.sbatch")
+    assert float(ACCURACY.search(out)[1]) > 90
+
+
+def test_an_array_is_a_run_for_each_rate(cluster, project):
+    out = run(cluster, project, "array.sbatch")
+    assert len(ACCURACY.findall(out)) == 3
+    rates = sorted(path.name.split("-")[1] for path in (project / "runs").glob("rate-*"))
+    assert rates == ["0.001", "0.003", "0.01"]
+
+
+@pytest.mark.long
+def test_a_training_goes_on_after_its_limit(cluster, project):
+    """The signal is sent by hand, since Slurm counts limits in minutes."""
+    job = submit(cluster, project, SCRIPTS / "requeue.sbatch", "--steps", "300", "--width", "32",
+                 "--validate-every", "10", "--sample", "0")  # fmt: skip
+    try:
+        wait_until(lambda: "step " in output(project), 60, "no step was made")
+        cluster.run("scancel", "--batch", "--signal=USR1", job)
+        wait_until(lambda: states(cluster, job) == {"PENDING"}, 60, "it was not queued again")
+        # Slurm lets a job that was queued again wait for two minutes.
+        wait_until(lambda: states(cluster, job) == {"COMPLETED"}, 240, "it did not end well")
+    finally:
+        cluster.run("scancel", job)
+    assert len(list((project / "runs" / f"slurm-{job}").glob("attempt-*"))) == 2
+    assert "step  300" in output(project)

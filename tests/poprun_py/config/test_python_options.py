@@ -1,0 +1,140 @@
+"""Options as keywords of Python: what they become, what is refused, and their types."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import fields
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from poprun_py import LaunchConfig, UsageError
+from poprun_py.config.launch_options import LaunchOptions
+from poprun_py.config.python_options import COMMAND_LINE_ONLY, config_of
+
+
+def made(*program, **options):
+    return config_of(program or ("train.py",), options)
+
+
+def test_words_are_texts_numbers_and_paths():
+    words = (Path("train.py"), "--lr", 0.1, 3, 1e-05, np.int64(4), np.float32(0.5), Decimal("1.50"))
+    assert made(*words).program == (
+        *("train.py", "--lr", "0.1", "3", "1e-05", "4", "0.5", "1.50"),
+    )  # fmt: skip
+
+
+def test_options_are_those_of_the_command_line_and_more():
+    config = made(
+        hosts=["a", "b:2"], env={"SEED": 1, "DATA": Path("d")}, timeout="5m", numa_aware="no",
+        only_output_from_instance="0,2-3", num_instances=4, output_dir=Path("runs"),
+    )  # fmt: skip
+    assert config == LaunchConfig(
+        program=("train.py",), host="a,b:2", env=("SEED=1", "DATA=d"), timeout=300,
+        numa_aware=False, only_output_from_instance=(0, 2, 3), num_instances=4, output_dir="runs",
+    )  # fmt: skip
+    assert made(hosts="n[0-3]").host == "n[0-3]"
+    assert made(env=["SEED"]).env == ("SEED",)
+    assert made(timeout=None, num_replicas=None, hosts=None) == made()
+    # Given, it does not follow the instances.
+    assert made(num_instances=2, num_replicas=2).is_given("num_replicas")
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "said"),
+    [
+        ("train.py --lr 0.1", {}, "program 'train.py --lr 0.1': expected a list of words"),
+        (["a", True], {}, "word 1 of the program is True: expected a text, a number or a path"),
+        (["a", None], {}, "word 1 of the program is of type NoneType: expected"),
+        (["a"], {"num_instnces": 2}, "unknown option 'num_instnces'; did you mean num_instances?"),
+        (["a"], {"zzz": 2}, "unknown option 'zzz'; poprun-py --help all lists them"),
+        (["a"], {"num_instances": "2"}, "num_instances '2': expected a whole number"),
+        (["a"], {"timeout": "soon"}, "timeout 'soon': expected a number of seconds"),
+        (["a"], {"hosts": []}, "hosts []: expected at least one host"),
+        (["a"], {"hosts": ["a", 1]}, "hosts ['a', 1]: expected a list of names"),
+        (["a"], {"hosts": ["a"], "host": "b"}, "host and hosts exclude one another"),
+        (["a"], {"hosts": ["a"], "host_file": "b"}, "hosts and host_file exclude one another"),
+        (["a"], {"env": {"A=B": 1}}, "env: 'A=B' is no name of a variable"),
+        (
+            ["a"],
+            {"dry_run": True},
+            "dry_run is an option of the command line alone: poprun",
+        ),
+        (["a"], {"import_config": "f"}, "LaunchConfig.from_file(...) reads it"),
+        (["a"], {"num_instances": 3, "num_replicas": 4}, "num_replicas=4 cannot be split evenly"),
+    ],
+)
+def test_refusals_are_one_line(program, options, said):
+    with pytest.raises(UsageError) as refused:
+        config_of(program, options)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_never_tells_the_value_of_a_variable():
+    with pytest.raises(UsageError, match="variable TOKEN of env is of type list: expected") as told:
+        made(env={"TOKEN": ["s3cret"]})
+    assert "s3cret" not in str(told.value)
+
+
+# --- files and changes --------------------------------------------------------------------------
+
+
+def test_a_file_with_what_is_given_besides(tmp_path):
+    file = tmp_path / "job.toml"
+    file.write_text('program = ["a.py"]\nnum-instances = 2\nhost = "a,b"\ngrace = "2s"\n')
+    assert LaunchConfig.from_file(file) == LaunchConfig(
+        program=("a.py",), num_instances=2, host="a,b", grace=2
+    )
+    changed = LaunchConfig.from_file(file, program=["b.py", 3], hosts=["c"], num_replicas=4)
+    assert (changed.program, changed.host, changed.num_replicas) == (("b.py", "3"), "c", 4)
+    assert LaunchConfig.from_file(file, host_file="hosts.txt").host is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("job.toml", None, "the configuration cannot be read"),
+        ("job.toml", b"\xff", "no UTF-8 text"),
+        ("job.toml", b"num-instnces = 2", "did you mean num-instances?"),
+        ("job.yaml", b"", "expected a file that ends in .toml or .json"),
+    ],
+)
+def test_a_file_that_is_refused(name, text, said, tmp_path):
+    if text is not None:
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(UsageError) as refused:
+        LaunchConfig.from_file(tmp_path / name)
+    assert said in str(refused.value)
+    assert name in str(refused.value)
+
+
+def test_a_changed_configuration():
+    config = LaunchConfig(program=("a",), num_instances=2, host="h", timeout=4, env=("A=1",))
+    # Replicas that nobody gave are as many as the instances.
+    assert config.replace(num_instances=4).num_replicas == 4
+    assert config.replace(timeout=None, hosts=None) == LaunchConfig(
+        program=("a",), num_instances=2, env=("A=1",)
+    )
+    assert config.replace(host_file="f").host is None
+    assert config.replace(program=["b", 1], env={"B": 2}).env == ("B=2",)
+    assert config.replace(nproc_per_node=3).nproc_per_node == 3
+    assert config.replace() == config
+    given = made(num_instances=2, num_replicas=2).replace(num_instances=1)
+    assert given.num_replicas == 2
+    with pytest.raises(UsageError, match="unknown option 'timeot'; did you mean timeout"):
+        config.replace(timeot=3)
+
+
+# --- types --------------------------------------------------------------------------------------
+
+
+def test_every_option_has_a_type():
+    tool = runpy.run_path(str(ROOT / "tools" / "launch_options.py"))
+    written = tool["TARGET"].read_text(encoding="utf-8")
+    assert written == tool["launch_options"](), "run python tools/launch_options.py"
+    names = {field.name for field in fields(LaunchConfig)} - {"program", "origins"}
+    assert {*LaunchOptions.__annotations__} == names - {*COMMAND_LINE_ONLY} | {"hosts"}

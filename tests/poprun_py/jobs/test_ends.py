@@ -1,0 +1,118 @@
+"""However the program ends that has started a job, nothing of the job is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, survivors, wait_until
+from support.typist import Typist
+
+pytestmark = pytest.mark.mpi
+
+STARTED = """
+import poprun_py
+job = poprun_py.start(
+    ["sh", "-c", "echo up; exec sleep 100"], num_instances=2, share_cores=True, grace=2
+)
+while job.output().count("up") < 2:
+    pass
+print("up", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "number", "code"),
+    [
+        ("del job", 0, 0),
+        pytest.param("job.wait()", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.sweep),
+        pytest.param("job.wait()", signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.sweep),
+        ("job.wait()", signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(
+            "with job: job.wait()", signal.SIGINT, -signal.SIGINT, marks=pytest.mark.sweep
+        ),
+        pytest.param("import os; os._exit(4)", 0, 4, marks=pytest.mark.sweep),
+        # A forked process must not keep the launcher from seeing our end.
+        (
+            "import os, time; print(os.fork() or time.sleep(30))",
+            signal.SIGKILL,
+            -signal.SIGKILL,
+        ),
+    ],
+)
+def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path):
+    mark = f"TEST_MARK_OF_JOBS={os.getpid()}-{tmp_path}"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    environ[mark.partition("=")[0]] = mark.partition("=")[2]
+    program = subprocess.Popen(
+        [sys.executable, "-c", STARTED + then], env=environ, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert program.stdout.readline() == "up\n"
+        if "fork" in then:
+            assert program.stdout.readline()
+        if number:
+            program.send_signal(number)
+        assert program.wait(30) == code
+        forked = {pid for pid in survivors(mark) if "poprun_py.start" in _command(pid)}
+        wait_until(lambda: not set(survivors(mark)) - forked)
+        assert "fork" not in then or forked
+        wait_until(lambda: list(tmp_path.iterdir()) == [])
+    finally:
+        program.kill()
+        for pid in survivors(mark):
+            os.kill(pid, signal.SIGKILL)
+        program.communicate()
+
+
+def _command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+
+
+PATIENT = """
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append("INT"))
+signal.signal(signal.SIGTERM, lambda *_: asked.append("TERM"))
+print("up", flush=True)
+while len(asked) < 2:
+    time.sleep(0.01)
+time.sleep(0.3)
+print("saved", *asked, flush=True)
+"""
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_job_once(script):
+    """The launcher gets it as well: a second request would kill what saves."""
+    program = script(PATIENT)
+    code = (
+        "import poprun_py\n"
+        f"try: poprun_py.launch([{str(program)!r}], share_cores=True)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    with Typist([sys.executable, "-c", code]) as user:
+        user.expect("up")
+        user.type("\x03")
+        assert user.ended() == 0
+    assert "saved INT TERM" in user.seen
+    assert user.seen.endswith("interrupted\r\n")
+    assert "Traceback" not in user.seen
+
+
+@pytest.mark.sweep
+def test_ctrl_c_twice_kills_what_saves_too_long(script):
+    program = script(PATIENT.replace("0.3", "60"))
+    code = f"import poprun_py\npoprun_py.launch([{str(program)!r}], share_cores=True, grace=60)"
+    with Typist([sys.executable, "-c", code]) as user:
+        user.expect("up")
+        user.type("\x03")
+        user.expect(r"\^C")
+        user.wait_until(lambda: user.read(0.3))
+        user.type("\x03")
+        assert user.ended() == -signal.SIGINT
+    assert "saved" not in user.seen

@@ -1,0 +1,160 @@
+"""A job that runs, through its handle: how far it is, what it wrote, and its end."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import wait_until
+
+import poprun_py
+from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
+
+pytestmark = pytest.mark.mpi
+
+TALKS = ("sh", "-c", "echo out $RANK; echo err $RANK >&2; exec sleep 100")
+
+
+@pytest.fixture(scope="module")
+def running(own_leases):
+    """A job of two instances that have both written to stdout and stderr."""
+    with poprun_py.start(TALKS, num_instances=2, share_cores=True) as job:
+        wait_until(lambda: job.output().count("err ") == 2)
+        yield job
+
+
+def test_status_tells_what_runs(running):
+    status = running.status()
+    assert (status.state, status.num_instances, status.exit_code) == ("running", 2, None)
+    assert status.run_id == status.view.run_id
+    assert [each.index for each in status.view.instances] == [0, 1]
+    assert status.view.pid == status.pid != os.getpid()
+    assert 0 < status.seconds < 100
+    assert not running.done()
+
+
+def test_output_of_one_instance_of_all_and_as_the_command_shows_it(running):
+    assert running.output(1) == "out 1\nerr 1\n"
+    assert running.output(0, "stderr") == "err 0\n"
+    assert running.output(stream="stdout") == "out 0\nout 1\n"
+    assert sorted(running.output().splitlines()) == [
+        f"[1,{index}]<std{stream}>:{stream} {index}"
+        for index in (0, 1)
+        for stream in ("err", "out")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda job: job.output(2), "instance 2: expected 0 to 1, or None for all"),
+        (lambda job: job.output(-1), "instance -1: expected 0 to 1"),
+        (lambda job: job.output(0, "out"), "stream 'out': expected 'stdout', 'stderr' or None"),
+        (lambda job: job.stop(grace=-1), "grace -1: expected seconds, 0 or more"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(call, said, running):
+    with pytest.raises(UsageError) as caught:
+        call(running)
+    assert str(caught.value).startswith(said)
+    assert running.status().state == "running"
+
+
+def test_who_does_not_want_to_wait_longer_leaves_the_job_running(running):
+    for ask in (running.wait, running.result):
+        with pytest.raises(TimeoutError, match=r"sh still runs after 0\.01 s"):
+            ask(timeout=0.01)
+    assert not running.done()
+
+
+def test_a_forked_process_has_no_part_in_the_job(running):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            running.wait(0)
+        except StartError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    assert os.read(read, 999).decode().startswith(f"sh was started by process {os.getpid()}")
+    os.close(read)
+    assert running.status().view is not None
+
+
+def test_stop_from_any_thread_and_again_and_how_it_ended():
+    with poprun_py.start(TALKS, share_cores=True) as job:
+        wait_until(lambda: "err" in job.output(0))
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda _: job.stop(), range(4)))
+        assert job.status().state in ("stopping", "ended")
+        result = job.wait(60)
+        assert (result.exit_code, result.reason) == (143, "SIGTERM received")
+        assert (job.status().state, job.status().exit_code) == ("ended", 143)
+        with pytest.raises(JobFailedError, match="SIGTERM") as caught:
+            job.result()
+        assert caught.value.result is result
+        assert job.output(0, "stdout") == "out 0\n"
+        job.stop()
+    with pytest.raises(UsageError, match="files are gone"):
+        job.output()
+    assert job.wait() is result
+
+
+def test_a_stop_that_is_in_a_hurry_kills_what_does_not_end():
+    stubborn = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
+    with poprun_py.start(["sh", "-c", stubborn], share_cores=True, grace=100) as job:
+        wait_until(lambda: "up" in job.output())
+        job.stop(grace=0)
+        assert job.wait(30).instances[0].code == -9
+
+
+def test_a_job_that_is_stopped_before_its_programs_run():
+    job = poprun_py.start(["true"])
+    job.stop()
+    with job:
+        assert job.wait(30).exit_code in (0, 143)
+    assert job.status().exit_code == job.wait().exit_code
+
+
+def test_a_time_limit_is_told_with_the_result():
+    with poprun_py.start(["sleep", 100], timeout=0.2, share_cores=True) as job:
+        with pytest.raises(TimeLimitError, match=r"the time limit of 0\.2 s is over") as caught:
+            job.wait(60)
+        assert caught.value.result.timed_out
+        assert job.status().exit_code == 124
+
+
+def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():
+    with poprun_py.start(TALKS, num_instances=2, share_cores=True) as job:
+        wait_until(lambda: job.output().count("err ") == 2)
+        pids = [each.pid for each in job.status().view.instances]
+        os.kill(job.status().pid, 9)
+        with pytest.raises(
+            JobFailedError, match="the launcher ended with signal SIGKILL"
+        ) as caught:
+            job.wait(30)
+        assert caught.value.exit_code == 137
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
+
+
+def test_output_dir_of_the_user_keeps_what_output_reads(tmp_path):
+    with poprun_py.start(["echo", "hi"], output_dir=tmp_path / "runs", share_cores=True) as job:
+        run_id = job.result(60).run_id
+        assert job.output(0) == "hi\n"
+    kept = tmp_path / "runs" / run_id / "attempt-1" / "instance-0.stdout"
+    assert kept.read_text() == "hi\n"
+
+
+def test_long_output_is_read_from_its_end(tmp_path):
+    from poprun_py.jobs.output import read_instance
+
+    file = tmp_path / "instance-07.stdout"
+    with file.open("w") as text:
+        text.writelines(f"line {number:8}\n" for number in range(700_000))
+    said = read_instance([str(tmp_path)], 7, None)
+    assert len(said) < file.stat().st_size
+    assert said.startswith("line ")
+    assert said.endswith(" 699999\n")

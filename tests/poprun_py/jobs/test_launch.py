@@ -1,0 +1,156 @@
+"""launch and start: what they take, where output goes, and what is refused before a start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poprun_py
+from poprun_py import LaunchConfig, StartError, UsageError
+
+pytestmark = pytest.mark.mpi
+
+
+def test_numbers_and_paths_are_words_and_options_are_keywords(capfd):
+    result = poprun_py.launch(
+        ["sh", "-c", 'echo "$RANK $GREETING $@"', Path("x"), "--lr", 0.1, 3],
+        num_instances=2, share_cores=True, output="plain", env={"GREETING": "good day"},
+    )  # fmt: skip
+    assert result.exit_code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "0 good day --lr 0.1 3",
+        "1 good day --lr 0.1 3",
+    ]
+
+
+def test_a_failure_is_a_result_until_it_is_asked_for(capsys):
+    result = poprun_py.launch(["sh", "-c", "echo so; echo why >&2; exit 3"], share_cores=True)
+    assert (result.exit_code, result.first_failure.index) == (3, 0)
+    shown = capsys.readouterr()  # what print would write to, not descriptors 1 and 2
+    assert (shown.out, shown.err) == ("[1,0]<stdout>:so\n", "[1,0]<stderr>:why\n")
+    with pytest.raises(poprun_py.JobFailedError):
+        result.raise_for_failure()
+
+
+def test_own_descriptors_log_and_warnings(tmp_path, capsys):
+    logged, bound = [], []
+    config = LaunchConfig(program=("sh", "-c", "echo hi; echo $WORD"), output="plain")
+    with (tmp_path / "out").open("w+") as file:
+        poprun_py.launch(
+            config, share_cores=True, log=logged.append, tell_binding=bound.append,
+            environ={**os.environ, "WORD": "given"}, descriptors=(file.fileno(), file.fileno()),
+        )  # fmt: skip
+        file.seek(0)
+        assert file.read() == "hi\ngiven\n"
+    assert "1 instances start" in logged
+    assert bound
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_listener_that_fails_does_not_hold_up_the_job(monkeypatch):
+    failed = []
+
+    def fail(_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_type))
+    result = poprun_py.launch(["true"], share_cores=True, log=fail)
+    assert result.exit_code == 0
+    assert ZeroDivisionError in failed
+
+
+def test_start_shows_only_what_is_to_be_shown(capsys):
+    program = ["sh", "-c", "echo übung; echo why >&2"]
+    with poprun_py.start(program, share_cores=True) as job:
+        assert job.result(60).exit_code == 0
+    assert capsys.readouterr() == ("", "")
+    with poprun_py.start(program, share_cores=True, show=True) as job:
+        job.wait(60)
+        assert sorted(job.output().splitlines()) == ["[1,0]<stderr>:why", "[1,0]<stdout>:übung"]
+    assert capsys.readouterr() == ("[1,0]<stdout>:übung\n", "[1,0]<stderr>:why\n")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: poprun_py.start("train.py"), "expected a function, a program as a list of words"),
+        (lambda: poprun_py.start([]), "nothing to launch: expected a program or a function"),
+        (lambda: poprun_py.start(["x"], args=(1,)), "args and kwargs are for a function"),
+        (lambda: poprun_py.start(["x"], num_instance=2), "num_instances"),
+        (lambda: poprun_py.start(["x"], num_instances=0), "num_instances"),
+        (lambda: poprun_py.start(["x"], dry_run=True), "dry_run is an option of the command line"),
+        (
+            lambda: poprun_py.start(poprun_py.plan(LaunchConfig(program=("x",))), timeout=3),
+            "timeout: the plan has decided it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_before_a_process_is_started(call, said, monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(
+        "poprun_py.jobs.launch.Child", lambda *_, **__: pytest.fail("a process was started")
+    )
+    with pytest.raises(UsageError, match=said):
+        call()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "kind", "said"),
+    [
+        (["gone.py"], {}, StartError, "gone.py does not exist"),
+        (["true"], {"num_instances": 400}, UsageError, "usable CPUs"),
+    ],
+)
+def test_what_the_launcher_refuses_is_raised_as_its_own_type(program, options, kind, said):
+    with pytest.raises(kind, match=said):
+        poprun_py.launch(program, **options)
+    with poprun_py.start(program, **options) as job:
+        for ask in (job.wait, job.result):
+            with pytest.raises(kind, match=said):
+                ask(60)
+        assert job.status().exit_code == kind.exit_code
+
+
+def test_a_function_returns_in_the_order_of_instances_and_raises_its_own_error():
+    def instance(word, *, times):
+        import popdist_py
+
+        index = popdist_py.getInstanceIndex()
+        if word == "fail":
+            raise KeyError(index)
+        return [index, word * times]
+
+    values = poprun_py.launch(instance, ("ab",), {"times": 2}, num_instances=2, share_cores=True)
+    assert values == [[0, "abab"], [1, "abab"]]
+    with poprun_py.start(instance, ("fail",), {"times": 1}, share_cores=True) as job:
+        assert job.wait(60).exit_code == 1
+        with pytest.raises(KeyError) as caught:
+            job.result()
+        assert caught.value.args == (0,)
+
+
+def test_a_job_of_a_console_comes_after_what_was_printed(tmp_path):
+    """With descriptors 1 and 2 of its own, as in a terminal or a pipe."""
+    code = (
+        "import poprun_py\n"
+        "print('before', end=' ')\n"
+        "poprun_py.launch(['echo', 'hi'], output='plain', share_cores=True)\n"
+        "print('after')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("before hi\nafter\n", "")
+
+
+def test_a_module_of_the_programs_folder_is_not_in_the_launchers_way(tmp_path, monkeypatch):
+    (tmp_path / "signal.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    assert poprun_py.launch(["true"], share_cores=True).exit_code == 0

