@@ -34,15 +34,15 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Reference",
             (
                 *("options/index", "commands", "environment-variables"),
-                *("api/index", "old-spellings", "changelog"),
+                *("api/index", "old-spellings", "changelog", "releasing"),
             ),
         ),
         (
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "decisions"),
-                *("contributing", "releasing"),
+                *("performance", "seeds", "tutorials-verbatim", "security"),
+                *("decisions", "contributing"),
             ),
         ),
     ),

@@ -19,7 +19,11 @@ __all__ = ["ROOT", "mark_links", "pages", "put_texts_of_the_project", "resolve_l
 
 ROOT = Path(__file__).parents[2]
 # Page -> the text of the project that is shown there.
-TEXTS = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+TEXTS = {
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
+}
 _SCHEME = "project:"
 # [text](../examples/train.py), in a page of docs/ or of a folder in it
 _LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
@@ -44,7 +48,10 @@ def put_texts_of_the_project(app: Sphinx, page: str, source: list[str]) -> None:
     if page in TEXTS:
         path = ROOT / TEXTS[page]
         app.env.note_dependency(str(path))
-        source[0] = path.read_text(encoding="utf-8").replace("](docs/", "](")
+        text = path.read_text(encoding="utf-8").replace("](docs/", "](")
+        for other, name in TEXTS.items():
+            text = text.replace(f"]({name})", f"]({other}.md)")
+        source[0] = text
 
 
 def resolve_links(app: Sphinx, doctree: nodes.document, page: str) -> None:
