@@ -170,6 +170,8 @@ def repository(release):
         "popdist_torchvision_hook.py",
     ):
         shutil.copy(ROOT / name, release.root)
+    shutil.copy(ROOT / "LICENSE", release.root)
+    shutil.copytree(ROOT / "docs" / "man", release.root / "docs" / "man")
     (release.root / ".gitignore").write_text("/out/\n__pycache__/\n*.egg-info/\n")
     git = ("git", "-C", release.root, "-c", "user.name=a", "-c", "user.email=a@localhost")
     subprocess.run([*git, "init", "-q"], check=True)
