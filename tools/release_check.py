@@ -33,6 +33,7 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "bytes": archives.equal_bytes,
     "install": environments.install,
     "smoke": environments.smoke,
+    "versions": environments.versions,
     "licences": environments.licences,
     "sbom": environments.bill_of_materials,
 }

@@ -11,6 +11,7 @@ of docs/compatibility.md; ``--page`` writes those alone. Needs uv, beside this P
 from __future__ import annotations
 
 import argparse
+import configparser
 import json
 import os
 import re
@@ -176,9 +177,12 @@ def _limits(case: Case, python: Path, place: Path) -> tuple[str | Path, ...]:
         return ("-c", ROOT / "constraints.txt")
     if case.dependencies == "lowest":
         # Only of what a user needs: the lowest tools for tests are of another age.
-        lowest = place / "lowest.txt"
+        lowest, asked = place / "lowest.txt", place / "asked.txt"
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        asked.write_text(setup["options"]["install_requires"])
         _call(_uv(), "pip", "compile", "-q", "--python", python, "--resolution", "lowest-direct",
-              "--only-binary", ":all:", "-o", lowest, ROOT / "setup.cfg")  # fmt: skip
+              "--only-binary", ":all:", "-o", lowest, asked)  # fmt: skip
         return ("-c", lowest)
     if case.dependencies.startswith("torch"):
         minor = case.dependencies.rpartition(".")[2]

@@ -89,7 +89,8 @@ def test_an_import_that_is_not_declared_and_an_unused_declaration_are_named(tmp_
 
 
 def test_contents_that_lack_or_have_too_much_are_named():
-    whole = [*archives._IN_WHEEL, "poprun_py-1.dist-info/licenses/LICENSE"]
+    manual = "poprun_py-1.data/data/share/man/man1/poprun-py.1"
+    whole = [*archives._IN_WHEEL, manual, "poprun_py-1.dist-info/licenses/LICENSE"]
     assert archives.wheel_problems(whole) == []
     assert archives.wheel_problems(whole[1:]) == [f"{whole[0]} is missing"]
     assert archives.wheel_problems(whole[:-1]) == ["the licence is missing"]
@@ -169,6 +170,8 @@ def repository(release):
         "popdist_torchvision_hook.py",
     ):
         shutil.copy(ROOT / name, release.root)
+    shutil.copy(ROOT / "LICENSE", release.root)
+    shutil.copytree(ROOT / "docs" / "man", release.root / "docs" / "man")
     (release.root / ".gitignore").write_text("/out/\n__pycache__/\n*.egg-info/\n")
     git = ("git", "-C", release.root, "-c", "user.name=a", "-c", "user.email=a@localhost")
     subprocess.run([*git, "init", "-q"], check=True)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a wheel is built from.
 _SOURCES = (
     *("poprun_py", "popdist_py", "popdist_torchvision_hook.py"),
-    *("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"),
+    *("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "docs/man"),
 )
 # Mounts what it is told to where only its own children see it, and runs the rest.
 _MOUNTED = (

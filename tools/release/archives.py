@@ -80,6 +80,8 @@ def wheel_problems(names: list[str]) -> list[str]:
     missing = [f"{name} is missing" for name in _IN_WHEEL if name not in names]
     if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
         missing.append("the licence is missing")
+    if not any(name.endswith(".data/data/share/man/man1/poprun-py.1") for name in names):
+        missing.append("the manual page is missing")
     extra = [name for name in names if not _TOP_OF_WHEEL.match(name) or _NEVER.search(name)]
     return missing + [f"{name} must not be in it" for name in extra[:5]]
 

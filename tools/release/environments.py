@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from release.checking import Red, Release, run
+from release.checking import LeftOut, Red, Release, run
 
 _PYTHONS = ("3.11", "3.12", "3.13")
 # What may come with the package: licences that let others use, change and pass on what they get.
@@ -25,6 +25,9 @@ _ALLOWED = {
 }
 # What a CUDA build of torch brings, which a CPU build does not, under NVIDIA's own terms.
 _OF_CUDA = re.compile(r"(nvidia|cuda)[-_]")
+# docs/compatibility.md has whole suites; these tell whether it is still true.
+_CASES = ("3.11:lowest", "3.13:newest")
+_TESTS_OF_VERSIONS = ("tests/system/test_main_job.py", "tests/popdist_py/collectives")
 _JOB = """
 import sys
 import popdist_py
@@ -179,6 +182,20 @@ def _is_allowed(licence: str) -> bool:
         all(part.strip() in _ALLOWED for part in re.split(r"\s+(?:AND|WITH)\s+|;", choice))
         for choice in choices
     )
+
+
+def versions(release: Release) -> str:
+    """Tests of the installed wheel pass with the lowest and the newest dependencies."""
+    if len(release.pythons) < 2:
+        raise LeftOut("for one Python; it is a part of the whole check")
+    run(
+        *(sys.executable, release.root / "tools" / "version_matrix.py", *_CASES),
+        *("--tests", *_TESTS_OF_VERSIONS, "--wheel", release.wheel, "--keep-page"),
+        *("--folder", release.environments),
+        cwd=release.root,
+        seconds=3600,
+    )
+    return f"{', '.join(_CASES)}: {', '.join(_TESTS_OF_VERSIONS)}"
 
 
 def licences(release: Release) -> str:
