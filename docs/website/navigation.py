@@ -41,7 +41,8 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "security", "contributing"),
+                *("performance", "decisions", "seeds", "tutorials-verbatim"),
+                *("security", "contributing"),
             ),
         ),
     ),
