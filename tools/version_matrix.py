@@ -11,7 +11,6 @@ of docs/compatibility.md; ``--page`` writes those alone. Needs uv, beside this P
 from __future__ import annotations
 
 import argparse
-import configparser
 import json
 import os
 import re

@@ -34,15 +34,16 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Reference",
             (
                 *("options/index", "commands", "environment-variables"),
-                *("api/index", "old-spellings", "changelog", "releasing"),
+                *("api/index", "old-spellings", "compatibility"),
+                *("changelog", "releasing"),
             ),
         ),
         (
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "security"),
-                *("decisions", "contributing"),
+                *("performance", "decisions", "seeds", "tutorials-verbatim"),
+                *("security", "contributing"),
             ),
         ),
     ),

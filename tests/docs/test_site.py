@@ -136,6 +136,7 @@ def check_widths(browser, site, names, width):
     The theme cuts the document off; the box of the text would scroll.
     """
     for name in names:
+        assert (site / name).exists()
         there = f"location.pathname.endsWith('/{name}') && document.readyState === 'complete'"
         browser.open(site / name, until=there)
         boxes = "[document.documentElement, document.querySelector('.content')]"
