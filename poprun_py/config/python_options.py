@@ -167,7 +167,10 @@ def _variable(name: object, value: object) -> str:
     """Return ``NAME=VALUE``; the value may be secret and is never named."""
     if not isinstance(name, str) or not name or "=" in name:
         raise UsageError(f"env: {name!r} is no name of a variable: expected a text without =")
-    return f"{name}={_word(value, f'variable {name} of env', is_secret=True)}"
+    word = _word(value, f"variable {name} of env", is_secret=True)
+    if "\0" in name + word:
+        raise UsageError(f"variable {name} of env: expected a text without NUL characters")
+    return f"{name}={word}"
 
 
 def _word(value: object, place: str, *, is_secret: bool = False) -> str:

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
@@ -19,7 +20,7 @@ from types import FunctionType
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.functions.packed_file import append_buffers, create
 from poprun_py.functions.pickling import pickle_into, with_its_module
-from poprun_py.functions.unpicklable import what_is_wrong
+from poprun_py.functions.unpicklable import what_is_no_value, what_is_wrong
 from poprun_py.planning.user_program import CALL_FILE, function_program
 
 __all__ = ["Call"]
@@ -58,6 +59,8 @@ class Call:
         name = _name(function)
         if not callable(function):
             raise UsageError(f"{name}: expected a function, or a list of words to run a program")
+        if hint := what_is_no_value(function):
+            raise UsageError(f"{name} {hint}")
         call = (function, tuple(args), dict(kwargs or {}))
         stream = io.BytesIO()
         try:
@@ -107,11 +110,16 @@ def _sources(function: object) -> dict[str, list[str]]:
     """
     used = [function]
     if isinstance(function, FunctionType):
-        used += inspect.getclosurevars(function).globals.values()
+        with suppress(ValueError):  # a name of its closure has no value yet
+            used += inspect.getclosurevars(function).globals.values()
     names = {each.__code__.co_filename for each in used if isinstance(each, FunctionType)}
     return {name: linecache.getlines(name) for name in names if not Path(name).exists()}
 
 
 def _module_path() -> list[str]:
     """Return where this Python looks for modules; the instances look there too."""
-    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]  # noqa: PTH100
+    paths = []
+    for entry in sys.path:
+        with suppress(TypeError, OSError):  # no text, or relative to a folder that is gone
+            paths.append(os.path.abspath(os.fsdecode(entry)))  # noqa: PTH100
+    return paths

@@ -6,6 +6,7 @@ and so is a function of a module that no fresh Python could import. All else tra
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ __all__ = ["pickle_into", "with_its_module"]
 
 # With it came buffers outside of the stream.
 _PROTOCOL = 5
+_LRU_CACHE = type(functools.cache(abs))
 # cloudpickle's list of modules is one for the process.
 _registering = threading.Lock()
 
@@ -43,6 +45,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _LRU_CACHE) and _is_of_script(value):
+            return _cached_anew, (value.__wrapped__, value.cache_parameters())
         # Whoever has a tensor has imported torch.
         if torch := sys.modules.get("torch"):
             kind = type(value)
@@ -52,7 +56,30 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if kind is torch.UntypedStorage and value.device.type == "cpu":
                 flat = torch.empty(0, dtype=torch.uint8).set_(value)
                 return _storage, (torch.uint8, PickleBuffer(flat.numpy()))
+            if kind is torch.Tensor and value.device.type == "cpu":
+                return _with_typed_storage(value.__reduce_ex__(_PROTOCOL), torch)
         return super().reducer_override(value)
+
+
+def _with_typed_storage(reduced: tuple[Any, ...], torch: Any) -> tuple[Any, ...]:
+    """Return how a tensor is made again, of newer types too: float8, and unsigned ones.
+
+    torch gives these an untyped storage, but on the other side it asks for a typed one, which its
+    own pickle of a storage becomes on the way.
+    """
+    make, (storage, *rest), *state = reduced
+    if type(storage) is not torch.UntypedStorage:
+        return reduced
+    return make, (_typed_storage(torch.uint8, storage), *rest), *state
+
+
+def _is_of_script(function: Any) -> bool:
+    return function.__module__ == "__main__" or "<locals>" in function.__qualname__
+
+
+def _cached_anew(function: Any, parameters: dict[str, Any]) -> Any:
+    """Return a function with an empty ``functools.lru_cache`` of its own."""
+    return functools.lru_cache(**parameters)(function)
 
 
 def _storage(uint8: object, buffer: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from poprun_py.errors import JobFailedError
+from poprun_py.errors import JobFailedError, UsageError
 from poprun_py.functions.failures import (
     KEEPING,
     LOADING,
@@ -42,9 +42,12 @@ def read(folder: Path | str, result: LaunchResult) -> list[Any]:
         Exception: what the function raised in the instance that failed first, of its own type. Its
             cause is the traceback there, its notes name the instance, its host, and who else
             failed.
+        UsageError: the folder was removed before.
         JobFailedError: an instance ended in another way, or what it returned or raised cannot be
             brought here.
     """
+    if not Path(folder).exists():
+        raise UsageError("the job's files are gone: ask for its result before `with` ends")
     place = place_of_call(Path(folder), result.restart_count)
     if result.exit_code == 0:
         return [_value(place.prefix(each.index), each, result) for each in result.instances]

@@ -9,7 +9,7 @@ from typing import Any
 
 from poprun_py.functions.pickling import pickle_into
 
-__all__ = ["what_is_wrong", "where"]
+__all__ = ["what_is_no_value", "what_is_wrong", "where"]
 
 # How far into nested values the search goes.
 _MOST_LEVELS = 4
@@ -34,6 +34,15 @@ def what_is_wrong(
         f"{name} cannot be sent to the instances ({_first_line(error)}): make what it needs "
         "inside the function"
     )
+
+
+def what_is_no_value(function: object) -> str:
+    """Return why what a call returns is nothing that can be sent, in words after its name."""
+    if inspect.iscoroutinefunction(function):
+        return "is async: give a function that returns asyncio.run(...) of it"
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return "is a generator: give a function that returns a list of its values"
+    return ""
 
 
 def where(value: object, levels: int = _MOST_LEVELS) -> str:

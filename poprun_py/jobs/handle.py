@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from poprun_py.console import Log
 from poprun_py.errors import JobFailedError, LaunchError, StartError, UsageError
 from poprun_py.jobs import registry
+from poprun_py.jobs.checks import require_instance, require_seconds, require_stream
 from poprun_py.jobs.child import Child
 from poprun_py.jobs.order import Attempt
-from poprun_py.jobs.output import StreamName, read_instance, read_shown, require_stream
+from poprun_py.jobs.output import StreamName, read_instance, read_shown
 from poprun_py.jobs.screen import Echo
 from poprun_py.jobs.shown_job import ShownJob
 from poprun_py.jobs.status import JobState, JobStatus
@@ -128,8 +129,7 @@ class JobHandle(ShownJob, Generic[T]):
         if not attempts:
             return ""
         total = attempts[-1].num_instances
-        if instance is not None and not 0 <= instance < total:
-            raise UsageError(f"instance {instance}: expected 0 to {total - 1}, or None for all")
+        require_instance(instance, total)
         folders = list(dict.fromkeys(a.folder for a in attempts if a.folder is not None))
         indices = range(total) if instance is None else (instance,)
         return "".join(read_instance(folders, index, stream) for index in indices)
@@ -150,7 +150,7 @@ class JobHandle(ShownJob, Generic[T]):
             JobFailedError: its launcher was killed.
         """
         self._require_owner()
-        if not self._ended.wait(timeout):
+        if not self._ended.wait(require_seconds("timeout", timeout)):
             raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
         outcome = self._outcome
         if isinstance(outcome, BaseException):
@@ -184,8 +184,13 @@ class JobHandle(ShownJob, Generic[T]):
         import asyncio
 
         await self._async_end()
-        # Large results are read from files.
-        return await asyncio.to_thread(self.result)
+        return await asyncio.to_thread(self._result_for_future)
+
+    def _result_for_future(self) -> T:
+        try:
+            return self.result()
+        except StopIteration as error:  # no future takes it: who awaits would wait for ever
+            raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def _async_end(self) -> None:
         """Wait for the end without holding up the loop."""
@@ -212,8 +217,7 @@ class JobHandle(ShownJob, Generic[T]):
                 says, counted from when its programs have saved.
         """
         self._require_owner()
-        if grace is not None and not grace >= 0:
-            raise UsageError(f"grace {grace!r}: expected seconds, 0 or more")
+        grace = require_seconds("grace", grace, least=0)
         with self._lock:
             was_asked, self._is_stopping = self._is_stopping, True
         if not was_asked:

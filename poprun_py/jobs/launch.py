@@ -12,7 +12,8 @@ from typing import Any, TypeVar, Unpack, overload
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.launch_options import LaunchOptions, Word
 from poprun_py.console import Log
-from poprun_py.errors import start_errors
+from poprun_py.errors import UsageError, start_errors
+from poprun_py.jobs.checks import checked_environ, require_descriptors
 from poprun_py.jobs.child import Child, Stream
 from poprun_py.jobs.handle import JobHandle
 from poprun_py.jobs.order import Order
@@ -94,6 +95,7 @@ def launch(
     """
     is_function = callable(target)
     listeners = _listeners(log, warn, tell_binding)
+    require_descriptors(descriptors)
     own = descriptors is None and has_own_descriptors()
     echoed = descriptors is None and not own
     pipe = subprocess.PIPE if echoed else None
@@ -102,7 +104,7 @@ def launch(
         work = Work.of(target, args, kwargs, options, folder.make)
         order = Order(
             job=work.job,
-            environ=_copied(environ),
+            environ=checked_environ(environ),
             folder=folder.name,
             listeners=frozenset(listeners),
         )
@@ -179,7 +181,7 @@ def start(
         work = Work.of(target, args, kwargs, options, lambda: place)
         order = Order(
             job=work.job,
-            environ=_copied(environ),
+            environ=checked_environ(environ),
             folder=folder.name,
             keeps_output=True,
             listeners=frozenset(listeners),
@@ -198,11 +200,10 @@ def start(
 
 def _listeners(log: Log | None, warn: Log | None, tell_binding: Log | None) -> dict[str, Log]:
     given = {"log": log, "warn": warn, "binding": tell_binding}
+    for kind, call in given.items():
+        if call is not None and not callable(call):
+            raise UsageError(f"{kind} {call!r}: expected a function that takes a line")
     return {kind: call for kind, call in given.items() if call is not None}
-
-
-def _copied(environ: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if environ is None else dict(environ)
 
 
 def _echoes(child: Child, kept: Path | None) -> tuple[Echo, ...]:

@@ -10,25 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from poprun_py.errors import UsageError
-
-__all__ = ["SHOWN", "StreamName", "read_instance", "read_shown", "require_stream"]
+__all__ = ["SHOWN", "STREAMS", "StreamName", "read_instance", "read_shown"]
 
 StreamName = Literal["stdout", "stderr"]
-_STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
+STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 # The file of a job's folder that has everything, as the command shows it.
 SHOWN = "shown"
 _MOST_BYTES = 8 << 20
-
-
-def require_stream(stream: object) -> None:
-    """Refuse what is no stream of an instance.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if stream is not None and stream not in _STREAMS:
-        raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
 
 
 def read_shown(folder: Path) -> str:
@@ -44,7 +32,7 @@ def read_instance(folders: Sequence[str], instance: int, stream: StreamName | No
         instance: its index.
         stream: one of its two, or None for both, first its stdout.
     """
-    names = _STREAMS if stream is None else (stream,)
+    names = STREAMS if stream is None else (stream,)
     return "".join(_end_of(path) for name in names for path in _files(folders, instance, name))
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+from poprun_py.errors import LaunchError
+
 if TYPE_CHECKING:
     from poprun_py.jobs.status import JobStatus
     from poprun_py.supervision.job import LaunchResult
@@ -30,7 +32,10 @@ class ShownJob:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"<JobHandle {self.name}: {self.status()}>"
+        try:
+            return f"<JobHandle {self.name}: {self.status()}>"
+        except LaunchError as error:  # a forked process, which cannot tell
+            return f"<JobHandle {error}>"
 
     def _repr_html_(self) -> str:
         return _html(self.name, self.status(), self._outcome)

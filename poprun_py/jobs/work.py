@@ -10,6 +10,7 @@ from typing import Any
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.python_options import changed_config, config_of
 from poprun_py.errors import UsageError
+from poprun_py.jobs.checks import require_arguments
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.user_program import short_name
 from poprun_py.supervision.job import LaunchResult
@@ -56,7 +57,7 @@ class Work:
             UsageError: it cannot be launched; nothing was started.
         """
         if callable(target):
-            return _of_function(target, args, kwargs or {}, options, folder())
+            return _of_function(target, args, {} if kwargs is None else kwargs, options, folder())
         if args or kwargs:
             raise UsageError("args and kwargs are for a function; a program is a list of words")
         job = _job(target, options)
@@ -94,11 +95,12 @@ def _of_function(
     from poprun_py.functions import results
     from poprun_py.functions.packed_call import Call
 
+    name = getattr(function, "__name__", type(function).__name__)
+    require_arguments(name, args, kwargs)
     place = folder / "call"
     place.mkdir(mode=0o700)
     call = Call.of(function, args, kwargs)
     job = config_of(call.program(place), options)
-    name = getattr(function, "__name__", type(function).__name__)
     return Work(name=name, job=job, read=lambda result: results.read(place, result))
 
 

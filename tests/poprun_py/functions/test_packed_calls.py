@@ -107,3 +107,56 @@ def test_a_module_that_can_be_imported_travels_by_name(tmp_path):
     Call.of(importlib.util.find_spec).program(tmp_path)
     function, _, _ = open_packed(tmp_path / "call").load()
     assert function is importlib.util.find_spec
+
+
+async def of_a_loop():
+    return 1
+
+
+def of_values():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (of_a_loop, "of_a_loop is async: give a function that returns asyncio.run"),
+        (functools.partial(of_a_loop), "of_a_loop is async"),
+        (of_values, "of_values is a generator: give a function that returns a list"),
+    ],
+)
+def test_what_returns_nothing_that_can_be_sent_is_refused(function, said):
+    with pytest.raises(UsageError) as caught:
+        Call.of(function)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_cached_function_of_a_script_may_call_itself(tmp_path):
+    @functools.lru_cache(maxsize=7)
+    def fibonacci(number):
+        return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+
+    Call.of(fibonacci).program(tmp_path)
+    function, _, _ = open_packed(tmp_path / "call").load()
+    assert function(60) == 1548008755920
+    assert function.cache_parameters()["maxsize"] == 7
+
+
+def test_a_name_without_a_value_yet_does_not_keep_a_function_from_travelling(tmp_path):
+    def early():
+        return later()
+
+    Call.of(early).program(tmp_path)
+
+    def later():
+        return 1
+
+
+def test_a_folder_that_is_gone_is_no_place_of_modules(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.syspath_prepend("")
+    gone.rmdir()
+    Call.of(len).program(tmp_path)
+    assert "" not in open_packed(tmp_path / "call").head["path"]

@@ -62,6 +62,16 @@ def test_tensors_of_one_storage_stay_together(tmp_path):
     assert torch.equal(found["weight"], weight)
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "uint16", "bfloat16", "bool"])
+def test_tensors_of_every_type_come_back(kind, tmp_path):
+    tensor = torch.ones(4).to(getattr(torch, kind))
+    write_packed(tmp_path / "file", {}, (tensor, tensor[1:]))
+    whole, part = open_packed(tmp_path / "file").load()
+    assert whole.dtype == part.dtype == tensor.dtype
+    assert part.float().tolist() == [1, 1, 1]
+    assert whole.data_ptr() + whole.element_size() == part.data_ptr()
+
+
 def test_others_see_a_whole_file_of_the_owner_or_none(tmp_path):
     path = tmp_path / "value"
     write_packed(path, {}, np.ones(1000))

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from poprun_py.errors import JobFailedError
+from poprun_py.errors import JobFailedError, UsageError
 from poprun_py.functions.failures import RemoteTraceback, write_failure
 from poprun_py.functions.packed_file import write_packed
 from poprun_py.functions.results import read
@@ -143,3 +143,8 @@ def test_a_result_that_cannot_be_unpickled_is_told(folder):
     result_of(folder, 0, NeedsTwoError(1, 2))
     with pytest.raises(JobFailedError, match=r"instance 0 on here cannot be read here \(TypeError"):
         read(folder, ended(0))
+
+
+def test_a_result_that_is_asked_for_too_late_is_no_failure_of_the_function(tmp_path):
+    with pytest.raises(UsageError, match="ask for its result before `with` ends"):
+        read(tmp_path / "removed", LaunchResult(exit_code=0))

@@ -51,7 +51,11 @@ def test_output_of_one_instance_of_all_and_as_the_command_shows_it(running):
         (lambda job: job.output(2), "instance 2: expected 0 to 1, or None for all"),
         (lambda job: job.output(-1), "instance -1: expected 0 to 1"),
         (lambda job: job.output(0, "out"), "stream 'out': expected 'stdout', 'stderr' or None"),
+        (lambda job: job.output("0"), "instance '0': expected 0 to 1, or None for all"),
         (lambda job: job.stop(grace=-1), "grace -1: expected seconds, 0 or more"),
+        (lambda job: job.stop(grace="1"), "grace '1': expected seconds, 0 or more"),
+        (lambda job: job.wait("1"), "timeout '1': expected seconds, 0 or more"),
+        (lambda job: job.wait(float("nan")), "timeout nan: expected seconds, 0 or more"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused(call, said, running):
@@ -75,11 +79,13 @@ def test_a_forked_process_has_no_part_in_the_job(running):
         try:
             running.wait(0)
         except StartError as error:
-            os.write(write, str(error).encode())
+            os.write(write, f"{error}\n{running!r}".encode())
         os._exit(0)
     os.close(write)
     os.waitpid(pid, 0)
-    assert os.read(read, 999).decode().startswith(f"sh was started by process {os.getpid()}")
+    said, shown = os.read(read, 999).decode().splitlines()
+    assert said.startswith(f"sh was started by process {os.getpid()}")
+    assert shown == f"<JobHandle {said}>"
     os.close(read)
     assert running.status().view is not None
 

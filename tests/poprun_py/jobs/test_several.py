@@ -51,6 +51,16 @@ def test_in_an_event_loop():
     asyncio.run(main())
 
 
+def test_who_awaits_a_function_that_raised_stop_iteration_is_told():
+    async def main():
+        async with poprun_py.start(lambda: next(iter([])), share_cores=True) as job:
+            await asyncio.wait_for(job, 30)
+
+    with pytest.raises(RuntimeError, match="<lambda> raised StopIteration") as caught:
+        asyncio.run(main())
+    assert "raised in instance 0" in caught.value.__cause__.__notes__[0]
+
+
 @pytest.mark.sweep
 def test_a_cancelled_task_leaves_nothing_behind():
     jobs = []
