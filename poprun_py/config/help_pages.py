@@ -52,7 +52,7 @@ PLACES = (
 )
 # A build of the site has no address of its own: it lies where it was made.
 _ELSEWHERE = (
-    "The manual: man poprun-py. Tutorials and how-to: docs/index.md of the source, which make docs "
+    "The manual: man {command}. Tutorials and how-to: docs/index.md of the source, which make docs "
     "builds as a site."
 )
 
@@ -134,7 +134,7 @@ def _write_short(formatter: click.HelpFormatter) -> None:
         rows += [("OPTION", "one option, such as --help timeout"), ("all", "every option")]
         formatter.write_dl(rows)
     formatter.write_paragraph()
-    formatter.write_text(_ELSEWHERE)
+    formatter.write_text(_ELSEWHERE.format(command=command_name()))
 
 
 def _write_all(formatter: click.HelpFormatter) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from poprun_py import attempts
 from poprun_py.config.launch_config import LaunchConfig
+from poprun_py.supervision.job import Job
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,8 @@ def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waite
     recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
     console = SimpleNamespace(log=None, warn=None)
     running = attempts.Attempts(plan, recording, console, (1, 2), None)
-    monkeypatch.setattr(attempts, "job_of", lambda *_, **__: None)
+    nothing = Job(command=(), variables=(), environ={})
+    monkeypatch.setattr(attempts, "job_of", lambda *_, **__: nothing)
     # The user was in the debugger for a while, or had stopped the job.
     result = SimpleNamespace(paused_seconds=not_counted)
     monkeypatch.setattr(attempts, "supervise", lambda *_, **__: result)
