@@ -12,7 +12,7 @@ from typing import Any, TypeVar, Unpack, overload
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.launch_options import LaunchOptions, Word
 from poprun_py.console import Log
-from poprun_py.errors import start_errors
+from poprun_py.errors import UsageError, start_errors
 from poprun_py.jobs.child import Child, Stream
 from poprun_py.jobs.handle import JobHandle
 from poprun_py.jobs.order import Order
@@ -202,7 +202,17 @@ def _listeners(log: Log | None, warn: Log | None, tell_binding: Log | None) -> d
 
 
 def _copied(environ: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if environ is None else dict(environ)
+    """Return an environment as it is now.
+
+    Raises:
+        UsageError: something in it is no text; values may be secret and are never named.
+    """
+    if environ is None:
+        return None
+    for name, value in environ.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"environ: {name!r} is of type {type(value).__name__}: expected texts")
+    return dict(environ)
 
 
 def _echoes(child: Child, kept: Path | None) -> tuple[Echo, ...]:
