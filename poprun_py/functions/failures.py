@@ -21,7 +21,7 @@ from poprun_py.functions.packed_file import (
     write_packed,
 )
 
-__all__ = ["Failure", "RemoteTraceback", "read_failure", "write_failure"]
+__all__ = ["Failure", "RemoteTraceback", "first_line", "read_failure", "write_failure"]
 
 # What the instance was doing.
 LOADING, RAISED, RESULT, KEEPING = "loading", "raised", "result", "keeping"
@@ -61,13 +61,20 @@ def write_failure(
     print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
-    first = (str(error).splitlines() or [""])[0]
-    head = {"what": what, "type": name, "message": first, "text": text, "part": part}
+    head = {"what": what, "type": name, "message": first_line(error), "text": text, "part": part}
     try:
         write_packed(Path(f"{prefix}.failure"), head, error if _travels(error) else None)
     except OSError as problem:
         print(f"this cannot be kept: {problem}", file=sys.stderr)  # noqa: T201
     return _EXIT_CODE
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an exception says; nothing where it cannot say anything."""
+    try:
+        return (str(error).splitlines() or [""])[0]
+    except Exception:
+        return ""
 
 
 def _full_name(kind: type) -> str:

@@ -83,7 +83,7 @@ class Call:
         head = {
             "name": self.name,
             "path": _module_path(),
-            "argv": sys.argv,
+            "argv": [str(word) for word in sys.argv],
             "sources": self._sources,
         }
         try:

@@ -1,9 +1,10 @@
 """A file with one pickled value: a pickle, its buffers, and at the end an index of both.
 
-    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its length, 8 bytes | mark
+    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its CRC-32 and length | mark
 
 Arrays are written from where they lie, and read by mapping the file: they are in memory once on
-either side. The mark at the end tells a whole file from a part of one. Every file is 0600.
+either side. The end and the length tell a whole file from a part of one; what arrays hold is not
+checked again. Every file is 0600.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import json
 import mmap
 import os
 import pickle
+import struct
 import sys
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,8 +36,8 @@ _ALIGNMENT = 64
 # Smaller files are read: so many bytes may be in memory twice.
 _LEAST_MAPPED = 1 << 20
 _MARK = b"\x93poprun1"
-_LENGTH_BYTES = 8
-_TAIL = _LENGTH_BYTES + len(_MARK)
+# The CRC-32 of the index, its length, and the mark.
+_TAIL = struct.Struct(f">IQ{len(_MARK)}s")
 
 
 class IncompleteFileError(Exception):
@@ -105,7 +108,7 @@ def append_buffers(
             places.append((file.tell(), raw.nbytes))
             file.write(raw)
     index = json.dumps({"head": head, "pickle": size, "buffers": places}).encode()
-    file.write(index + len(index).to_bytes(_LENGTH_BYTES, "big") + _MARK)
+    file.write(index + _TAIL.pack(zlib.crc32(index), len(index), _MARK))
 
 
 def _pages(file: IO[bytes]) -> mmap.mmap:
@@ -120,6 +123,21 @@ def _pages(file: IO[bytes]) -> mmap.mmap:
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
 
 
+def _index(pages: memoryview) -> dict[str, Any] | None:
+    """Return the index of a file; None if the file is not whole."""
+    end = len(pages) - _TAIL.size
+    if end < 0:
+        return None
+    check, length, mark = _TAIL.unpack_from(pages, end)
+    written = bytes(pages[max(0, end - length) : end])
+    if mark != _MARK or zlib.crc32(written) != check:
+        return None
+    index: dict[str, Any] = json.loads(written)
+    values_end = sum(index["buffers"][-1]) if index["buffers"] else index["pickle"]
+    # A file that travelled in parts may lack one in the middle.
+    return index if values_end + length == end else None
+
+
 def open_packed(path: Path) -> PackedFile:
     """Map a file that ``append_buffers`` finished.
 
@@ -131,10 +149,9 @@ def open_packed(path: Path) -> PackedFile:
             pages = memoryview(_pages(file))
     except OSError as error:
         raise IncompleteFileError(str(error)) from None
-    if pages[-len(_MARK) :] != _MARK:
+    index = _index(pages)
+    if index is None:
         raise IncompleteFileError(f"{path} is not whole")
-    length = int.from_bytes(pages[-_TAIL : -len(_MARK)], "big")
-    index = json.loads(bytes(pages[-_TAIL - length : -_TAIL]))
     return PackedFile(
         index["head"],
         pages[: index["pickle"]],

@@ -58,9 +58,10 @@ def read(folder: Path | str, result: LaunchResult) -> list[Any]:
     }
     first = result.first_failure
     failure = failures.pop(first.index, None) if first is not None else None
-    error = _ended(first, result) if first is None or failure is None else (
-        _error(failure, first, result)
-    )  # fmt: skip
+    if first is None or failure is None:
+        error: Exception = _ended(first, result)
+    else:
+        error = _error(failure, first, result)
     for note in _notes(failures, result):
         error.add_note(note)
     raise error
@@ -68,10 +69,11 @@ def read(folder: Path | str, result: LaunchResult) -> list[Any]:
 
 def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
     name = _named(instance)
+    path = prefix.with_name(f"{prefix.name}.result")
     try:
-        file = open_packed(prefix.with_name(f"{prefix.name}.result"))
+        file = open_packed(path)
     except IncompleteFileError:
-        if not prefix.with_name(f"{prefix.name}.result").exists():
+        if not path.exists():
             problem = f"{name} ended with exit code 0 before the function returned"
         else:
             problem = f"the result of {name} is not whole: is there room in {prefix.parent}?"

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from poprun_py.functions.failures import first_line
 from poprun_py.functions.pickling import pickle_into
 
 __all__ = ["what_is_no_value", "what_is_wrong", "where"]
@@ -31,7 +32,7 @@ def what_is_wrong(
                 f"({problem}): make it inside the function instead"
             )
     return (
-        f"{name} cannot be sent to the instances ({_first_line(error)}): make what it needs "
+        f"{name} cannot be sent to the instances ({_said_by(error)}): make what it needs "
         "inside the function"
     )
 
@@ -82,9 +83,9 @@ def _problem(value: object) -> str:
     try:
         pickle_into(io.BytesIO(), value)
     except Exception as error:
-        return _first_line(error)
+        return _said_by(error)
     return ""
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _said_by(error: BaseException) -> str:
+    return first_line(error) or type(error).__name__

@@ -1,35 +1,33 @@
 """JobHandle: a job that runs in the background, as the program that started it sees it.
 
-A thread of the handle reads what the launcher's process says, until that has ended. Nothing here
-starts a job.
+What the launcher says is taken by the job's listener. Nothing here starts a job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from poprun_py.console import Log
-from poprun_py.errors import JobFailedError, LaunchError, StartError, UsageError
+from poprun_py.errors import StartError, UsageError
 from poprun_py.jobs import registry
 from poprun_py.jobs.checks import require_instance, require_seconds, require_stream
 from poprun_py.jobs.child import Child
-from poprun_py.jobs.order import Attempt
+from poprun_py.jobs.listener import Listener
 from poprun_py.jobs.output import StreamName, read_instance, read_shown
 from poprun_py.jobs.screen import Echo
 from poprun_py.jobs.shown_job import ShownJob
 from poprun_py.jobs.status import JobState, JobStatus
 from poprun_py.supervision.caught_signals import INTERRUPT_ONCE
-from poprun_py.supervision.job import Cause, LaunchResult, describe
+from poprun_py.supervision.job import LaunchResult
 
 if TYPE_CHECKING:
     from poprun_py.jobs.work import Work
@@ -64,48 +62,45 @@ class JobHandle(ShownJob, Generic[T]):
         self._read = work.read
         self._child = child
         self._folder = folder
-        self._echoes = echoes
-        self._listeners = dict(listeners or {})
         self._began = time.monotonic()
-        self._ended_at = 0.0
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._when_ended: list[Callable[[], None]] = []
-        self._waits_for = ""
-        self._attempts: list[Attempt] = []
+        self._reading = threading.Lock()
         self._is_stopping = False
-        self._outcome: LaunchResult | BaseException | None = None
         self._value: tuple[T] | None = None
         self._remove_folder = registry.remove_with(self, folder)
+        self._listener = Listener(self.name, child, echoes, listeners)
+        self._listener.call_when_ended(partial(registry.discard, self))
         registry.add(self)
-        self._watcher = threading.Thread(
-            target=self._watch, name=f"poprun_py job {self.name}", daemon=True
-        )
-        self._watcher.start()
+        try:
+            self._listener.start()
+        except StartError:
+            self._remove_folder()
+            raise
 
     # --- asking ---------------------------------------------------------------------------
 
     def status(self) -> JobStatus:
         """Return how far the job is; a running launcher is asked what its instances do."""
         self._require_owner()
-        attempt = self._attempts[-1] if self._attempts else None
-        state = self._state()
-        end = self._ended_at if state == "ended" else time.monotonic()
+        heard = self._listener
+        state, waits_for = self._state()
+        attempt = heard.attempts[-1] if heard.attempts else None
+        end = heard.ended_at if state == "ended" else time.monotonic()
         return JobStatus(
             state=state,
             seconds=end - self._began,
             pid=self._child.pid,
             run_id=attempt.run_id if attempt is not None else "",
             num_instances=attempt.num_instances if attempt is not None else None,
-            waits_for=self._waits_for if state == "waiting" else "",
+            waits_for=waits_for,
             view=self._view() if attempt is not None and state != "ended" else None,
-            exit_code=getattr(self._outcome, "exit_code", 1) if state == "ended" else None,
+            exit_code=getattr(heard.outcome, "exit_code", 1) if state == "ended" else None,
         )
 
     def done(self) -> bool:
         """Whether the job has ended and nothing of it is left running."""
-        return self._ended.is_set()
+        return self._listener.ended.is_set()
 
     def output(self, instance: int | None = None, stream: StreamName | None = None) -> str:
         """Return what was written so far, of long outputs the last 8 MiB.
@@ -125,7 +120,7 @@ class JobHandle(ShownJob, Generic[T]):
             raise UsageError("the job's files are gone: read its output before `with` ends")
         if instance is None and stream is None:
             return read_shown(folder)
-        attempts = list(self._attempts)
+        attempts = list(self._listener.attempts)
         if not attempts:
             return ""
         total = attempts[-1].num_instances
@@ -150,9 +145,9 @@ class JobHandle(ShownJob, Generic[T]):
             JobFailedError: its launcher was killed.
         """
         self._require_owner()
-        if not self._ended.wait(require_seconds("timeout", timeout)):
+        if not self._listener.ended.wait(require_seconds("timeout", timeout)):
             raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
-        outcome = self._outcome
+        outcome = self._listener.outcome
         if isinstance(outcome, BaseException):
             raise outcome.with_traceback(None)
         assert outcome is not None
@@ -172,7 +167,7 @@ class JobHandle(ShownJob, Generic[T]):
             Exception: what a function raised in an instance; else as ``wait``.
         """
         ended = self.wait(timeout)
-        with self._lock:
+        with self._reading:  # takes long for large results: not the lock that others need
             if self._value is None:
                 self._value = (cast("T", self._read(ended)),)
             return self._value[0]
@@ -204,7 +199,7 @@ class JobHandle(ShownJob, Generic[T]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(ended.set)
 
-        self._call_when_ended(tell)
+        self._listener.call_when_ended(tell)
         await ended.wait()
 
     # --- ending ---------------------------------------------------------------------------
@@ -264,7 +259,7 @@ class JobHandle(ShownJob, Generic[T]):
         self._ask(number)
         while not self.done():
             try:
-                self._ended.wait()
+                self._listener.ended.wait()
             except KeyboardInterrupt as error:
                 interrupt = error
                 self._ask(signal.SIGINT)
@@ -283,101 +278,22 @@ class JobHandle(ShownJob, Generic[T]):
         """Have the launcher kill what is left after some seconds."""
 
         def kill() -> None:
-            if not self._ended.wait(seconds):
+            if not self._listener.ended.wait(seconds):
                 self._child.signal(signal.SIGINT)  # the second signal: nothing is waited for
 
         threading.Thread(target=kill, name=f"poprun_py stop {self.name}", daemon=True).start()
 
-    # --- the thread that listens to the launcher ------------------------------------------
-
-    def _watch(self) -> None:
-        """Take what the launcher's process says, until it has ended."""
-        # What the result holds, while there is time: an import when the program ends of a Ctrl-C
-        # would have Python forget that it is to end by that signal.
-        import poprun_py.observation.job_view  # noqa: F401
-
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._child.channel, selectors.EVENT_READ)
-            for echo in self._echoes:
-                selector.register(echo, selectors.EVENT_READ)
-            is_open = True
-            while is_open:
-                for key, _ in selector.select():
-                    if not isinstance(key.fileobj, Echo):
-                        is_open = self._take_message()
-                    elif not key.fileobj.pass_on():
-                        selector.unregister(key.fileobj)
-        code = self._child.wait()
-        for echo in self._echoes:
-            echo.drain()
-            echo.close()
-        self._finish(code)
-
-    def _take_message(self) -> bool:
-        """Take one message of the launcher; returns whether more can come."""
-        message = self._child.channel.receive()
-        if message is None:
-            return False
-        kind, value = message
-        if kind in ("result", "error"):
-            self._outcome = value
-        elif kind == "waiting":
-            self._waits_for = value
-        elif kind == "attempt":
-            self._attempts.append(value)
-        elif kind in self._listeners:
-            try:
-                self._listeners[kind](value)
-            except Exception:
-                # Whose fault it is; nobody else is to miss what comes.
-                thread = threading.current_thread()
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
-        return True
-
-    def _finish(self, code: int) -> None:
-        if self._outcome is None:
-            self._outcome = self._lost(code)
-        self._ended_at = time.monotonic()
-        with self._lock:
-            self._ended.set()
-            waiting, self._when_ended = self._when_ended, []
-        registry.discard(self)
-        for tell in waiting:
-            tell()
-
-    def _lost(self, code: int) -> LaunchError:
-        """Return why a launcher ended that did not say how its job did."""
-        reason = f"the launcher ended with {describe(code)}"
-        if not self._attempts:
-            return StartError(f"{reason} before the programs ran")
-        exit_code = 128 - code if code < 0 else code or 1
-        return JobFailedError(
-            f"{reason}: its instances were ended",
-            LaunchResult(
-                exit_code=exit_code,
-                reason=reason,
-                cause=Cause.MPIRUN_ENDED,
-                run_id=self._attempts[-1].run_id,
-            ),
-        )
-
-    def _call_when_ended(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            if not self._ended.is_set():
-                self._when_ended.append(call)
-                return
-        call()
-
     # --- small things ---------------------------------------------------------------------
 
-    def _state(self) -> JobState:
-        if self._ended.is_set():
-            return "ended"
+    def _state(self) -> tuple[JobState, str]:
+        """Return the state, and for whom the job waits if it does."""
+        if self.done():
+            return "ended", ""
         if self._is_stopping:
-            return "stopping"
-        if self._waits_for:
-            return "waiting"
-        return "running" if self._attempts else "preparing"
+            return "stopping", ""
+        if waits_for := self._listener.waits_for:
+            return "waiting", waits_for
+        return ("running" if self._listener.attempts else "preparing"), ""
 
     def _view(self) -> Any:
         from poprun_py.observation.job_view import JobView
@@ -394,6 +310,4 @@ class JobHandle(ShownJob, Generic[T]):
 
     def forget(self) -> None:
         """In a forked process: close what would keep the launcher from seeing its starter's end."""
-        self._child.channel.close()
-        for echo in self._echoes:
-            echo.close()
+        self._listener.leave()

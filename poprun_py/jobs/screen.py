@@ -59,8 +59,8 @@ class Echo:
             with contextlib.suppress(OSError):  # a full disk ends no job
                 self._kept.write(data)
         if text := self._decoder.decode(data, final=not data):
-            # A stream that was closed meanwhile shows nothing more.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            # Somebody's own stream may be closed, or raise anything: the job goes on unseen.
+            with contextlib.suppress(Exception):
                 stream = getattr(sys, self._name)
                 stream.write(text)
                 stream.flush()

@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from poprun_py.errors import LaunchError
+from poprun_py.errors import StartError
 
 if TYPE_CHECKING:
+    from poprun_py.jobs.listener import Listener
     from poprun_py.jobs.status import JobStatus
     from poprun_py.supervision.job import LaunchResult
 
@@ -24,8 +25,7 @@ class ShownJob:
     """What a handle looks like; a base of JobHandle."""
 
     name: str
-    _ended: threading.Event
-    _outcome: LaunchResult | BaseException | None
+    _listener: Listener
 
     def status(self) -> JobStatus:
         """Return how far the job is."""
@@ -34,11 +34,11 @@ class ShownJob:
     def __repr__(self) -> str:
         try:
             return f"<JobHandle {self.name}: {self.status()}>"
-        except LaunchError as error:  # a forked process, which cannot tell
-            return f"<JobHandle {error}>"
+        except StartError:  # in a forked process; a repr is asked for in logs and debuggers
+            return f"<JobHandle {self.name}: of another process>"
 
     def _repr_html_(self) -> str:
-        return _html(self.name, self.status(), self._outcome)
+        return _html(self.name, self.status(), self._listener.outcome)
 
     def _ipython_display_(self) -> None:
         """Show the job in a cell, and keep it up to date there until the job has ended."""
@@ -48,13 +48,17 @@ class ShownJob:
         show: Any = display  # it has no types
         cell = show(self._shown(), raw=True, display_id=True)
         # A terminal would print every look anew.
-        if cell is not None and hasattr(get_ipython(), "kernel") and not self._ended.is_set():
+        if (
+            cell is not None
+            and hasattr(get_ipython(), "kernel")
+            and not self._listener.ended.is_set()
+        ):
             threading.Thread(
                 target=self._follow, args=(cell,), name=f"poprun_py cell {self.name}", daemon=True
             ).start()
 
     def _follow(self, cell: Any) -> None:
-        while not self._ended.wait(_SECONDS):
+        while not self._listener.ended.wait(_SECONDS):
             cell.update(self._shown(), raw=True)
         cell.update(self._shown(), raw=True)
 
@@ -63,7 +67,7 @@ class ShownJob:
         status = self.status()
         return {
             "text/plain": f"<JobHandle {self.name}: {status}>",
-            "text/html": _html(self.name, status, self._outcome),
+            "text/html": _html(self.name, status, self._listener.outcome),
         }
 
 

@@ -106,3 +106,20 @@ def test_an_index_is_read_without_unpickling(tmp_path):
     with pytest.raises(pytest.fail.Exception):
         file.load()
     assert pickle.HIGHEST_PROTOCOL == 5
+
+
+def test_a_file_that_lacks_a_part_or_has_another_end_is_not_whole(tmp_path):
+    """Wherever the part is: a full disk and a broken connection leave such files."""
+    path = tmp_path / "value"
+    write_packed(path, {"about": "it"}, ["text", np.arange(4)])
+    whole = path.read_bytes()
+    parts = [whole[:begin] + whole[end:] for begin in range(len(whole))
+             for end in (begin + 1, begin + 70, len(whole))]  # fmt: skip
+    # The index and what follows it, with one byte changed.
+    changed = [bytearray(whole) for _ in range(whole.index(b'{"head"'), len(whole))]
+    for distance, data in enumerate(changed, start=1):
+        data[-distance] ^= 0x41
+    for data in [*parts, *changed]:
+        path.write_bytes(data)
+        with pytest.raises(IncompleteFileError, match="is not whole"):
+            open_packed(path)

@@ -19,6 +19,11 @@ class NeedsTwoError(Exception):
         super().__init__(f"{one} and {two}")
 
 
+class SpeechlessError(Exception):
+    def __str__(self):
+        raise TypeError
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "attempt-0").mkdir()
@@ -76,6 +81,13 @@ def test_an_exception_is_raised_as_what_it_is(folder, capsys):
     assert "in failure_of\n    raise error\nKeyError: 'weights'\n" in str(cause)
     # Each traceback was on its instance's stderr, once.
     assert capsys.readouterr().err.count("Traceback") == 2
+
+
+def test_an_exception_without_words_is_raised_all_the_same(folder, capsys):
+    failure_of(folder, 0, SpeechlessError())
+    with pytest.raises(SpeechlessError):
+        read(folder, ended(1, first=0))
+    assert "<exception str() failed>" in capsys.readouterr().err
 
 
 def test_many_that_failed_are_counted(folder):

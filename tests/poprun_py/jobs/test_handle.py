@@ -10,6 +10,8 @@ from conftest import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError
+from poprun_py.jobs import registry
+from poprun_py.jobs.screen import Echo
 
 pytestmark = pytest.mark.mpi
 
@@ -83,9 +85,9 @@ def test_a_forked_process_has_no_part_in_the_job(running):
         os._exit(0)
     os.close(write)
     os.waitpid(pid, 0)
-    said, shown = os.read(read, 999).decode().splitlines()
-    assert said.startswith(f"sh was started by process {os.getpid()}")
-    assert shown == f"<JobHandle {said}>"
+    refused, shown = os.read(read, 999).decode().splitlines()
+    assert refused.startswith(f"sh was started by process {os.getpid()}")
+    assert shown == "<JobHandle sh: of another process>"
     os.close(read)
     assert running.status().view is not None
 
@@ -144,6 +146,29 @@ def test_a_killed_launcher_is_told_and_nothing_of_its_job_is_left():
             job.wait(30)
         assert caught.value.exit_code == 137
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
+
+
+def test_a_job_that_no_thread_can_watch_is_not_started(monkeypatch, tmp_path):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", start)
+        with pytest.raises(StartError, match="sleep cannot be watched: can't start new thread"):
+            poprun_py.start(["sleep", "100"])
+    assert list(tmp_path.iterdir()) == []
+    assert "sleep" not in {job.name for job in registry._running}
+
+
+def test_a_job_that_nobody_listens_to_any_more_is_ended(monkeypatch):
+    failed = []
+    monkeypatch.setattr("threading.excepthook", lambda args: failed.append(args.exc_type))
+    with poprun_py.start(TALKS, share_cores=True, show=True) as job:
+        monkeypatch.setattr(Echo, "pass_on", lambda _: 1 / 0)
+        with pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code"):
+            job.wait(30)
+    assert failed == [ZeroDivisionError]
 
 
 def test_output_dir_of_the_user_keeps_what_output_reads(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -63,6 +64,18 @@ def test_a_listener_that_fails_does_not_hold_up_the_job(monkeypatch):
     assert ZeroDivisionError in failed
 
 
+def test_a_screen_that_fails_does_not_hold_up_the_job(monkeypatch):
+    class Screen(io.StringIO):
+        def write(self, _):
+            raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", Screen())
+        with poprun_py.start(["echo", "hi"], share_cores=True, show=True) as job:
+            assert job.wait(60).exit_code == 0
+            assert job.output() == "[1,0]<stdout>:hi\n"
+
+
 def test_start_shows_only_what_is_to_be_shown(capsys):
     program = ["sh", "-c", "echo übung; echo why >&2"]
     with poprun_py.start(program, share_cores=True) as job:
@@ -93,6 +106,10 @@ def test_start_shows_only_what_is_to_be_shown(capsys):
         ),
         (lambda: poprun_py.start(["x"], num_instance=2), "num_instances"),
         (lambda: poprun_py.start(["x"], num_instances=0), "num_instances"),
+        (
+            lambda: poprun_py.start(["x"], environ={"SECRET": 1234}),
+            "environ: variable SECRET: expected a text",
+        ),
         (lambda: poprun_py.start(["x"], dry_run=True), "dry_run is an option of the command line"),
         (
             lambda: poprun_py.start(poprun_py.plan(LaunchConfig(program=("x",))), timeout=3),
