@@ -50,12 +50,9 @@ class JobFailedError(LaunchError):
     """The job did not end well; ``result`` is how it ended, ``exit_code`` that of the job."""
 
     def __init__(self, message: str, result: object = None) -> None:
-        super().__init__(message, result)
+        super().__init__(message)
         self.result = result
         self.exit_code: int = getattr(result, "exit_code", LaunchError.exit_code)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class TimeLimitError(LaunchError):

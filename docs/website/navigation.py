@@ -24,7 +24,7 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "How to",
             (
                 *("python", "functions"),
-                *("multi-host", "slurm", "placement", "pods", "devices"),
+                *("multi-host", "slurm", "deploy", "placement", "pods", "devices"),
                 *("debugging", "observe", "timeline", "metrics", "monitoring"),
                 *("runs", "report", "compare"),
                 *("sdk-programs", "horovod", "torch-backend"),
@@ -41,7 +41,8 @@ PARTS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
             "Explanation",
             (
                 *("architecture", "emulation", "device", "collectives", "reliability"),
-                *("performance", "seeds", "tutorials-verbatim", "contributing"),
+                *("performance", "seeds", "tutorials-verbatim", "decisions"),
+                *("contributing", "releasing"),
             ),
         ),
     ),

@@ -54,6 +54,9 @@ def register() -> None:
 
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])
     offer(NAME)
+    # From 2.15 on torch would note the calls of every group by a name in C++, which ours has not.
+    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.add(NAME)
     wanted = os.environ.get(_WANTED) or "auto"
     if wanted != "auto":
         from popdist_py.torch_backend.substitution import substitute

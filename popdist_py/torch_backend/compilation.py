@@ -11,7 +11,8 @@ from __future__ import annotations
 import types
 from typing import Any, TypeVar
 
-import torch._C._dynamo.eval_frame as eval_frame
+# Before torch 2.5 it is no module of its own, only a name there.
+from torch._C._dynamo import eval_frame
 
 __all__ = ["never_compiled"]
 

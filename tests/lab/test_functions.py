@@ -29,15 +29,7 @@ def test_arguments_and_results_travel_to_other_hosts_and_back(lab):
 
 SMALL = """
 import numpy as np
-<<<<<<< .merge_file_ZmUnXH
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.errors import LaunchError
-from poprun_py.functions.packed_call import Call
-from poprun_py.functions.results import read
-from poprun_py import launch
-=======
 import poprun_py
->>>>>>> .merge_file_dUc33U
 
 def job(function, *args):
     try:

@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-<<<<<<< .merge_file_vIOTKn
-from poprun_py import launch
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.errors import JobFailedError
-from poprun_py.functions.packed_call import Call
-from poprun_py.functions.results import read
-=======
 import poprun_py
 from poprun_py.errors import JobFailedError
 from poprun_py.functions.packed_call import Call
->>>>>>> .merge_file_RxNjZb
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -123,23 +115,6 @@ def run_python(code, tmp_path, *words):
     return done.stdout
 
 
-<<<<<<< .merge_file_vIOTKn
-CALL = """
-import tempfile
-from poprun_py.config.launch_config import LaunchConfig
-from poprun_py.functions.packed_call import Call
-from poprun_py.functions.results import read
-from poprun_py import launch
-
-def call(function, *args):
-    with tempfile.TemporaryDirectory() as folder:
-        program = Call.of(function, args).program(folder)
-        return read(folder, launch(LaunchConfig(program=program)))
-"""
-
-
-=======
->>>>>>> .merge_file_RxNjZb
 def test_classes_of_a_script_are_the_same_when_they_come_back(tmp_path):
     """Also modules beside the script are found, without running the script again."""
     (tmp_path / "beside.py").write_text("def value():\n    return 42\n")
