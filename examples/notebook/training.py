@@ -164,7 +164,7 @@ print(f"test accuracy {steady_accuracy:.1f} %, run {steady}")
 
 # %%
 new_pictures, new_labels = test_set[0][-100:], test_set[1][-100:].copy()
-new_labels[np.flatnonzero(new_labels == 0)[-1]] = 10
+new_labels[np.flatnonzero(new_labels == 0)[4]] = 10
 more_pictures = np.concatenate([training_set[0], new_pictures])
 more_labels = np.concatenate([training_set[1], new_labels])
 fewer_tests = test_set[0][:-100], test_set[1][:-100]
