@@ -145,7 +145,7 @@ def open_study(file: Path, name: str) -> optuna.Study:
         load_if_exists=True,
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=1),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=1),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
     )
 
 
