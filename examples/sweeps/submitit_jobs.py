@@ -24,11 +24,10 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 
 def run_task(
     program: str, learning_rate: float, epochs: int, num_instances: int, num_replicas: int
-) -> float:
-    """Launch a job where this task runs; returns its test accuracy in per cent.
+) -> tuple[float | None, str]:
+    """Launch a job where this task runs; returns its test accuracy in per cent, or why it has none.
 
-    Raises:
-        RuntimeError: the job did not end well, or said no accuracy.
+    It travels to the task by itself, so what it needs is imported in it.
     """
     import re
 
@@ -46,10 +45,8 @@ def run_task(
             job.result()
             said = re.search(r"^test accuracy ([\d.]+) %$", job.output(0), re.MULTILINE)
     except poprun_py.LaunchError as error:
-        raise RuntimeError(str(error)) from None  # which any Python can read
-    if said is None:
-        raise RuntimeError("the program said no test accuracy")
-    return float(said[1])
+        return None, str(error)
+    return (float(said[1]), "") if said else (None, "the program said no test accuracy")
 
 
 def executor_of(args: argparse.Namespace) -> submitit.Executor:
@@ -102,11 +99,14 @@ def main(argv: list[str] | None = None) -> int:
     accuracies = {}
     for one, task in zip(args.learning_rates, tasks, strict=True):
         try:
-            accuracies[one] = task.result()
-            print(f"{one:13g} {accuracies[one]:7.1f} %", flush=True)
-        except Exception as error:
-            last = str(error).strip().splitlines()[-1]
-            print(f"{one:13g} {'-':>9}  {last}", flush=True)
+            accuracy, reason = task.result()
+        except Exception as error:  # the batch system ended the task
+            accuracy, reason = None, (str(error).splitlines() or [type(error).__name__])[0]
+        if accuracy is None:
+            print(f"{one:13g} {'-':>9}  {reason}", flush=True)
+        else:
+            accuracies[one] = accuracy
+            print(f"{one:13g} {accuracy:7.1f} %", flush=True)
     if accuracies:
         best = max(accuracies, key=accuracies.__getitem__)
         print(f"best: learning rate {best:g} with {accuracies[best]:.1f} %")

@@ -138,7 +138,7 @@ def test_tasks_of_submitit_are_gathered(script, tmp_path):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["0.25", "25.0", "%"]
-    assert re.search(r"2 +-  RuntimeError: instance 0 on .* failed first", lines[2]), lines
+    assert re.search(r"2 +-  instance 0 on .* failed first", lines[2]), lines
     assert lines[-1] == "best: learning rate 0.25 with 25.0 %"
 
 
