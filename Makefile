@@ -94,7 +94,7 @@ $(STAMP): $(VENV)/.made setup.cfg setup.py constraints.txt
 	@touch $@
 
 $(DEV_STAMP): $(STAMP)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[test,docs,examples,tutorials]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[test,docs,examples,tutorials,sweeps]'
 	@touch $@
 
 # The trainers are 200 MB, which only the sweep needs.

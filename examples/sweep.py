@@ -2,7 +2,7 @@
 
 python examples/sweep.py --learning-rates 0.0005 0.002 0.008
 
-As many jobs run side by side as there are CPUs for, each with CPUs of its own. A row of the table
+As many jobs run side by side as there are cores for, each with cores of its own. A row of the table
 and of the CSV file is written when its job has ended, well or not; what a job printed is in a file
 beside the CSV file.
 """
@@ -10,17 +10,14 @@ beside the CSV file.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import asyncio
 import csv
 import dataclasses
-import multiprocessing
 import os
 import re
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from common.arguments import Parser, positive, rate
@@ -28,7 +25,8 @@ from common.arguments import Parser, positive, rate
 import poprun_py
 
 TRAIN = Path(__file__).parent / "train.py"
-_ACCURACY = re.compile(rb"^test accuracy ([\d.]+) %$", re.MULTILINE)
+_ACCURACY = re.compile(r"^test accuracy ([\d.]+) %$", re.MULTILINE)
+_A_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -48,70 +46,70 @@ class Trial:
         return f"{numbers}  {self.reason}".rstrip()
 
 
-def run_trial(
-    learning_rate: float, cpus: list[int], args: argparse.Namespace, result: Connection
-) -> None:
-    """Run one job on these CPUs and send its Trial; the main function of a process of its own."""
-    os.sched_setaffinity(0, cpus)  # the launcher places instances on the CPUs that it may use
+async def run_trial(learning_rate: float, args: argparse.Namespace) -> Trial:
+    """Run one job to its end, and keep what it printed; a job that fails is a Trial, too."""
     log = args.csv.parent / f"learning-rate-{learning_rate:g}.log"
-    began = time.monotonic()
-    with log.open("w+b") as file:
-        code, reason = launch(learning_rate, args, file.fileno())
-        file.seek(0)
-        said = _ACCURACY.search(file.read())
-    accuracy = float(said[1]) if said and code == 0 else None
-    with contextlib.suppress(BrokenPipeError):  # the sweep was ended by Ctrl-C
-        result.send(Trial(learning_rate, code, time.monotonic() - began, accuracy, reason))
-
-
-def launch(learning_rate: float, args: argparse.Namespace, output: int) -> tuple[int, str]:
-    """Run one job; returns its exit code, and why it is not 0."""
+    words = [args.program, "--learning-rate", learning_rate, "--epochs", args.epochs]
     try:
-        config = poprun_py.LaunchConfig(
+        job = poprun_py.start(
+            words,
             num_instances=args.num_instances,
             num_replicas=args.num_replicas,
+            cores_per_instance=1 if len(os.sched_getaffinity(0)) >= args.num_instances else None,
+            wait_for_resources=_A_DAY,
             timeout=args.timeout,
-            output="plain",
-            program=(
-                args.program, "--learning-rate", f"{learning_rate:g}", "--epochs", f"{args.epochs}"
-            ),
-        )  # fmt: skip
-        result = poprun_py.launch(config, descriptors=(output, output))
-    except poprun_py.LaunchError as error:  # an option, the start, or the time limit
-        return error.exit_code, str(error)
-    if (failure := result.first_failure) is None:
-        return result.exit_code, result.reason
+        )
+    except poprun_py.LaunchError as error:  # an option
+        return Trial(learning_rate, error.exit_code, 0.0, None, str(error))
+    async with job:
+        try:
+            await job
+            code, reason = 0, ""
+        except poprun_py.LaunchError as error:  # the start, a failure, or the time limit
+            code, reason = error.exit_code, why(error)
+        finally:
+            log.write_text(job.output())
+        said = _ACCURACY.search(job.output(instance=0)) if code == 0 else None
+        accuracy = float(said[1]) if said else None
+        return Trial(learning_rate, code, job.status().seconds, accuracy, reason)
+
+
+def why(error: poprun_py.LaunchError) -> str:
+    """Return why a job did not end well, by the last words of the instance that failed first."""
+    result = getattr(error, "result", None)
+    if result is None or result.first_failure is None or error.exit_code == 124:
+        return str(error)
+    failure = result.first_failure
     last_words = failure.stderr_tail.strip().splitlines()[-1:] or [result.reason]
-    return result.exit_code, f"instance {failure.index}: {last_words[0]}"
+    return f"instance {failure.index}: {last_words[0]}"
 
 
-def trials(args: argparse.Namespace) -> Iterator[Trial]:
-    """Run all jobs and yield each as it ends.
+async def trials(args: argparse.Namespace) -> AsyncIterator[Trial]:
+    """Run all jobs and yield each as it ends; those that still run are stopped with the sweep."""
+    places = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) // args.num_instances))
 
-    A process launches one job at a time, so every job has a process of its own.
-    """
-    cpus = sorted(os.sched_getaffinity(0))
-    parts = max(1, min(len(cpus) // args.num_instances, len(args.learning_rates)))
-    free = [cpus[len(cpus) * i // parts : len(cpus) * (i + 1) // parts] for i in range(parts)]
-    waiting, running = list(args.learning_rates), {}
-    processes = multiprocessing.get_context("spawn")
-    while waiting or running:
-        while waiting and free:
-            learning_rate, part = waiting.pop(0), free.pop(0)
-            receiver, sender = processes.Pipe(duplex=False)
-            process = processes.Process(target=run_trial, args=(learning_rate, part, args, sender))
-            process.start()
-            sender.close()
-            running[receiver] = (process, learning_rate, part)
-        for receiver in wait(list(running)):
-            process, learning_rate, part = running.pop(receiver)
-            free.append(part)
-            try:
-                yield receiver.recv()
-            except EOFError:
-                process.join()
-                yield Trial(learning_rate, 1, 0.0, None, f"its process ended: {process.exitcode}")
-            process.join()
+    async def in_turn(learning_rate: float) -> Trial:
+        async with places:
+            return await run_trial(learning_rate, args)
+
+    tasks = [asyncio.create_task(in_turn(learning_rate)) for learning_rate in args.learning_rates]
+    for ended in asyncio.as_completed(tasks):
+        yield await ended
+
+
+async def sweep(args: argparse.Namespace) -> list[Trial]:
+    """Run all jobs, and write the row of each when it has ended."""
+    ended: list[Trial] = []
+    print(f"{'learning rate':>13} {'accuracy':>9} {'seconds':>8} {'exit code':>9}", flush=True)
+    with args.csv.open("w", newline="") as file:
+        rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Trial)])
+        rows.writeheader()
+        async for trial in trials(args):
+            ended.append(trial)
+            rows.writerow(dataclasses.asdict(trial))
+            file.flush()
+            print(trial.row(), flush=True)
+    return ended
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,16 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     args.csv.parent.mkdir(parents=True, exist_ok=True)
-    ended: list[Trial] = []
-    print(f"{'learning rate':>13} {'accuracy':>9} {'seconds':>8} {'exit code':>9}", flush=True)
-    with args.csv.open("w", newline="") as file:
-        rows = csv.DictWriter(file, [field.name for field in dataclasses.fields(Trial)])
-        rows.writeheader()
-        for trial in trials(args):
-            ended.append(trial)
-            rows.writerow(dataclasses.asdict(trial))
-            file.flush()
-            print(trial.row(), flush=True)
+    ended = asyncio.run(sweep(args))
     if good := [trial for trial in ended if trial.accuracy is not None]:
         best = max(good, key=lambda trial: trial.accuracy)
         print(f"best: learning rate {best.learning_rate:g} with {best.accuracy:.1f} %")
@@ -154,5 +143,5 @@ def main(argv: list[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # the launchers of the running jobs got it, too, and end them
+    except KeyboardInterrupt:  # the jobs that ran are stopped
         sys.exit(130)

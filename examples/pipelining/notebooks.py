@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import Parser
+from common.notebooks import notebook_text
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "walkthrough.py"
@@ -25,16 +26,11 @@ def make() -> dict[str, str]:
     """Return what is made: the text of each file, by its name."""
     import jupytext  # late: --help and errors need none of it
 
-    notebook = jupytext.read(SCRIPT)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    notebook.cells = [cell for cell in notebook.cells if "script" not in _tags(cell)]
-    for index, cell in enumerate(notebook.cells):
-        cell["id"] = f"cell-{index}"  # jupytext's would be others each time
-    notebook.nbformat_minor = 5
-    notebook.metadata.pop("jupytext", None)
+    cells = jupytext.read(SCRIPT).cells
     return {
-        "walkthrough.ipynb": jupytext.writes(notebook, fmt="ipynb"),
-        "walkthrough_code_only.py": _MADE + _joined([cell.source for cell in code]),
+        "walkthrough.ipynb": notebook_text(SCRIPT),
+        "walkthrough_code_only.py": _MADE
+        + _joined([c.source for c in cells if c.cell_type == "code"]),
     }
 
 
@@ -47,10 +43,6 @@ def _joined(parts: list[str]) -> str:
         text += "\n\n\n" if any(x.startswith(("def ", "class ")) for x in around) else "\n\n"
         text += after
     return text + "\n"
-
-
-def _tags(cell) -> list[str]:
-    return cell.metadata.get("tags", [])
 
 
 def main(argv: list[str] | None = None) -> list[Path]:

@@ -38,6 +38,7 @@ TRANSCRIPTS = [
         "python",
         "report",
         "sdk-programs",
+        "sweeps",
         "torch-backend",
     )
 ]

@@ -38,6 +38,7 @@ PAGES = [
     pytest.param("cnns.md", marks=pytest.mark.sweep),
     pytest.param("python.md", marks=pytest.mark.sweep),
     pytest.param("functions.md", marks=pytest.mark.sweep),
+    pytest.param("sweeps.md", marks=pytest.mark.sweep),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

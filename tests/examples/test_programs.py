@@ -34,9 +34,10 @@ BAD = {
     "--training": "0",
     "--format": "none",
 }
-WITHOUT_NUMBERS = ("course/sample_faces.py", "pipelining/notebooks.py")
+WITHOUT_NUMBERS = ("common/notebooks.py", "course/sample_faces.py", "pipelining/notebooks.py")
 # What a program needs beside its options.
 NEEDED = {
+    "common/notebooks.py": ("script.py",),
     "common/sample_data.py": ("mnist", "data"),
     "cnns/datasets/sample.py": ("cifar-10", "data"),
 }

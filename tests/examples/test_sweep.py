@@ -15,12 +15,13 @@ from conftest import ROOT, survivors, wait_until
 
 SWEEP = ROOT / "examples" / "sweep.py"
 TRIAL = """
-import os, sys, time
+import os, pathlib, sys, time
 rate = float(sys.argv[sys.argv.index("--learning-rate") + 1])
 print("epochs", sys.argv[sys.argv.index("--epochs") + 1], "CPUs", os.sched_getaffinity(0))
 if rate > 1:
     raise ValueError("the loss is nan")
 if rate == 0.5:
+    pathlib.Path("began").touch()
     time.sleep(60)
 if rate == 0.25:
     os.kill(os.getpid(), 9)
@@ -97,8 +98,7 @@ def test_program_that_does_not_exist_is_a_row(start):
 
 def test_ctrl_c_ends_the_job_and_the_sweep(start, tmp_path):
     sweep = start("--learning-rates", 0.5, 0.1)
-    log = tmp_path / "sweep" / "learning-rate-0.5.log"
-    wait_until(lambda: log.exists() and "epochs" in log.read_text(), 30)
+    wait_until((tmp_path / "began").exists, 30)
     os.killpg(sweep.pid, signal.SIGINT)
     _, stderr = sweep.communicate(timeout=30)
     assert sweep.returncode == 130
