@@ -17,6 +17,7 @@ from typing import Any
 __all__ = ["Channel"]
 
 _HEADER_BYTES = 4
+_LAST_STREAM = 2
 
 
 class Channel:
@@ -33,7 +34,7 @@ class Channel:
     def pair(cls) -> tuple[Channel, Channel]:
         """Return both ends of a new channel."""
         one, other = socket.socketpair()
-        return cls(one), cls(other)
+        return cls(_beyond_streams(one)), cls(_beyond_streams(other))
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
@@ -90,3 +91,14 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+
+def _beyond_streams(end: socket.socket) -> socket.socket:
+    """Return a socket that is at none of descriptors 0 to 2, which a daemon may have closed.
+
+    There the standard streams of the launcher's process would take its place.
+    """
+    if end.fileno() > _LAST_STREAM:
+        return end
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _LAST_STREAM + 1))

@@ -182,3 +182,15 @@ def test_a_module_of_the_programs_folder_is_not_in_the_launchers_way(tmp_path, m
     (tmp_path / "signal.py").write_text("raise SystemExit('not this one')\n")
     monkeypatch.chdir(tmp_path)
     assert poprun_py.launch(["true"], share_cores=True).exit_code == 0
+
+
+def test_a_daemon_that_has_closed_its_streams_launches_too(tmp_path):
+    script = tmp_path / "daemon.py"
+    script.write_text(
+        "import pathlib, poprun_py\n"
+        "result = poprun_py.launch(['true'], share_cores=True)\n"
+        "pathlib.Path(__file__).with_name('code').write_text(str(result.exit_code))\n"
+    )
+    command = 'exec "$0" "$1" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", command, sys.executable, str(script)], check=True, timeout=60)
+    assert (tmp_path / "code").read_text() == "0"
