@@ -54,11 +54,11 @@ def sentence(result: LaunchResult) -> str:
         return f"{who} stopped at a checkpoint{after}: launch it again to go on"
     if result.first_failure is not None and not (result.timed_out or result.hung):
         return instance_text(result.first_failure, verb="failed first")
-    reason = result.explanation or describe_exit(result.exit_code)
+    reason = result.explanation or _described_exit(result.exit_code)
     return f"the job ended{after}: {reason}"
 
 
-def describe_exit(code: int) -> str:
+def _described_exit(code: int) -> str:
     """Return an exit code as a shell shows it, or the signal that it stands for."""
     return describe(128 - code if 128 < code < 192 else code)
 
