@@ -147,7 +147,7 @@ def built_wheel(folder: Path) -> Path:
     """Build the wheel from a copy of the sources, so that nothing is left in the checkout."""
     sources = folder / "sources"
     sources.mkdir()
-    for name in (*_PACKAGES, *_BESIDE_THE_PACKAGES[5:]):
+    for name in (*_PACKAGES, *_BESIDE_THE_PACKAGES):
         _copy(ROOT / name, sources / name)
     _call(_uv(), "build", "-q", "--wheel", "-o", folder / "wheel", sources)
     (wheel,) = (folder / "wheel").glob("*.whl")
