@@ -308,7 +308,7 @@ def test_commands_of_the_tutorial(mnist, tmp_path):
     assert {"profile.html", "instance-0.timeline.json.gz"} <= names
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(250)  # two jobs
 def test_two_instances_print_once(mnist, poprun):
     words = (FOLDER / "mnist_pipeline.py", *_ONE_STEP, "--data-dir", mnist)

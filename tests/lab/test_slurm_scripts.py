@@ -68,7 +68,7 @@ def run(cluster, project, script):
     return output(project)
 
 
-@pytest.mark.parametrize("name", ["one_node", "two_nodes"])
+@pytest.mark.parametrize("name", [pytest.param("one_node", marks=pytest.mark.long), "two_nodes"])
 def test_a_training(cluster, project, name):
     out = run(cluster, project, f"{name}.sbatch")
     assert float(ACCURACY.search(out)[1]) > 90

@@ -17,7 +17,11 @@ WITHOUT = () if importlib.util.find_spec("torchvision") else ("import torchvisio
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("words", [("23", "warm"), ("7", "warm"), ("all", "cold")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [("23", "warm"), ("7", "warm"), pytest.param(("all", "cold"), marks=pytest.mark.long)],
+    ids=" ".join,
+)
 @pytest.mark.timeout(300)
 def test_the_order_of_imports_does_not_matter(words, tmp_path):
     done = subprocess.run(

@@ -14,7 +14,12 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    "instances", [2, *(pytest.param(count, marks=pytest.mark.sweep) for count in (1, 4, 8))]
+    "instances",
+    [
+        2,
+        *(pytest.param(count, marks=pytest.mark.sweep) for count in (1, 4)),
+        pytest.param(8, marks=pytest.mark.long),
+    ],
 )
 def test_split_ends_with_the_weights_of_one_process(poprun, tmp_path, instances):
     import torch

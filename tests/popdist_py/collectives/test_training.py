@@ -83,7 +83,12 @@ def alone_with_12(shared_poprun, tmp_path_factory):
 @pytest.mark.sweep
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(
-    "instances", [3, 6, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4, 12))]
+    "instances",
+    [
+        3,
+        pytest.param(6, marks=pytest.mark.long),
+        *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 4, 12)),
+    ],
 )
 def test_bits_do_not_depend_on_any_split_of_12(poprun, tmp_path, alone_with_12, instances):
     assert_equal_bits(train(poprun, tmp_path, instances, TWELVE)[0][TWELVE], alone_with_12)
