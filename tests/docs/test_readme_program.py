@@ -1,4 +1,4 @@
-"""The program that the README shows runs as it is pasted, under the launcher and alone."""
+"""The programs that the README shows run as they are pasted, under the launcher and alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 _LOSS = re.compile(r"epoch (\d+), instance (\d+): loss (\d\.\d+)")
 
 
+def block(heading):
+    """Return the first program below a heading."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
+    return _BLOCK.search(section)[1]
+
+
 @pytest.fixture
 def program(script):
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Your program")[2]
-    return script(_BLOCK.search(section)[1], "train.py")
+    return script(block("Your program"), "train.py")
 
 
 def losses(stdout):
@@ -42,13 +47,26 @@ def test_under_the_launcher(poprun, program):
     assert done.stderr.count("shuffle without randomSeed: the instances share the seed") == 1
 
 
-@pytest.mark.timeout(300)
-def test_alone(program, tmp_path):
-    done = subprocess.run(
-        [sys.executable, program], cwd=tmp_path,
+def run_alone(program, folder):
+    return subprocess.run(
+        [sys.executable, program], cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_alone(program, tmp_path):
+    done = run_alone(program, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(losses(done.stdout)) == [0]
     assert "warning" not in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(300)
+def test_a_function_from_python(script, tmp_path):
+    shown = block("From Python")
+    done = run_alone(script(shown, "squares.py"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == re.search(r"# (\[.*\])", shown)[1]
