@@ -20,6 +20,8 @@ import threading
 from pathlib import Path
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 import poprun_py
 
@@ -137,10 +139,11 @@ def tell(trial: optuna.Trial, outcome: str, reason: str = "") -> None:
 
 
 def open_study(file: Path, name: str) -> optuna.Study:
-    """Open the study of this name in an SQLite file, or begin it."""
+    """Open the study of this name in a file, or begin it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
-        storage=f"sqlite:///{file}",
+        # A journal, since trials at the same time may take one trial twice from SQLite.
+        storage=JournalStorage(JournalFileBackend(str(file))),
         study_name=name,
         load_if_exists=True,
         direction="maximize",
@@ -163,7 +166,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--timeout", type=rate, help="seconds for each job")
     parser.add_argument("--pod", help="the pod whose IPUs the jobs take")
-    parser.add_argument("--storage", type=Path, default=Path("study.db"), help="an SQLite file")
+    parser.add_argument("--storage", type=Path, default=Path("study.log"), help="a file")
     parser.add_argument("--study", default="digits", help="its name in that file")
     args = parser.parse_args(argv)
     low, high = args.learning_rates

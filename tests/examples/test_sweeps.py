@@ -62,7 +62,7 @@ def fake_training():
 def test_trials_end_in_every_way_and_the_study_goes_on(example, monkeypatch, tmp_path, capsys):
     program = example("optuna_study")
     monkeypatch.setattr(program, "train", fake_training())
-    file = tmp_path / "study.db"
+    file = tmp_path / "study.log"
     study = program.open_study(file, "digits")
     for rate, width in ((0.1, 10), (0.2, 11), (0.25, 12), (0.28, 13), (0.001, 60)):
         study.enqueue_trial({"learning_rate": rate, "width": width})
