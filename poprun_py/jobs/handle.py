@@ -166,11 +166,14 @@ class JobHandle(ShownJob, Generic[T]):
             JobFailedError: it did not end well, and no exception tells why.
             Exception: what a function raised in an instance; else as ``wait``.
         """
-        ended = self.wait(timeout)
-        with self._reading:  # takes long for large results: not the lock that others need
-            if self._value is None:
-                self._value = (cast("T", self._read(ended)),)
-            return self._value[0]
+        try:
+            ended = self.wait(timeout)
+            with self._reading:  # takes long for large results: not the lock that others need
+                if self._value is None:
+                    self._value = (cast("T", self._read(ended)),)
+                return self._value[0]
+        except Exception as error:  # frames of ours would tell the caller nothing
+            raise error.with_traceback(None) from error.__cause__
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._awaited().__await__()
@@ -179,7 +182,10 @@ class JobHandle(ShownJob, Generic[T]):
         import asyncio
 
         await self._async_end()
-        return await asyncio.to_thread(self._result_for_future)
+        try:
+            return await asyncio.to_thread(self._result_for_future)
+        except Exception as error:  # neither would those of the thread
+            raise error.with_traceback(None) from error.__cause__
 
     def _result_for_future(self) -> T:
         try:

@@ -117,7 +117,10 @@ def launch(
             work, child, folder=folder.keep(), echoes=_echoes(child, None), listeners=listeners
         )
     with job:
-        return job.result() if is_function else job.wait()
+        try:
+            return job.result() if is_function else job.wait()
+        except Exception as error:  # frames of ours would tell the caller nothing
+            raise error.with_traceback(None) from error.__cause__
 
 
 @overload

@@ -36,8 +36,7 @@ class _Stopped(KeyboardInterrupt):
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
-    for each in _ENDING:  # one is enough: what it interrupts is not to be interrupted again
-        signal.signal(each, signal.SIG_IGN)
+    _ignore_signals()  # one is enough: what it interrupts is not to be interrupted again
     raise _Stopped(number)
 
 
@@ -61,8 +60,7 @@ def main() -> NoReturn:
         from poprun_py.jobs.running import stopped_result
 
         kind, value = "result", stopped_result(stopped.signal)
-    for number in _ENDING:  # nothing is left to be stopped
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()  # nothing is left to be stopped
     if kind:
         channel.send(kind, value)
     if folder is not None and channel.is_closed:
@@ -83,6 +81,12 @@ def _catch_signals() -> None:
         if number in _NAMED or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
+def _ignore_signals() -> None:
+    # Not SIG_IGN: of a signal that came just before, Python would complain on stderr.
+    for number in _ENDING:
+        signal.signal(number, lambda *_: None)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
 from poprun_py.observation.stragglers import stands_out
+from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 from poprun_py.runs.targets import Target, losses, reached_at
 
@@ -264,8 +265,13 @@ def _last_step(run: RecordedRun) -> int | None:
 
 
 def _program(report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return program and arguments without the interpreter, the script with its folder."""
+    """Return program and arguments without the interpreter, the script with its folder.
+
+    Of a function its name alone: the folder of its call is a new one every time.
+    """
     words = [str(word) for word in report.get("program") or ()]
+    if call_folder(tuple(words)) is not None:
+        return (short_name(tuple(words)),)
     if len(words) > 1 and PurePath(words[0]).name.startswith("python"):
         words = words[1:]
     if words and not words[0].startswith("-"):

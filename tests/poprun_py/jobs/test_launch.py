@@ -161,6 +161,10 @@ def test_a_function_returns_in_the_order_of_instances_and_raises_its_own_error()
         with pytest.raises(KeyError) as caught:
             job.result()
         assert caught.value.args == (0,)
+        assert [frame.name for frame in caught.traceback][1:] == ["result"]  # one of ours
+    with pytest.raises(KeyError) as caught:
+        poprun_py.launch(instance, ("fail",), {"times": 1}, share_cores=True)
+    assert [frame.name for frame in caught.traceback][1:] == ["launch"]
 
 
 def test_a_job_of_a_console_comes_after_what_was_printed(tmp_path):

@@ -9,6 +9,8 @@ from support.made_runs import MadeAttempt, made_run
 
 from poprun_py.observation.instance_state import InstanceState
 from poprun_py.observation.job_view import JobView
+from poprun_py.planning.user_program import function_program
+from poprun_py.runs.fairness import remarks_on
 from poprun_py.runs.measurement import Slowest, measure
 from poprun_py.runs.recorded_run import moment_of, read_run
 from poprun_py.runs.targets import Target
@@ -23,6 +25,15 @@ def test_the_steady_state_leaves_out_the_first_steps(tmp_path):
     assert (found.steps, found.seconds, found.replicas) == (20, 10.0, 4)
     assert found.program == ("/home/me/train.py",)
     assert set(found.missing) == {"loss"}
+
+
+def test_the_folder_of_a_call_is_no_argument(tmp_path):
+    calls = [
+        measure(made_run(tmp_path, name, program=function_program(tmp_path / name, "train")))
+        for name in ("one", "two")
+    ]
+    assert [run.program for run in calls] == [("train()",)] * 2
+    assert remarks_on(calls) == ()
 
 
 def test_the_attempt_with_the_most_steps_tells_the_speed(tmp_path):
