@@ -215,6 +215,8 @@ def tested(case: Case, python: Path, tests: Sequence[str], place: Path) -> Outco
     for name in _PACKAGES:
         (tree / name).symlink_to(site / name)
     environ = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    # Otherwise every process compiles torch anew, which takes longer than many tests may.
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
     own = [str(python.parent)]
     if "/" in case.mpi:
         own.append(str(Path(case.mpi).absolute().parent))

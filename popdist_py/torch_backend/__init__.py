@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
+# The C++ of older ones drops the Python object of a call that it holds, and then waits for ever.
+_OLDEST_TORCH = "2.7"
 # environment.TORCH_BACKEND: importing it costs more than the registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 
@@ -76,6 +78,15 @@ def _autoload() -> None:
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> PopdistProcessGroup:
+    import torch
+
+    if torch.__version__ < _OLDEST_TORCH:
+        from popdist_py.errors import PopdistError
+
+        raise PopdistError(
+            f"the back end popdist needs torch {_OLDEST_TORCH} or newer, and this is torch "
+            f"{torch.__version__}; name gloo (--torch-backend gloo), or install a newer torch"
+        )
     from popdist_py.torch_backend.process_group import PopdistProcessGroup
 
     return PopdistProcessGroup(store, rank, size, timeout)

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
+import torch
 from conftest import ROOT
+from torch.torch_version import TorchVersion
 
 from popdist_py.environment import TORCH_BACKEND
-from popdist_py.torch_backend import _WANTED
+from popdist_py.errors import PopdistError
+from popdist_py.torch_backend import _WANTED, _create
 
 # What the registration may import: more would cost every program that imports torch.
 _LIGHT = {
@@ -100,3 +104,9 @@ def test_a_python_of_a_job_registers_without_the_entry_point(wanted):
 
 def test_the_name_of_the_variable_is_that_of_the_wire():
     assert _WANTED == TORCH_BACKEND
+
+
+def test_a_group_on_an_older_torch_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.1+cpu"))
+    with pytest.raises(PopdistError, match=r"needs torch 2\.7 or newer, and this is torch 2\.6\.1"):
+        _create(None, 0, 1, timedelta(seconds=1))
