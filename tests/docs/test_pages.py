@@ -30,7 +30,7 @@ PAGES = [
     pytest.param("sdk-programs.md", marks=pytest.mark.sweep),
     pytest.param("devices.md", marks=pytest.mark.sweep),
     pytest.param("hands-on.md", marks=pytest.mark.sweep),
-    "pods.md",
+    pytest.param("pods.md", marks=pytest.mark.sweep),
     pytest.param("horovod.md", marks=pytest.mark.sweep),
     pytest.param("pipelining.md", marks=pytest.mark.long),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),

@@ -59,6 +59,7 @@ def fake_training():
     return train
 
 
+@pytest.mark.sweep
 def test_trials_end_in_every_way_and_the_study_goes_on(example, monkeypatch, tmp_path, capsys):
     program = example("optuna_study")
     monkeypatch.setattr(program, "train", fake_training())
