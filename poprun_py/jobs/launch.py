@@ -16,6 +16,7 @@ from poprun_py.errors import UsageError, start_errors
 from poprun_py.jobs.checks import checked_environ, require_descriptors
 from poprun_py.jobs.child import Child, Stream
 from poprun_py.jobs.handle import JobHandle
+from poprun_py.jobs.left_folders import PREFIX, sweep
 from poprun_py.jobs.order import Order
 from poprun_py.jobs.output import SHOWN
 from poprun_py.jobs.screen import Echo, has_own_descriptors
@@ -232,7 +233,8 @@ class _Folder:
         import tempfile
 
         with start_errors("no folder for the job can be made"):
-            self._path = Path(tempfile.mkdtemp(prefix="poprun_job-"))
+            self._path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        sweep(self._path.parent)
         return self._path
 
     def keep(self) -> Path | None:

@@ -13,6 +13,8 @@ import weakref
 from pathlib import Path
 from typing import Any, Protocol
 
+from poprun_py.jobs.left_folders import hold
+
 __all__ = ["RunningJob", "add", "discard", "remove_with"]
 
 
@@ -48,15 +50,18 @@ def discard(job: RunningJob) -> None:
 
 def remove_with(job: RunningJob, folder: Path | None) -> weakref.finalize[..., Any]:
     """Return what removes a job's folder: when called, with the handle, or at exit."""
-    return weakref.finalize(job, _remove, folder, os.getpid())
+    lock = None if folder is None else hold(folder)
+    return weakref.finalize(job, _remove, folder, lock, os.getpid())
 
 
-def _remove(folder: Path | None, owner: int) -> None:
+def _remove(folder: Path | None, lock: int | None, owner: int) -> None:
     if folder is None or os.getpid() != owner:
         return
     from shutil import rmtree
 
     rmtree(folder, ignore_errors=True)
+    if lock is not None:
+        os.close(lock)
 
 
 def _stop_all() -> None:
