@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "register"]
 
 NAME = "popdist"
-# The C++ of older ones drops the Python object of a call that it holds, and then waits for ever.
-_OLDEST_TORCH = "2.7"
+# Before 2.7 its C++ drops the Python object of a call that it holds, and then waits for ever; with
+# 2.7, 2.9 and 2.12 tests of the back end failed, for causes not known (docs/compatibility.md).
+_OLDEST_TORCH = "2.13"
 # environment.TORCH_BACKEND: importing it costs more than the registration.
 _WANTED = "POPDIST_TORCH_BACKEND"
 

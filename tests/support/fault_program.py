@@ -68,13 +68,21 @@ FAULTS = {
     "hang_with_lock": hold_the_lock,
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill_wrapper": lambda: os.kill(os.getppid(), signal.SIGKILL),
-    "kill_mpirun": lambda: os.kill(parent_of(os.getppid()), signal.SIGKILL),
+    "kill_mpirun": lambda: os.kill(mpirun(), signal.SIGKILL),
     "kill_launcher": lambda: os.kill(parent_of(parent_of(os.getppid())), signal.SIGKILL),
 }
 
 
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+def mpirun():
+    """Return the process of mpirun; MPICH has one of each host between it and the wrappers."""
+    pid = parent_of(os.getppid())
+    while Path(f"/proc/{pid}/comm").read_text().startswith("hydra_pmi"):
+        pid = parent_of(pid)
+    return pid
 
 
 def planned_faults():

@@ -107,6 +107,8 @@ def test_the_name_of_the_variable_is_that_of_the_wire():
 
 
 def test_a_group_on_an_older_torch_is_refused(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.1+cpu"))
-    with pytest.raises(PopdistError, match=r"needs torch 2\.7 or newer, and this is torch 2\.6\.1"):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    with pytest.raises(
+        PopdistError, match=r"needs torch 2\.13 or newer, and this is torch 2\.9\.1"
+    ):
         _create(None, 0, 1, timedelta(seconds=1))
