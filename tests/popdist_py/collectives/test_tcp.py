@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.connections import connections
 
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
@@ -229,8 +230,7 @@ def _listening():
     """Return the TCP ports on which this process listens."""
     import psutil
 
-    connections = psutil.Process().net_connections("tcp")
-    return {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return {c.laddr.port for c in connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def test_strangers_are_turned_away(monkeypatch):

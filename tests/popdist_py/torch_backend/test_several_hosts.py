@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from support.connections import connections
 from support.ranks import run_ranks, values
 
 from popdist_py.collectives.communicators import meeting_communicator
@@ -242,9 +243,9 @@ def _look_at_sockets(rank, hosts):
     import psutil
 
     be_on(hosts, rank)
-    before = psutil.Process().net_connections()
+    before = connections()
     dist.all_reduce(torch.zeros(4))
-    after = [each for each in psutil.Process().net_connections() if each not in before]
+    after = [each for each in connections() if each not in before]
     return len(after), sum(each.status == psutil.CONN_LISTEN for each in after)
 
 
