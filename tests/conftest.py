@@ -56,7 +56,9 @@ _PREFIXES = (
 _LEASES = "POPRUN_LEASES"
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
           "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_NAME", "ROLE_RANK",
-          "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR")  # fmt: skip
+          "ROLE_WORLD_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NO_COLOR",
+          # That of the workers of the tests, to which older progress bars would keep.
+          "COLUMNS", "LINES")  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -89,6 +89,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if a test of one failed."""
     asked, failed = _asked(words), 0
     if not asked.page:
+        if asked.folder is not None:
+            asked.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="versions-", dir=asked.folder) as folder:
             for outcome in run_cases(asked.cases, asked.tests, asked.wheel, Path(folder)):
                 failed += len(outcome.failed)
@@ -104,7 +106,7 @@ def _asked(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("cases", nargs="*", help=f"PYTHON:DEPENDENCIES[:MPI]; else {CASES}")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="folders and files of tests")
     parser.add_argument("--wheel", type=Path, help="a wheel that is built already")
-    parser.add_argument("--folder", help="where environments are made, some 6 GB each")
+    parser.add_argument("--folder", type=Path, help="where environments are made, some 6 GB each")
     parser.add_argument("--page", action="store_true", help="write the page's tables alone")
     parser.add_argument("--keep-page", action="store_true", help="record nothing")
     asked = parser.parse_args(words)
