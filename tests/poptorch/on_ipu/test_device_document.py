@@ -121,5 +121,5 @@ def test_a_device_that_cannot_be_asked_ends_nothing(path, monkeypatch):
 
 
 def test_a_full_disk_ends_nothing(path, monkeypatch):
-    monkeypatch.setattr(place, "_owner", (os.getpid(), "/nowhere/instance-0"))
+    monkeypatch.setattr(place, "_owner", (os.getpid(), "/dev/null/instance-0"))
     assert compile_mlp().isCompiled()
