@@ -30,30 +30,32 @@ T = TypeVar("T")
 Program = Sequence[Word] | LaunchConfig | LaunchPlan
 
 
+class _JobKeywords(LaunchOptions, total=False):
+    """What every job takes by name; what each is for stands at ``launch``."""
+
+    log: Log | None
+    warn: Log | None
+    tell_binding: Log | None
+    environ: Mapping[str, str] | None
+
+
+class _LaunchKeywords(_JobKeywords, total=False):
+    descriptors: tuple[int, int] | None
+
+
+class _StartKeywords(_JobKeywords, total=False):
+    show: bool
+
+
 @overload
 def launch(
     target: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    log: Log | None = None,
-    warn: Log | None = None,
-    tell_binding: Log | None = None,
-    environ: Mapping[str, str] | None = None,
-    descriptors: tuple[int, int] | None = None,
-    **options: Unpack[LaunchOptions],
+    **keywords: Unpack[_LaunchKeywords],
 ) -> list[T]: ...
 @overload
-def launch(
-    target: Program,
-    *,
-    log: Log | None = None,
-    warn: Log | None = None,
-    tell_binding: Log | None = None,
-    environ: Mapping[str, str] | None = None,
-    descriptors: tuple[int, int] | None = None,
-    **options: Unpack[LaunchOptions],
-) -> LaunchResult: ...
+def launch(target: Program, **keywords: Unpack[_LaunchKeywords]) -> LaunchResult: ...
 def launch(
     target: Callable[..., T] | Program,
     args: Sequence[Any] = (),
@@ -129,25 +131,10 @@ def start(
     target: Callable[..., T],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    show: bool = False,
-    log: Log | None = None,
-    warn: Log | None = None,
-    tell_binding: Log | None = None,
-    environ: Mapping[str, str] | None = None,
-    **options: Unpack[LaunchOptions],
+    **keywords: Unpack[_StartKeywords],
 ) -> JobHandle[list[T]]: ...
 @overload
-def start(
-    target: Program,
-    *,
-    show: bool = False,
-    log: Log | None = None,
-    warn: Log | None = None,
-    tell_binding: Log | None = None,
-    environ: Mapping[str, str] | None = None,
-    **options: Unpack[LaunchOptions],
-) -> JobHandle[LaunchResult]: ...
+def start(target: Program, **keywords: Unpack[_StartKeywords]) -> JobHandle[LaunchResult]: ...
 def start(
     target: Callable[..., T] | Program,
     args: Sequence[Any] = (),
