@@ -6,6 +6,7 @@ instance's stderr, once.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
@@ -58,15 +59,21 @@ def write_failure(
     """
     shown = traceback.format_exception(type(error), error, frames)
     text = "".join(shown) if what in (LOADING, RAISED) else shown[-1]
-    print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
+    _say(text)
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _full_name(kind)
     head = {"what": what, "type": name, "message": first_line(error), "text": text, "part": part}
     try:
         write_packed(Path(f"{prefix}.failure"), head, error if _travels(error) else None)
     except OSError as problem:
-        print(f"this cannot be kept: {problem}", file=sys.stderr)  # noqa: T201
+        _say(f"this cannot be kept: {problem}\n")
     return _EXIT_CODE
+
+
+def _say(text: str) -> None:
+    """Write to stderr, where the function has left one: what is kept must not depend on it."""
+    with contextlib.suppress(Exception):
+        print(text, end="", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def first_line(error: BaseException) -> str:

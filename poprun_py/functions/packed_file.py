@@ -1,10 +1,10 @@
 """A file with one pickled value: a pickle, its buffers, and at the end an index of both.
 
-    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its CRC-32 and length | mark
+    pickle | buffers, each at a multiple of 64 bytes | index (JSON) | its length | CRC-32 | mark
 
 Arrays are written from where they lie, and read by mapping the file: they are in memory once on
-either side. The end and the length tell a whole file from a part of one; what arrays hold is not
-checked again. Every file is 0600.
+either side. The CRC-32 is of everything before it, what arrays hold too: a file of which a part is
+missing or changed is refused. Every file is 0600.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pickle
 import struct
 import sys
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,7 @@ from typing import IO, Any
 __all__ = [
     "IncompleteFileError",
     "PackedFile",
+    "SummedFile",
     "append_buffers",
     "create",
     "open_packed",
@@ -35,13 +36,14 @@ __all__ = [
 _ALIGNMENT = 64
 # Smaller files are read: so many bytes may be in memory twice.
 _LEAST_MAPPED = 1 << 20
-_MARK = b"\x93poprun1"
-# The CRC-32 of the index, its length, and the mark.
-_TAIL = struct.Struct(f">IQ{len(_MARK)}s")
+_MARK = b"\x93poprun2"
+# The length of the index; then the CRC-32 of all that is before it, and the mark.
+_LENGTH = struct.Struct(">Q")
+_END = struct.Struct(f">I{len(_MARK)}s")
 
 
 class IncompleteFileError(Exception):
-    """The file is not there, or only a part of it is."""
+    """The file is not there, only a part of it is, or it was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,29 +88,48 @@ def write_packed(path: Path, head: dict[str, Any], value: object) -> None:
         raise
 
 
-def create(path: Path) -> IO[bytes]:
-    """Open a new file that its owner alone can read.
+class SummedFile:
+    """A file that is written from its beginning to its end, with the CRC-32 of it so far."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = 0
+        self.sum = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write more; returns how many bytes that was."""
+        written = self._file.write(data)
+        self.sum = zlib.crc32(data, self.sum)
+        self.size += written
+        return written
+
+
+@contextmanager
+def create(path: Path) -> Iterator[SummedFile]:
+    """Open a new file that its owner alone can read, for the block.
 
     Raises:
         OSError: that is not possible.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        yield SummedFile(file)
 
 
 def append_buffers(
-    file: IO[bytes], head: dict[str, Any], buffers: Sequence[pickle.PickleBuffer]
+    file: SummedFile, head: dict[str, Any], buffers: Sequence[pickle.PickleBuffer]
 ) -> None:
     """Finish a file in which the pickle stands: add the buffers, the index and the mark."""
-    size = file.tell()
+    size = file.size
     places = []
     for buffer in buffers:
-        file.write(bytes(-file.tell() % _ALIGNMENT))
+        file.write(bytes(-file.size % _ALIGNMENT))
         with buffer.raw() as raw:
-            places.append((file.tell(), raw.nbytes))
+            places.append((file.size, raw.nbytes))
             file.write(raw)
     index = json.dumps({"head": head, "pickle": size, "buffers": places}).encode()
-    file.write(index + _TAIL.pack(zlib.crc32(index), len(index), _MARK))
+    file.write(index + _LENGTH.pack(len(index)))
+    file.write(_END.pack(file.sum, _MARK))
 
 
 def _pages(file: IO[bytes]) -> mmap.mmap:
@@ -124,25 +145,24 @@ def _pages(file: IO[bytes]) -> mmap.mmap:
 
 
 def _index(pages: memoryview) -> dict[str, Any] | None:
-    """Return the index of a file; None if the file is not whole."""
-    end = len(pages) - _TAIL.size
+    """Return the index of a file; None if the file is not as it was written."""
+    sum_begin = len(pages) - _END.size
+    end = sum_begin - _LENGTH.size
     if end < 0:
         return None
-    check, length, mark = _TAIL.unpack_from(pages, end)
-    written = bytes(pages[max(0, end - length) : end])
-    if mark != _MARK or zlib.crc32(written) != check:
+    total, mark = _END.unpack_from(pages, sum_begin)
+    if mark != _MARK or zlib.crc32(pages[:sum_begin]) != total:
         return None
-    index: dict[str, Any] = json.loads(written)
-    values_end = sum(index["buffers"][-1]) if index["buffers"] else index["pickle"]
-    # A file that travelled in parts may lack one in the middle.
-    return index if values_end + length == end else None
+    (length,) = _LENGTH.unpack_from(pages, end)
+    index: dict[str, Any] = json.loads(bytes(pages[end - length : end]))
+    return index
 
 
 def open_packed(path: Path) -> PackedFile:
     """Map a file that ``append_buffers`` finished.
 
     Raises:
-        IncompleteFileError: it is not there, or not whole.
+        IncompleteFileError: it is not there, not whole, or changed.
     """
     try:
         with path.open("rb") as file:
@@ -151,7 +171,7 @@ def open_packed(path: Path) -> PackedFile:
         raise IncompleteFileError(str(error)) from None
     index = _index(pages)
     if index is None:
-        raise IncompleteFileError(f"{path} is not whole")
+        raise IncompleteFileError(f"{path} is not whole, or was changed")
     return PackedFile(
         index["head"],
         pages[: index["pickle"]],

@@ -76,7 +76,10 @@ def _value(prefix: Path, instance: InstanceResult, result: LaunchResult) -> Any:
         if not path.exists():
             problem = f"{name} ended with exit code 0 before the function returned"
         else:
-            problem = f"the result of {name} is not whole: is there room in {prefix.parent}?"
+            problem = (
+                f"the result of {name} is not whole, or was changed: is there room in "
+                f"{prefix.parent}?"
+            )
         raise JobFailedError(problem, result) from None
     try:
         return file.load()

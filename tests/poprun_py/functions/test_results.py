@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 
 import numpy as np
 import pytest
@@ -90,6 +91,17 @@ def test_an_exception_without_words_is_raised_all_the_same(folder, capsys):
     assert "<exception str() failed>" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stream", ["closed", "none", "of another kind"])
+def test_an_exception_is_kept_whatever_became_of_stderr(stream, folder, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", {"closed": closed, "none": None}.get(stream, object()))
+    failure_of(folder, 0, KeyError("lr"))
+    with pytest.raises(KeyError, match="lr") as caught:
+        read(folder, ended(1, first=0))
+    assert "in failure_of" in str(caught.value.__cause__)
+
+
 def test_many_that_failed_are_counted(folder):
     for index in range(12):
         failure_of(folder, index, ValueError(index))
@@ -147,7 +159,9 @@ def test_a_part_of_a_result_is_told(folder):
     result_of(folder, 0, np.ones(100))
     path = folder / "attempt-0" / "instance-0.result"
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(JobFailedError, match="instance 0 on here is not whole: is there room in"):
+    with pytest.raises(
+        JobFailedError, match="instance 0 on here is not whole, or was .*: is there"
+    ):
         read(folder, ended(0))
 
 
