@@ -6,6 +6,7 @@ launcher writes its files so too. Standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,13 +55,16 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in one step; its folder is made if it is not there.
+    """Write ``text`` to ``path`` in one step, into a folder that is there.
 
     Only the owner of the file can read it.
 
     Raises:
+        FileNotFoundError: there is no such folder.
         OSError: it cannot be written; ``path`` is as it was, and nothing lies beside it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.exists():
+        # The name of the file beside it would tell nobody anything.
+        raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     with replaced_at_end(path, private=True) as partial:
         partial.write_text(text, encoding="utf-8")

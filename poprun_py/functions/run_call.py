@@ -89,7 +89,8 @@ def _within(frames: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    # Where this script is, which holds no modules of the user's.
-    sys.path.pop(0)
+    if not sys.flags.safe_path:
+        # Where this script is, which holds no modules of the user's.
+        sys.path.pop(0)
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     sys.exit(main())

@@ -171,7 +171,9 @@ def _remember(report: HostReport) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         # Jobs are gone by then.
         facts = {**report.facts, "leases": []}
-        write_whole(_cache_file(report.host.name), json.dumps(facts))
+        path = _cache_file(report.host.name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, json.dumps(facts))
 
 
 def remembered_reports(hosts: Iterable[Host]) -> dict[str, HostReport]:

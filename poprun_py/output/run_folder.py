@@ -131,16 +131,25 @@ class RunFolder:
         Raises:
             OSError: it cannot be made.
         """
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+        self._make_again()
         numbers = [int(m[1]) for name in os.listdir(self.path) if (m := _ATTEMPT.fullmatch(name))]  # noqa: PTH208 (names)
         number = max(numbers, default=0) + 1
         path = self.path / f"attempt-{number}"
         path.mkdir(mode=0o700)
         return number, path
 
+    def _make_again(self) -> None:
+        """Make the folder if somebody has removed it; it stays its owner's alone.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def save_report(self, text: str) -> None:
         """Write ``report.json`` in one step, also if somebody removed the folder."""
         try:
+            self._make_again()
             write_whole(self.path / _REPORT, text)
         except OSError as error:
             self.trouble = f"{self.path} has no report: {error.strerror}"

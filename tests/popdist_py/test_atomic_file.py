@@ -40,13 +40,20 @@ def test_two_writers_of_one_file_do_not_share_a_partial_file(tmp_path):
     assert path.read_text() == "first"
 
 
-def test_a_file_is_replaced_and_its_folder_made(tmp_path):
-    path = tmp_path / "new" / "report.json"
+def test_a_file_is_replaced_and_its_owner_alone_reads_it(tmp_path):
+    path = tmp_path / "report.json"
     for text in ("one", "zwei ü"):
         write_whole(path, text)
         assert path.read_text(encoding="utf-8") == text
         assert list(path.parent.iterdir()) == [path]
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
+    folder = tmp_path / "new"
+    with pytest.raises(FileNotFoundError, match=f"there is no folder {folder}"):
+        write_whole(folder / "report.json", "text")
+    assert not folder.exists()
 
 
 def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):

@@ -160,7 +160,7 @@ def test_a_part_of_a_result_is_told(folder):
     path = folder / "attempt-0" / "instance-0.result"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(
-        JobFailedError, match="instance 0 on here is not whole, or was .*: is there"
+        JobFailedError, match=r"instance 0 on here is not whole, or was .*: is there"
     ):
         read(folder, ended(0))
 
