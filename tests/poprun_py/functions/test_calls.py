@@ -13,6 +13,7 @@ from conftest import ROOT
 
 import poprun_py
 from poprun_py.errors import JobFailedError
+from poprun_py.functions import run_call
 from poprun_py.functions.packed_call import Call
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -104,12 +105,12 @@ def test_a_restart_begins_anew(tmp_path):
     assert call(work, num_instances=1, max_restarts=1) == ["well"]
 
 
-def run_python(code, tmp_path, *words):
+def run_python(code, tmp_path, *words, cwd=None):
     path = tmp_path / "script.py"
     path.write_text(code)
     done = subprocess.run(
         [sys.executable, path, *words], capture_output=True, text=True, timeout=50, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=cwd or tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -153,6 +154,31 @@ except MineError as error:
     lines = run_python(code, tmp_path, "word").splitlines()
     assert lines[:2] == ["True 43", "42"]
     assert lines[2].startswith("7 ['raised in instance 0 on ")
+
+
+@pytest.mark.sweep
+def test_packages_beside_the_script_are_found_from_any_folder(tmp_path):
+    package, elsewhere = tmp_path / "beside_package", tmp_path / "elsewhere"
+    for folder in (package, elsewhere):
+        folder.mkdir()
+    (package / "__init__.py").write_text("from beside_package.deep import twice\n")
+    (package / "deep.py").write_text("def twice(x):\n    return 2 * x\n")
+    code = """
+import poprun_py
+from beside_package import twice
+print(poprun_py.launch(twice, (21,)))
+"""
+    assert run_python(code, tmp_path, cwd=elsewhere) == "[42]\n"
+
+
+def test_with_a_safe_path_the_first_folder_of_pythonpath_stays(tmp_path):
+    """No folder of a script stands before it there."""
+    (tmp_path / "popdist_py.py").write_text("raise SystemExit('found')\n")
+    done = subprocess.run(
+        [sys.executable, "-P", run_call.__file__, tmp_path, "work"], capture_output=True,
+        text=True, check=False, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stderr == "found\n"
 
 
 @pytest.mark.sweep

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import os
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -169,6 +173,43 @@ def test_a_job_that_nobody_listens_to_any_more_is_ended(monkeypatch):
         with pytest.raises((StartError, JobFailedError), match="the launcher ended with exit code"):
             job.wait(30)
     assert failed == [ZeroDivisionError]
+
+
+def _waited(job):
+    job.wait()
+
+
+def _awaited(job):
+    async def wait():
+        await job
+
+    asyncio.run(wait())
+
+
+def _cancelled_await(job):
+    async def wait():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(job, 0)
+
+    asyncio.run(wait())
+    job.wait()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("wait", [_waited, _awaited, _cancelled_await])
+def test_a_job_that_was_waited_for_is_freed_with_its_handle(wait):
+    """Also its folder, while the program goes on."""
+    job = poprun_py.start(["true"], share_cores=True)
+    folder, there = job._folder, weakref.ref(job)
+    wait(job)
+    del job
+
+    def is_freed():
+        gc.collect()
+        return there() is None
+
+    wait_until(is_freed)
+    assert not folder.exists()
 
 
 def test_output_dir_of_the_user_keeps_what_output_reads(tmp_path):

@@ -131,6 +131,7 @@ def test_report_and_attempts_are_there_although_the_folder_was_removed(tmp_path)
     folder.path.rmdir()
     folder.save_report("{}\n")
     assert (tmp_path / "out" / "run" / "report.json").read_text() == "{}\n"
+    assert mode(folder.path) == 0o700
     assert folder.make_attempt()[0] == 1
     assert not folder.trouble
     folder.close()
