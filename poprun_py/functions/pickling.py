@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pickle import PickleBuffer
 from types import ModuleType
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 __all__ = ["pickle_into", "with_its_module"]
 
@@ -26,7 +29,7 @@ _LRU_CACHE = type(functools.cache(abs))
 _registering = threading.Lock()
 
 
-def pickle_into(file: IO[bytes], value: object) -> list[PickleBuffer]:
+def pickle_into(file: SupportsWrite[bytes], value: object) -> list[PickleBuffer]:
     """Write the pickle of a value and return the buffers of its arrays, which are not copied.
 
     Raises:
