@@ -186,8 +186,6 @@ def _word(value: object, place: str, *, is_secret: bool = False) -> str:
         value = fspath(value)
     if isinstance(value, bytes):
         return fsdecode(value)
-    if isinstance(value, Number) and not isinstance(value, bool):
-        return str(value)  # of numpy's too: float32's 0.1 has more digits as a float
     number = plain(value)
     if isinstance(number, str):
         return str.__str__(number)
@@ -195,7 +193,8 @@ def _word(value: object, place: str, *, is_secret: bool = False) -> str:
     if isinstance(number, bool):
         given = "a bool" if is_secret else str(number)
     elif isinstance(number, Number):
-        return str(number)
+        # float32's 0.1 has more digits as a float.
+        return str(value if isinstance(value, Number) else number)
     else:
         given = f"of type {type(value).__name__}"
     raise UsageError(f"{place} is {given}: expected a text, a number or a path")
