@@ -67,6 +67,8 @@ def config_from_file(
     Raises:
         UsageError: the file cannot be read, or something in it or given is not accepted.
     """
+    if not isinstance(path, str | bytes | PathLike) or "\0" in fsdecode(path):
+        raise UsageError(f"{path!r}: expected the path of a .toml or .json file")
     name = fsdecode(path)
     try:
         text = Path(name).read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ def require_stream(stream: object) -> None:
     Raises:
         UsageError: it is none.
     """
-    if stream is not None and stream not in STREAMS:
+    if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
         raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
 
 

@@ -171,6 +171,12 @@ def test_a_file_that_is_refused(name, text, said, tmp_path):
     assert name in str(refused.value)
 
 
+@pytest.mark.parametrize("path", [None, 3, "job\0.toml"])
+def test_a_file_that_is_no_path_is_refused(path):
+    with pytest.raises(UsageError, match="expected the path of a"):
+        LaunchConfig.from_file(path)
+
+
 def test_a_changed_configuration():
     config = LaunchConfig(program=("a",), num_instances=2, host="h", timeout=4, env=("A=1",))
     # Replicas that nobody gave are as many as the instances.
