@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from common.arguments import Parser, from_zero, positive, rate
+from common.arguments import (
+    Parser,
+    from_zero,
+    positive,
+    rate,
+    readable_file,
+    writable_file,
+    writable_folder,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -108,7 +116,7 @@ def load_text(path: Path | None, context: int) -> torch.Tensor:
         data = path.read_bytes()
     needed = math.ceil((context + 1) / VALIDATION_SHARE)
     if len(data) < needed:
-        sys.exit(f"{path} has {len(data)} bytes: --context {context} needs at least {needed}")
+        Parser().error(f"{path} has {len(data)} bytes: --context {context} needs at least {needed}")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
@@ -219,7 +227,9 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__.splitlines()[0],
         epilog="Example: python examples/language_model.py --replicas 4",
     )
-    parser.add_argument("--text", type=Path, help="file to learn; the language reference if unset")
+    parser.add_argument(
+        "--text", type=readable_file, help="file to learn; the language reference if unset"
+    )
     parser.add_argument("--steps", type=positive, default=400)
     parser.add_argument("--micro-batch", type=positive, default=4)
     parser.add_argument("--gradient-accumulation", type=positive, default=1)
@@ -234,8 +244,12 @@ def main(argv: list[str] | None = None) -> None:
         "--context", type=positive, default=64, help="bytes that the model looks back"
     )
     parser.add_argument("--validate-every", type=positive, default=50)
-    parser.add_argument("--metrics", type=Path, help="CSV file for losses and learning rates")
-    parser.add_argument("--checkpoints", type=Path, help="folder to save in and to go on from")
+    parser.add_argument(
+        "--metrics", type=writable_file, help="CSV file for losses and learning rates"
+    )
+    parser.add_argument(
+        "--checkpoints", type=writable_folder, help="folder to save in and to go on from"
+    )
     parser.add_argument("--save-every", type=positive, default=100)
     parser.add_argument("--sample", type=from_zero, default=200, help="bytes to write at the end")
     parser.add_argument("--replicas", type=positive, default=4, help="without the launcher only")

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.arguments import Parser, positive, rate
+from common.arguments import Parser, positive, rate, readable_file, writable_file
 
 import poprun_py
 
@@ -125,9 +125,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--num-instances", type=positive, default=2, help="of each job")
     parser.add_argument("--num-replicas", type=positive, default=8, help="of each job")
     parser.add_argument("--timeout", type=rate, help="seconds for each job")
-    parser.add_argument("--csv", type=Path, default=Path("sweep/trials.csv"))
+    parser.add_argument("--csv", type=writable_file, default=Path("sweep/trials.csv"))
     parser.add_argument(
-        "--program", type=Path, default=TRAIN,
+        "--program", type=readable_file, default=TRAIN,
         help="takes --learning-rate and --epochs, prints 'test accuracy N %%'",
     )  # fmt: skip
     args = parser.parse_args(argv)

@@ -10,7 +10,6 @@ the same weights as all the others. Instance 0 shows the progress.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -63,7 +62,7 @@ def load(name: str, folder: Path) -> tuple[TensorDataset, TensorDataset]:
     try:
         return tuple(_tensors(kind(folder, train=train)) for train in (True, False))
     except RuntimeError:
-        sys.exit(
+        Parser().error(
             f"no {name} data in {folder}: expected {WHERE[name]}. Where the network allows it, "
             f"python -c \"from torchvision.datasets import {kind.__name__} as D; "
             f"D('{folder}', download=True)\" fetches them."

@@ -66,9 +66,17 @@ class TimeLimitError(LaunchError):
 
 
 def nearest(word: str, accepted: Iterable[str]) -> str:
-    """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing."""
-    close = difflib.get_close_matches(word, list(accepted), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Return ``; did you mean ...?`` for the accepted word most like ``word``, or nothing.
+
+    Letter case, hyphens and underscores make no difference.
+    """
+    spelled = {_folded(each): each for each in accepted}
+    close = difflib.get_close_matches(_folded(word), spelled, n=1, cutoff=0.6)
+    return f"; did you mean {spelled[close[0]]}?" if close else ""
+
+
+def _folded(word: str) -> str:
+    return word.lower().replace("-", "_")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +18,10 @@ __all__ = [
     "nearest",
     "positive",
     "rate",
+    "readable_file",
     "worker_count",
+    "writable_file",
+    "writable_folder",
 ]
 
 
@@ -65,6 +69,41 @@ def worker_count(text: str) -> int:
 def rate(text: str) -> float:
     """Read a number above 0, such as a learning rate."""
     return _number(text, float, lambda value: 0 < value < float("inf"), "a number above 0")
+
+
+def readable_file(text: str) -> Path:
+    """Read the name of a file that is there."""
+    path = Path(text)
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is given, a file that can be read is accepted")
+    return path
+
+
+def writable_file(text: str) -> Path:
+    """Read the name of a file that is written; its folder may be made first."""
+    path = Path(text)
+    place = path if path.exists() else _nearest_place(path)
+    if path.is_dir() or not (path.exists() or place.is_dir()) or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is given, a file that can be written is accepted"
+        )
+    return path
+
+
+def writable_folder(text: str) -> Path:
+    """Read the name of a folder that is written to, and made unless it is there."""
+    path = Path(text)
+    place = _nearest_place(path / "file")
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is given, a folder that can be written is accepted"
+        )
+    return path
+
+
+def _nearest_place(path: Path) -> Path:
+    """Return the innermost of the folders around ``path`` that is there."""
+    return next(each for each in path.absolute().parents if each.exists())
 
 
 def figure_file(text: str) -> Path:

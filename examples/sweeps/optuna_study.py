@@ -26,7 +26,7 @@ from optuna.storages.journal import JournalFileBackend
 import poprun_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import HelpFormat, Parser, positive, rate
+from common.arguments import HelpFormat, Parser, positive, rate, writable_file
 
 _EPOCH = re.compile(r"^epoch (\d+): accuracy ([\d.]+) %$", re.MULTILINE)
 # Seconds from one look at a job's output to the next.
@@ -139,8 +139,15 @@ def tell(trial: optuna.Trial, outcome: str, reason: str = "") -> None:
 
 
 def open_study(file: Path, name: str) -> optuna.Study:
-    """Open the study of this name in a file, or begin it."""
+    """Open the study of this name in a file, or begin it; another program's file ends this one."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return _study_in(file, name)
+    except (ValueError, KeyError, TypeError):  # lines that are no journal
+        Parser().error(f"argument --storage: {str(file)!r} is given, it holds no studies of Optuna")
+
+
+def _study_in(file: Path, name: str) -> optuna.Study:
     return optuna.create_study(
         # A journal, since trials at the same time may take one trial twice from SQLite.
         storage=JournalStorage(JournalFileBackend(str(file))),
@@ -166,7 +173,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--timeout", type=rate, help="seconds for each job")
     parser.add_argument("--pod", help="the pod whose IPUs the jobs take")
-    parser.add_argument("--storage", type=Path, default=Path("study.log"), help="a file")
+    parser.add_argument("--storage", type=writable_file, default=Path("study.log"), help="a file")
     parser.add_argument("--study", default="digits", help="its name in that file")
     args = parser.parse_args(argv)
     low, high = args.learning_rates

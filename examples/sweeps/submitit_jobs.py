@@ -16,7 +16,7 @@ from pathlib import Path
 import submitit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.arguments import HelpFormat, Parser, positive, rate
+from common.arguments import HelpFormat, Parser, positive, rate, readable_file, writable_folder
 from common.running import run
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
@@ -73,9 +73,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-replicas", type=positive, default=8, help="of each job")
     parser.add_argument("--cpus", type=positive, default=2, help="that a task asks Slurm for")
     parser.add_argument("--minutes", type=positive, default=60, help="that a task may take")
-    parser.add_argument("--folder", type=Path, default=Path("tasks"), help="for logs and results")
     parser.add_argument(
-        "--program", type=Path, default=TRAIN,
+        "--folder", type=writable_folder, default=Path("tasks"), help="for logs and results"
+    )
+    parser.add_argument(
+        "--program", type=readable_file, default=TRAIN,
         help="takes --learning-rate and --epochs, prints 'test accuracy N %%'",
     )  # fmt: skip
     args = parser.parse_args(argv)

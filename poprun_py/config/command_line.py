@@ -190,13 +190,15 @@ def complete(spelled: str, word: str) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
+        word = word.partition("=")[0]
         raise UsageError(f"ambiguous option {word}: expected one of {', '.join(matches[:8])}")
     raise _unknown(word, spelled)
 
 
 def _unknown(word: str, spelled: str) -> UsageError:
-    ours = _ELSEWHERE.get(word.partition("=")[0].replace("_", "-"))
-    hint = f"; did you mean {ours}?" if ours else nearest(spelled.lower(), _NAMES)
+    word = word.partition("=")[0]  # a value may be secret
+    ours = _ELSEWHERE.get(word.replace("_", "-"))
+    hint = f"; did you mean {ours}?" if ours else nearest(spelled, _NAMES)
     return UsageError(f"unknown option {word}{hint or '; --help all lists all options'}")
 
 

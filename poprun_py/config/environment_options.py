@@ -105,6 +105,6 @@ def _log_level(text: str) -> int:
     if text.upper() not in _VERBOSITY:
         raise UsageError(
             f"{_LOG_LEVEL} {text!r}: expected one of {', '.join(_VERBOSITY)}"
-            f"{nearest(text.upper(), _VERBOSITY)}"
+            f"{nearest(text, _VERBOSITY)}"
         )
     return _VERBOSITY[text.upper()]

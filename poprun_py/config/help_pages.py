@@ -111,7 +111,7 @@ def _option(topic: str) -> Declared:
         topics = (*map(str.lower, GROUPS), *names, "all")
         raise UsageError(
             f"--help {topic!r}: expected all, an option, or a group ({', '.join(GROUPS)})"
-            f"{nearest(topic.lower().removeprefix('--'), topics)}"
+            f"{nearest(topic.removeprefix('--'), topics)}"
         ) from None
 
 

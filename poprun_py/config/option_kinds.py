@@ -38,6 +38,7 @@ __all__ = [
     "is_word",
     "option",
     "option_name",
+    "plain",
     "spelled",
     "whole",
 ]
@@ -102,16 +103,18 @@ class Option:
         """
         if self.repeatable:
             if not isinstance(value, list | tuple):
-                raise UsageError(f"{name} {value!r}: expected a list, each {self.kind.expected}")
+                given = f"of type {type(value).__name__}" if self.secret else repr(value)
+                raise UsageError(f"{name} {given}: expected a list, each {self.kind.expected}")
             return tuple(self._check_one(name, item) for item in value)
         return self._check_one(name, value)
 
     def _check_one(self, name: str, value: Any) -> Any:
         if self.kind in (PATH, FILE_OR_AUTO) and isinstance(value, PathLike):
             value = fspath(value)
-        if not self.kind.accepts(value):
+        python_value = plain(value)
+        if not self.kind.accepts(python_value):
             raise UsageError(self.refusal(name, value))
-        return self.kind.keep(value)
+        return self.kind.keep(python_value)
 
     def read(self, name: str, text: str) -> Any:
         """Turn typed ``text`` into a value.
@@ -126,8 +129,11 @@ class Option:
         return self._check_one(name, value)
 
     def refusal(self, name: str, value: Any) -> str:
-        """Return the line that refuses ``value``."""
+        """Return the line that refuses ``value``; of a secret NAME=VALUE it tells the name."""
         shown = "a huge number" if isinstance(value, int) and abs(value) >= _HUGE else repr(value)
+        if self.secret:
+            given, equals, _ = value.partition("=") if isinstance(value, str) else ("", "", "")
+            shown = f"{given!r}=..." if equals else f"of type {type(value).__name__}"
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         hint = nearest(value, self.kind.choices) if isinstance(value, str) else ""
         return f"{name} {shown}: expected {self.kind.expected}{hint}"
@@ -168,6 +174,13 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
+def plain(value: Any) -> Any:
+    """Return Python's own value for a number or array of numpy or torch, in lists too."""
+    if isinstance(value, list | tuple | range):
+        return tuple(map(plain, value))
+    return value.tolist() if hasattr(type(value), "tolist") else value
+
+
 def whole(minimum: int, metavar: str = "N", *, maximum: int = 2**31 - 1) -> Kind:
     """Return the kind of whole numbers from ``minimum`` to ``maximum``.
 
@@ -187,7 +200,7 @@ def choice(*values: str) -> Kind:
         metavar="|".join(values),
         expected="one of " + ", ".join(values),
         read=str.lower,
-        accepts=lambda v: v in values,
+        accepts=lambda v: isinstance(v, str) and v in values,
         choices=values,
     )
 
@@ -199,7 +212,7 @@ def spelled(*words: str) -> Kind:
         metavar="NAME",
         expected="one of " + ", ".join(words),
         read=lambda text: canonical.get(text.lower(), text),
-        accepts=lambda v: v in words,
+        accepts=lambda v: isinstance(v, str) and v in words,
         choices=words,
     )
 
@@ -318,14 +331,14 @@ SECONDS_OR_AUTO = Kind(
     metavar="TIME|auto",
     expected=f"{_TIME_WORDS}; or auto",
     read=lambda text: "auto" if text.lower() == "auto" else _seconds(text),
-    accepts=lambda v: v == "auto" or SECONDS.accepts(v),
+    accepts=lambda v: v == "auto" if isinstance(v, str) else SECONDS.accepts(v),
     is_text_in_files=True,
 )
 SECONDS_OR_FOREVER = Kind(
     metavar=f"TIME|{FOREVER}",
     expected=f"{_TIME_WORDS}; or {FOREVER}",
     read=lambda text: FOREVER if text.lower() == FOREVER else _seconds(text),
-    accepts=lambda v: v == FOREVER or SECONDS.accepts(v),
+    accepts=lambda v: v == FOREVER if isinstance(v, str) else SECONDS.accepts(v),
     is_text_in_files=True,
 )
 INDICES = Kind(

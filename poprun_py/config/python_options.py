@@ -16,6 +16,7 @@ from poprun_py.config.files import parse_config
 from poprun_py.config.launch_config import LaunchConfig, options
 from poprun_py.config.launch_options import LaunchOptions
 from poprun_py.config.layers import merged
+from poprun_py.config.option_kinds import plain
 from poprun_py.config.origins import Origin, from_python
 from poprun_py.errors import UsageError, explain_os_error, nearest
 
@@ -37,6 +38,11 @@ _INSTEAD = {
     "from_plan": "give the LaunchPlan itself",
     "import_config": "LaunchConfig.from_file(...) reads it",
 }
+# What launch, start and plan take besides options.
+_ARGUMENTS = (
+    *("target", "args", "kwargs", "program", "environ"),
+    *("show", "log", "warn", "tell_binding", "descriptors"),
+)
 
 
 def config_of(program: Sequence[object], options: Mapping[str, object]) -> LaunchConfig:
@@ -61,6 +67,8 @@ def config_from_file(
     Raises:
         UsageError: the file cannot be read, or something in it or given is not accepted.
     """
+    if not isinstance(path, str | bytes | PathLike) or "\0" in fsdecode(path):
+        raise UsageError(f"{path!r}: expected the path of a .toml or .json file")
     name = fsdecode(path)
     try:
         text = Path(name).read_text(encoding="utf-8")
@@ -134,8 +142,10 @@ def _require_known(name: str) -> None:
         raise UsageError(
             f"{name} is an option of the command line alone{': ' + instead if instead else ''}"
         )
-    known = [*LaunchOptions.__annotations__]
-    if name not in known:
+    if name in _ARGUMENTS:
+        raise UsageError(f"{name} is no option, and this function of poprun_py does not take it")
+    if name not in LaunchOptions.__annotations__:
+        known = (*LaunchOptions.__annotations__, *_ARGUMENTS)
         hint = nearest(name, known) or "; poprun-py --help all lists them, with hyphens"
         raise UsageError(f"unknown option {name!r}{hint}")
 
@@ -178,13 +188,15 @@ def _word(value: object, place: str, *, is_secret: bool = False) -> str:
         value = fspath(value)
     if isinstance(value, bytes):
         return fsdecode(value)
-    if isinstance(value, str):
-        return value
+    number = plain(value)
+    if isinstance(number, str):
+        return str.__str__(number)
     # What a truth is as a word differs from program to program.
-    if isinstance(value, bool):
-        given = "a bool" if is_secret else str(value)
-    elif isinstance(value, Number):
-        return str(value)
+    if isinstance(number, bool):
+        given = "a bool" if is_secret else str(number)
+    elif isinstance(number, Number):
+        # float32's 0.1 has more digits as a float.
+        return str(value if isinstance(value, Number) else number)
     else:
         given = f"of type {type(value).__name__}"
     raise UsageError(f"{place} is {given}: expected a text, a number or a path")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from numbers import Real
 
+from poprun_py.config.option_kinds import plain
 from poprun_py.errors import UsageError
 from poprun_py.jobs.output import STREAMS
 
@@ -26,7 +27,7 @@ def require_stream(stream: object) -> None:
     Raises:
         UsageError: it is none.
     """
-    if stream is not None and stream not in STREAMS:
+    if stream is not None and not (isinstance(stream, str) and stream in STREAMS):
         raise UsageError(f"stream {stream!r}: expected 'stdout', 'stderr' or None")
 
 
@@ -36,7 +37,8 @@ def require_instance(instance: object, total: int) -> None:
     Raises:
         UsageError: it is none, nor None for all.
     """
-    if instance is not None and not (_is_index(instance) and 0 <= instance < total):  # type: ignore[operator]
+    index = plain(instance)
+    if index is not None and not (_is_index(index) and 0 <= index < total):
         raise UsageError(f"instance {instance!r}: expected 0 to {total - 1}, or None for all")
 
 

@@ -275,7 +275,9 @@ def user_variables(
     ]
     for where, entry in [*lines, *((env_option, entry) for entry in env)]:
         name, equals, value = _EXPORT.sub("", entry).partition("=")
-        if not equals and _NAME.fullmatch(name) and name not in environ:
+        if not equals and not _NAME.fullmatch(name):  # it may hold a value, which may be secret
+            raise UsageError(f"{where}: no name of a variable: expected NAME=VALUE or NAME")
+        if not equals and name not in environ:
             raise UsageError(f"{where} {name}: not set in this environment; give {name}=VALUE")
         value = value if equals else environ.get(name, "")
         check_variable(where, name, value)

@@ -34,6 +34,22 @@ BAD = {
     "--training": "0",
     "--format": "none",
 }
+# Files and folders that are refused, in a folder that has file.txt and folder.
+PLACES = [
+    ("sweep.py", "--program", "missing.py"),
+    ("sweep.py", "--program", "folder"),
+    ("sweep.py", "--csv", "folder"),
+    ("sweep.py", "--csv", "file.txt/trials.csv"),
+    ("sweeps/submitit_jobs.py", "--program", "missing.py"),
+    ("sweeps/submitit_jobs.py", "--folder", "file.txt"),
+    ("sweeps/submitit_jobs.py", "--folder", "file.txt/tasks"),
+    ("sweeps/optuna_study.py", "--storage", "folder"),
+    ("sweeps/optuna_study.py", "--storage", "file.txt"),
+    ("language_model.py", "--text", "missing.txt"),
+    ("language_model.py", "--text", "file.txt"),
+    ("language_model.py", "--metrics", "folder"),
+    ("language_model.py", "--checkpoints", "file.txt"),
+]
 WITHOUT_NUMBERS = ("common/notebooks.py", "course/sample_faces.py", "pipelining/notebooks.py")
 # What a program needs beside its options.
 NEEDED = {
@@ -100,3 +116,10 @@ def test_bad_value_is_refused_in_one_line(path, run):
     found = refused(run(path, *NEEDED.get(str(path), ()), option, BAD[option]))
     assert option in found
     assert BAD[option] in found
+
+
+@pytest.mark.parametrize(("path", "option", "given"), PLACES)
+def test_a_place_that_will_not_do_is_refused_in_one_line(path, option, given, run, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file.txt").write_text("no study\n")
+    assert str(tmp_path / given) in refused(run(path, option, str(tmp_path / given)))

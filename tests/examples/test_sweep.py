@@ -88,14 +88,6 @@ def test_jobs_side_by_side_have_cpus_of_their_own(start, tmp_path):
     assert used[0] | used[1] <= cpus
 
 
-def test_program_that_does_not_exist_is_a_row(start):
-    sweep = start("--learning-rates", 0.1, program="missing.py")
-    stdout, stderr = sweep.communicate(timeout=100)
-    assert sweep.returncode == 1
-    assert stderr == ""
-    assert re.search(r" 3  program missing\.py does not exist", stdout)
-
-
 def test_ctrl_c_ends_the_job_and_the_sweep(start, tmp_path):
     sweep = start("--learning-rates", 0.5, 0.1)
     wait_until((tmp_path / "began").exists, 30)

@@ -65,16 +65,17 @@ def test_readme_shows_these_two_jobs():
 
 def test_missing_data_set_is_explained(poprun):
     done = poprun(TRAIN, "--dataset", "mnist", "--data-dir", "nowhere")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no mnist data in nowhere: expected" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_every_missing_data_set_is_explained(monkeypatch):
+def test_every_missing_data_set_is_explained(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     example = importlib.import_module("train")
-    with pytest.raises(SystemExit, match="no cifar10 data in nowhere: expected the unpacked"):
+    with pytest.raises(SystemExit, match="2"):
         example.load("cifar10", Path("nowhere"))
+    assert "no cifar10 data in nowhere: expected the unpacked" in capsys.readouterr().err
 
 
 def test_exception_prints_one_traceback_and_ends_the_job(poprun, script):

@@ -13,6 +13,7 @@ import numpy as np
 from popdist_py import activities
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.signature import INSTANCES, Names, Signature
+from popdist_py.collectives.sized_broadcast import sized_broadcast
 from popdist_py.collectives.tree import Node
 from popdist_py.errors import InstanceLostError
 
@@ -48,11 +49,9 @@ class CombinedCalls(ABC):
 
     def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
         """Return the bytes ``data`` of rank ``root``; what the others pass does not matter."""
-        size = np.array([data.size])
-        self.broadcast(size, root, call)
-        received = data.copy() if self.rank == root else np.empty(size[0], np.uint8)
-        self.broadcast(received, root, call)
-        return received
+        return sized_broadcast(
+            lambda flat: self.broadcast(flat, root, call), data, is_root=self.rank == root
+        )
 
     def descriptions(self, signature: Signature) -> list[str]:
         """Return the description of every rank's call, after all have seen that calls differ."""

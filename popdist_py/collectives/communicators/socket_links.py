@@ -19,6 +19,7 @@ from popdist_py.collectives.between_hosts.socket_group import SocketGroup
 from popdist_py.collectives.between_hosts.tcp_connect import connect
 from popdist_py.collectives.meeting import Meeting
 from popdist_py.collectives.signature import INSTANCES, Names, Signature
+from popdist_py.collectives.sized_broadcast import sized_broadcast
 from popdist_py.collectives.within_host.host_group import CallPlan, HostGroup
 from popdist_py.collectives.within_host.shared_window import Window
 from popdist_py.environment import NETWORK, CollectiveSettings
@@ -200,11 +201,9 @@ class HostsGroup:
 
     def broadcast_bytes(self, data: Array, root: int, call: object) -> Array:
         """Return the bytes ``data`` of instance ``root``; what the others pass does not matter."""
-        size = np.array([data.size])
-        self.broadcast(size, root, call)
-        received = data.copy() if self.rank == root else np.empty(size[0], np.uint8)
-        self.broadcast(received, root, call)
-        return received
+        return sized_broadcast(
+            lambda flat: self.broadcast(flat, root, call), data, is_root=self.rank == root
+        )
 
     def all_gather(self, array: Array, call: object) -> Array:
         """Return the equally large ``array`` of every instance, stacked."""

@@ -16,6 +16,7 @@ import numpy as np
 from popdist_py.collectives import size_thresholds
 from popdist_py.collectives.arithmetic import CHUNK_BYTES, Array, Reduction
 from popdist_py.collectives.signature import INSTANCES, Names, Signature, mismatch
+from popdist_py.collectives.sized_broadcast import sized_broadcast
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
 from popdist_py.collectives.within_host.peer_memory import PeerMemory
 from popdist_py.collectives.within_host.shared_window import Window
@@ -285,11 +286,9 @@ class HostGroup:
 
     def broadcast_bytes(self, data: Array, root: int, plan: CallPlan) -> Array:
         """Return the bytes ``data`` of position ``root``; what the others pass does not matter."""
-        size = np.array([data.size])
-        self.broadcast(size.view(np.uint8), root, plan)
-        received = data.copy() if root == self.position else np.empty(size[0], np.uint8)
-        self.broadcast(received, root, plan)
-        return received
+        return sized_broadcast(
+            lambda flat: self.broadcast(flat, root, plan), data, is_root=self.position == root
+        )
 
     def gather_bytes(
         self, data: Array, plan: CallPlan, root: int | None = None

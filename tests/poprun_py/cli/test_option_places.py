@@ -259,3 +259,30 @@ def test_gathering_is_quick(folder):
         return time.perf_counter() - began
 
     assert min(seconds() for _ in range(20)) < 0.01
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--env", "=s3cret"],
+        ["--env", "A-B=s3cret"],
+        ["--env", "TOKEN s3cret"],
+        ["--envv=TOKEN=s3cret"],
+        ["--en=TOKEN=s3cret"],
+        ["-xTOKEN=s3cret"],
+        ["--env-file", "variables"],
+        ["--import-config", "job.toml"],
+        ["-vvv", "--dry-run", "--env", "TOKEN=s3cret"],
+        *(
+            [f"--print-topology={form}", "--dry-run", "--env", "TOKEN=s3cret"]
+            for form in ("yes", "json", "html")
+        ),
+    ],
+)
+def test_the_value_of_a_variable_is_never_shown(words, folder, capsys):
+    write(folder / "variables", "TOKEN s3cret\n")
+    write(folder / "job.toml", 'env = "TOKEN=s3cret"\n')
+    run([*words, "true"])
+    shown = capsys.readouterr()
+    assert shown.out + shown.err
+    assert "s3cret" not in shown.out + shown.err

@@ -123,7 +123,7 @@ def test_all_published_commands_are_here():
 
 EXPECTED = {
     "B01": "--num-instances 'X': expected a whole number",
-    "B02": "ambiguous option --num=ilds",
+    "B02": "ambiguous option --num:",
     "B09": "--vipu-server-host is given twice",
     "B11": "empty entry",
     "B14": "--ipus-per-replica needs a value; '--mpi-local-args=--tag-output' follows",

@@ -120,10 +120,11 @@ def test_empty_value_of_a_text_option_is_kept():
         (["--sync-type", "banana"], "one of ST_GS2_DEFAULT"),
         (["--sync-type", "ST_POD_NATIV"], "did you mean ST_POD_NATIVE_DEFAULT?"),
         (["-num-replicas", "2"], "did you mean --num-replicas?"),
+        (["--NUM_REPLICA", "2"], "did you mean --num-replicas?"),
         (["--NUM-REPLICAS", "2"], "did you mean --num-replicas?"),
         (["--verbose=2"], "--verbose takes no value"),
         (["--vv=1"], "--vv takes no value"),
-        (["--="], "ambiguous option --="),
+        (["--="], "ambiguous option --:"),
         (["--version=yes"], "takes no value"),
     ],
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import traceback
 from dataclasses import fields
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 
 from poprun_py import LaunchConfig, UsageError
@@ -50,6 +54,17 @@ def test_options_are_those_of_the_command_line_and_more():
         (["a", True], {}, "word 1 of the program is True: expected a text, a number or a path"),
         (["a", None], {}, "word 1 of the program is of type NoneType: expected"),
         (["a"], {"num_instnces": 2}, "unknown option 'num_instnces'; did you mean num_instances?"),
+        (["a"], {"NUM-INSTANCE": 2}, "did you mean num_instances?"),
+        (["a"], {"descriptor": 2}, "unknown option 'descriptor'; did you mean descriptors?"),
+        (["a"], {"show": True}, "show is no option, and this function of poprun_py does not take"),
+        (["a", np.True_], {}, "word 1 of the program is True: expected a text, a number or a path"),
+        (["a", np.ones(2)], {}, "word 1 of the program is of type ndarray: expected a text"),
+        (["a"], {"num_instances": True}, "num_instances True: expected a whole number"),
+        (["a"], {"num_instances": np.True_}, "num_instances np.True_: expected a whole number"),
+        (["a"], {"num_instances": np.float64(2)}, "expected a whole number"),
+        (["a"], {"timeout": True}, "timeout True: expected a number of seconds"),
+        (["a"], {"hang_timeout": np.ones(2)}, "expected a number of seconds"),
+        (["a"], {"sync_type": np.ones(2)}, "expected one of"),
         (["a"], {"zzz": 2}, "unknown option 'zzz'; poprun-py --help all lists them"),
         (["a"], {"num_instances": "2"}, "num_instances '2': expected a whole number"),
         (["a"], {"timeout": "soon"}, "timeout 'soon': expected a number of seconds"),
@@ -74,10 +89,54 @@ def test_refusals_are_one_line(program, options, said):
     assert "\n" not in str(refused.value)
 
 
-def test_a_refusal_never_tells_the_value_of_a_variable():
-    with pytest.raises(UsageError, match="variable TOKEN of env is of type list: expected") as told:
-        made(env={"TOKEN": ["s3cret"]})
-    assert "s3cret" not in str(told.value)
+def test_numbers_of_numpy_and_torch_are_pythons():
+    config = made(
+        *("a", torch.tensor(2), np.array(3), np.str_("b")), env={"N": torch.tensor(1.5)},
+        num_instances=np.int64(4), num_replicas=torch.tensor(8), timeout=np.float32(0.5),
+        numa_aware=np.bool_(False), only_output_from_instance=np.array([0, 2]),
+        stdin_instance=np.int8(1),
+    )  # fmt: skip
+    assert config == made(
+        *("a", 2, 3, "b"), env={"N": 1.5}, num_instances=4, num_replicas=8, timeout=0.5,
+        numa_aware=False, only_output_from_instance=[0, 2], stdin_instance=1,
+    )  # fmt: skip
+    assert "np." not in repr(config)
+    assert "tensor" not in repr(config)
+    assert made(num_instances=3, only_output_from_instance=range(2)) == made(
+        num_instances=3, only_output_from_instance=(0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"TOKEN": ["s3cret"]}, "variable TOKEN of env is of type list: expected"),
+        ({"TOKEN": "s3cret\0"}, "variable TOKEN of env: expected"),
+        ({"TOKEN": "s3cret\ud800"}, "env 'TOKEN'=...: expected"),
+        (["TOKEN=s3cret\0"], "env 'TOKEN'=...: expected"),
+        (["TOKEN", ["s3cret"]], "env of type list: expected"),
+        ("TOKEN=s3cret", "env of type str: expected a list"),
+    ],
+)
+def test_a_refusal_never_tells_the_value_of_a_variable(env, said):
+    ways = [
+        partial(made, env=env),
+        partial(LaunchConfig(program=("a",)).replace, env=env),
+        partial(LaunchConfig, env=env),
+    ]
+    for way in ways:
+        with pytest.raises(UsageError) as told:
+            way()
+        assert "s3cret" not in "".join(traceback.format_exception_only(told.value))
+    with pytest.raises(UsageError, match=re.escape(said)):
+        ways[0]()
+
+
+def test_what_a_configuration_looks_like_never_tells_the_value_of_a_variable():
+    config = made(env={"TOKEN": "s3cret"})
+    for shown in (repr(config), str(config), config._repr_html_(), repr(config.origins)):
+        assert "s3cret" not in shown
+    assert "TOKEN" in str(config)
 
 
 # --- files and changes --------------------------------------------------------------------------
@@ -110,6 +169,12 @@ def test_a_file_that_is_refused(name, text, said, tmp_path):
         LaunchConfig.from_file(tmp_path / name)
     assert said in str(refused.value)
     assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("path", [None, 3, "job\0.toml"])
+def test_a_file_that_is_no_path_is_refused(path):
+    with pytest.raises(UsageError, match="expected the path of a"):
+        LaunchConfig.from_file(path)
 
 
 def test_a_changed_configuration():

@@ -425,7 +425,8 @@ class TestFoldersThatCannotBeWritten:
 
     def test_a_folder_without_room(self, tmp_path, caplog, monkeypatch):
         def full(path, content):
-            path.touch()
+            with path.open("wb") as file:
+                file.write(content[: len(content) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
