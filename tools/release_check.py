@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from release import archives, dependencies, environments, tree
+from release import archives, dependencies, environments, tree, typing_check
 from release.checking import LeftOut, Red, Release
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ STEPS: dict[str, Callable[[Release], str]] = {
     "bytes": archives.equal_bytes,
     "install": environments.install,
     "smoke": environments.smoke,
+    "typing": typing_check.typing,
     "versions": environments.versions,
     "licences": environments.licences,
     "sbom": environments.bill_of_materials,
