@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from conftest import ROOT
@@ -13,7 +14,7 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "tools"))
 
 import release_check
-from release import archives, dependencies, environments, tree
+from release import archives, dependencies, environments, pythons, tree
 from release.checking import LeftOut, Red, Release, run
 
 CHANGELOG = """# Changelog
@@ -220,3 +221,18 @@ def test_a_wheel_has_the_version_of_its_archive_of_sources(repository, tmp_path)
     for name in ("poprun_py", "popdist_py"):
         text = (tmp_path / "wheel" / name / "__init__.py").read_text()
         assert f'\n__version__ = "{version}"\n' in text
+
+
+def test_the_quick_check_leaves_out_what_takes_longest(release):
+    quick = replace(release, quick=True)
+    for step in (archives.equal_bytes, environments.versions):
+        with pytest.raises(LeftOut, match="a part of the whole check"):
+            step(quick)
+
+
+def test_uv_takes_the_folders_of_wheels_that_pip_is_told_of():
+    assert pythons.uv_environ({"PIP_FIND_LINKS": "/a"})["UV_FIND_LINKS"] == "/a"
+    assert (
+        pythons.uv_environ({"PIP_FIND_LINKS": "/a", "UV_FIND_LINKS": "/b"})["UV_FIND_LINKS"] == "/b"
+    )
+    assert pythons.uv_environ({}) == {}

@@ -25,12 +25,14 @@ class Release:
         out: folder for what is built.
         environments: folder outside the project, for those that the wheel is installed into.
         pythons: executables, one of each version, for the fresh environments.
+        quick: what takes longest is left out.
     """
 
     root: Path
     out: Path
     environments: Path
     pythons: tuple[str, ...]
+    quick: bool = False
 
     @property
     def source(self) -> Path:
