@@ -64,7 +64,8 @@ def commands():
                     name = f"{document.name}: {command}"[:90]
                     # tests/system looks at timelines closely, and at programs of torch.distributed.
                     again = "--timeline" in command or "examples/ddp.py" in command
-                    marks = [pytest.mark.sweep] if again else []
+                    mark = pytest.mark.long if "--ipu-model" in command else pytest.mark.sweep
+                    marks = [mark] if again else []
                     yield pytest.param(command, int(note or 0), id=name, marks=marks)
 
 

@@ -35,10 +35,10 @@ PAGES = [
     pytest.param("pipelining.md", marks=pytest.mark.long),
     pytest.param("torch-backend.md", marks=pytest.mark.sweep),
     pytest.param("course.md", marks=pytest.mark.long),
-    pytest.param("cnns.md", marks=pytest.mark.sweep),
+    pytest.param("cnns.md", marks=pytest.mark.long),
     pytest.param("python.md", marks=pytest.mark.sweep),
     pytest.param("functions.md", marks=pytest.mark.sweep),
-    pytest.param("sweeps.md", marks=pytest.mark.sweep),
+    pytest.param("sweeps.md", marks=pytest.mark.long),
 ]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]

@@ -361,7 +361,7 @@ def test_halves_train_as_floats_but_for_rounding(precision, norm):
         ("--model-size", "18", "--dataset", "imagenet", "--group-norm"),
     ],
 )
-@pytest.mark.parametrize("precision", ["16.16", "32.32"])
+@pytest.mark.parametrize("precision", ["16.16", pytest.param("32.32", marks=pytest.mark.long)])
 def test_other_networks_learn_from_every_replica(words, precision):
     args = arguments(*words, "--precision", precision, image_size=32)
     torch.manual_seed(1)

@@ -293,7 +293,7 @@ def test_without_the_package_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("mode", ["offline", "online"])
+@pytest.mark.parametrize("mode", ["offline", pytest.param("online", marks=pytest.mark.long)])
 def test_offline_needs_no_login(tmp_path, mode):
     pytest.importorskip("wandb")
     words = [cnns.FOLDER / "train.py", *WORDS, "--epochs", "1", "--wandb", "--log-dir", "logs"]

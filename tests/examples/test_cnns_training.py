@@ -107,7 +107,11 @@ def test_pipeline_is_trained_and_validated(tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.sweep
-@pytest.mark.parametrize("norm", [("--BN-span", "4"), ("--group-norm",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "norm",
+    [("--BN-span", "4"), pytest.param(("--group-norm",), marks=pytest.mark.long)],
+    ids=" ".join,
+)
 def test_instances_do_not_matter_to_the_bit(poprun, tmp_path, norm):
     words = (*cnns.TINY, "--deterministic", "--generated-samples", "64", "--epochs", "2", *norm)
     alone = cnns.module("train").main(
@@ -130,7 +134,7 @@ def weights(folder) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_digits_are_learnt_to_97_per_cent(poprun, tmp_path):
     cnns.module("datasets.sample").main(

@@ -287,7 +287,10 @@ dist.destroy_process_group()
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["gloo", "popdist"])
-@pytest.mark.parametrize(("late", "slow"), [("forward", 0), ("backward", 1), ("all_reduce", 1)])
+@pytest.mark.parametrize(
+    ("late", "slow"),
+    [("forward", 0), pytest.param("backward", 1, marks=pytest.mark.long), ("all_reduce", 1)],
+)
 def test_of_torchs_own_ddp_the_slow_rank_is_known(poprun, script, tmp_path, late, slow, backend):
     variables = ("--env", f"LATE={late}", "--env", f"BACKEND={backend}")
     done = poprun("-n", 2, "--live", "--output-dir", "out", *variables, script(DDP))

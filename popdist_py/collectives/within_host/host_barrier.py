@@ -46,7 +46,7 @@ _SPINS, _LONG_YIELD_SECONDS = 400, 300e-6
 # and the one that arrives last pays 30 to 100 us for waking the others: the core left idle has
 # slept too. Instances that compute the same are apart by less than this. Longer waits sleep.
 _YIELD_SECONDS, _YIELD_SECONDS_WHEN_CORES_ARE_SHORT = 5e-3, 300e-6
-# How often a sleeping instance checks that the process it waits for is alive.
+# How often a sleeping instance checks that those that have not arrived are alive.
 _LIVENESS_CHECK_SECONDS = 0.1
 
 
@@ -121,7 +121,7 @@ class HostBarrier:
         self._address = memory.ctypes.data
         self._fence = threading.Lock()
         self._pidfds: dict[int, int] = {}
-        self._ended_since: dict[int, float] = {}
+        self._gone_since: dict[int, float] = {}
         self.lost_error: InstanceLostError | None = None
         self.lost_instance = -1
         libc = ctypes.CDLL(None)
@@ -230,27 +230,39 @@ class HostBarrier:
                     self.lost_error = InstanceLostError(f"{call}: {self._abort_reason}")
                     raise self.lost_error
                 if words[line] < arrived and waited > _LIVENESS_CHECK_SECONDS:
-                    self._check_peer(line, arrived, waited - grace, call)
+                    self._check_peers(line, arrived, waited - grace, call)
         finally:
             self._asleep[self._position] = 0
 
-    def _check_peer(self, line: int, arrived: int, waited: float, call: object) -> None:
-        """Raise an error if the instance of a line has ended or is over the time-out."""
-        peer = self._peers[line // _WORDS_PER_LINE]
-        left, ended = self._words[line + _LEFT], self._has_ended(peer.pid)
-        if self._words[line] >= arrived:
-            return
-        if left or ended:
-            since = self._ended_since.setdefault(line, time.monotonic())
-            if time.monotonic() - since < launcher_grace_seconds(self.hang_timeout):
-                return
-            reason = "ended" if ended else "has left the group"
-        elif waited > self.hang_timeout:
+    def _check_peers(self, line: int, arrived: int, waited: float, call: object) -> None:
+        """Raise an error if one that has not arrived has left, or that of ``line`` is too late.
+
+        The one waited for may be slow, or have left for the loss of another: all that are missing
+        are looked at, and the one that was gone first is named.
+        """
+        for missing in self._missing(arrived):
+            pid, left = self._peer(missing).pid, self._words[missing + _LEFT]
+            if left or self._has_ended(pid):
+                self._gone_since.setdefault(missing, time.monotonic())
+        # One may have arrived, and left, since.
+        missing_lines = self._missing(arrived)
+        gone = [missing for missing in self._gone_since if missing in missing_lines]
+        if gone:
+            first = gone[0]
+            passed = time.monotonic() - self._gone_since[first]
+            if passed >= launcher_grace_seconds(self.hang_timeout):
+                peer = self._peer(first)
+                reason = "ended" if self._has_ended(peer.pid) else "has left the group"
+                self._lose(peer, reason, call)
+        elif waited > self.hang_timeout and line in missing_lines:
             limit = f"{self.hang_timeout:g} s ({self._names.time_limit})"
-            reason = f"did not arrive within {limit}"
-        else:
-            return
-        self._lose(peer, reason, call)
+            self._lose(self._peer(line), f"did not arrive within {limit}", call)
+
+    def _missing(self, arrived: int) -> list[int]:
+        return [line for line in self._other_lines if self._words[line] < arrived]
+
+    def _peer(self, line: int) -> Peer:
+        return self._peers[line // _WORDS_PER_LINE]
 
     def give_up(self, position: int, call: object) -> NoReturn:
         """Raise the error for an instance that has ended, without arriving at a meeting.

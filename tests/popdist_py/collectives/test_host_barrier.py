@@ -1,7 +1,8 @@
-"""How long an instance looks for the others before it sleeps, by a clock that the test moves."""
+"""How long an instance looks for the others before it sleeps, and who is not waited for."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from popdist_py.collectives.within_host import host_barrier
 from popdist_py.collectives.within_host.host_barrier import HostBarrier, Peer
+from popdist_py.errors import InstanceLostError
 
 
 @pytest.fixture
@@ -55,3 +57,31 @@ def test_where_cores_are_short_it_sleeps_soon(sleeps):
 
 def test_it_sleeps_where_others_want_its_core(sleeps):
     assert sleeps(4e-3, cores_are_short=False, yield_seconds=0.5e-3)
+
+
+@pytest.fixture
+def barriers():
+    """The barriers of three instances of one host, which are all this process."""
+    memory = np.zeros(HostBarrier.size(3), np.uint8)
+    peers = [Peer(index, os.getpid()) for index in range(3)]
+    made = [
+        HostBarrier(memory, peers, position, cores_are_short=True, hang_timeout=0.4)
+        for position in range(3)
+    ]
+    yield made
+    for barrier in made:
+        barrier.close()
+
+
+def test_one_that_left_is_named_while_another_that_is_slow_is_waited_for(barriers):
+    barriers[2].close()
+    with pytest.raises(InstanceLostError, match=r"instance 2 \(process \d+\) has left the group"):
+        barriers[0].wait_for_all("a call")
+    assert barriers[0].lost_instance == 2
+
+
+def test_one_that_arrived_and_left_is_not_missed(barriers):
+    barriers[2]._words[2 * 8] = 1
+    barriers[2].close()
+    with pytest.raises(InstanceLostError, match=r"instance 1 .* did not arrive within 0.4 s"):
+        barriers[0].wait_for_all("a call")

@@ -38,7 +38,12 @@ print("up", flush=True)
         pytest.param("import os; os._exit(4)", 0, 4, marks=pytest.mark.sweep),
         # A forked process must not keep the launcher from seeing our end.
         (
-            "import os, time; print(os.fork() or time.sleep(30))",
+            "import os, time\n"
+            "if os.fork() == 0:\n"
+            "    time.sleep(600)\n"
+            "    os._exit(0)\n"
+            "print('forked', flush=True)\n"
+            "job.wait()",
             signal.SIGKILL,
             -signal.SIGKILL,
         ),
@@ -55,7 +60,7 @@ def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path)
     try:
         assert program.stdout.readline() == "up\n"
         if "fork" in then:
-            assert program.stdout.readline()
+            assert program.stdout.readline() == "forked\n"
         if number:
             program.send_signal(number)
         assert program.wait(30) == code

@@ -30,7 +30,7 @@ def test_trainings_over_two_hosts(poprun):
 
 
 @pytest.mark.mpi
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_trainings_over_hosts_of_two_instances_and_over_many_hosts(poprun):
     expected = {
