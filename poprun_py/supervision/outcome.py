@@ -104,9 +104,10 @@ def _exit_code(
         return failures[0].exit_code, failures[0]
     if len(end.peers) < len(results):
         raise StartError(_start_failure(end))
-    if codes == {0}:
+    if codes == {0} and not any(result.was_stopped for result in results):
         return 0, None
-    # No instance failed by itself: mpirun was killed, or an instance never reported.
+    # No instance failed by itself: mpirun was killed, or an instance never reported. One that was
+    # stopped has not done its work, though it ends with 0 at the stop.
     code = end.mpirun_code or 1
     return (code if code > 0 else 128 - code), None
 

@@ -1,6 +1,7 @@
 """What every program that imports torch pays for the back end, and that it never costs it torch."""
 
 import os
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,7 +13,7 @@ from torch.torch_version import TorchVersion
 
 from popdist_py.environment import TORCH_BACKEND
 from popdist_py.errors import PopdistError
-from popdist_py.torch_backend import _WANTED, _create
+from popdist_py.torch_backend import _WANTED, _create, process_group
 
 # What the registration may import: more would cost every program that imports torch.
 _LIGHT = {
@@ -106,9 +107,18 @@ def test_the_name_of_the_variable_is_that_of_the_wire():
     assert _WANTED == TORCH_BACKEND
 
 
-def test_a_group_on_an_older_torch_is_refused(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
-    with pytest.raises(
-        PopdistError, match=r"needs torch 2\.13 or newer, and this is torch 2\.9\.1"
-    ):
+@pytest.mark.parametrize("version", ["2.9.1+cpu", "2.12.0"])
+def test_a_group_on_an_older_torch_is_refused(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    said = rf"needs torch 2\.13 or newer, and this is torch {re.escape(version)}"
+    with pytest.raises(PopdistError, match=said):
         _create(None, 0, 1, timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.14.0a0+git1234567", "2.15.0", "3.0.0"])
+def test_a_group_on_a_newer_torch_is_made(monkeypatch, version):
+    made = []
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(process_group, "PopdistProcessGroup", lambda *words: made.append(words))
+    _create(None, 0, 1, timedelta(seconds=1))
+    assert made == [(None, 0, 1, timedelta(seconds=1))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,12 +72,17 @@ def test_the_end_of_the_program_is_that_of_its_job(then, number, code, tmp_path)
     finally:
         program.kill()
         for pid in survivors(mark):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         program.communicate()
 
 
 def _command(pid):
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    """Return the command of a process, and nothing of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 PATIENT = """

@@ -69,6 +69,9 @@ def test_stopped_instances_did_not_fail():
         ((peer(0, -15, at=1, stopped=True),), HANG, 124),
         ((peer(0, -15, at=1, stopped=True),), {"mpirun_code": -9}, 137),
         ((peer(0, -15, at=1, stopped=True),), {"mpirun_code": 0}, 1),
+        ((peer(0, 0, at=1, stopped=True), peer(1, 0, at=1)), {"mpirun_code": -9}, 137),
+        ((peer(0, 0, at=1, stopped=True),), {}, 1),
+        ((peer(0, 0, at=1), peer(1, 0, at=1)), {"mpirun_code": -9}, 0),
     ],
 )
 def test_exit_code(peers, fields, code):
