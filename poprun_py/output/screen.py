@@ -177,9 +177,12 @@ class Screen:
     drawn again below. Where there is no terminal, a progress bar is whole lines from time to time.
     """
 
-    def __init__(self, write: Callable[[bytes], None], *, is_terminal: bool = False) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], *, is_terminal: bool = False, can_erase: bool = True
+    ) -> None:
         self._write = write
         self.is_terminal = is_terminal
+        self._can_erase = can_erase  # else an open line stays above, and is written again below
         self.maps_newlines = True  # whether the terminal also returns to the first column
         self._open: OutputStream | None = None
         self._redrawn: dict[int, OutputStream] = {}  # whose lines are progress bars now, by id
@@ -245,7 +248,7 @@ class Screen:
     def interrupt(self) -> None:
         """End an open line, so that somebody else can write to the descriptor."""
         if self._open is not None:
-            self._write(b"\n" if self.maps_newlines else b"\r\n")
+            self._write(self._end_of_row)
             self._open = None
 
     def next_bar_at(self) -> float:
@@ -266,13 +269,20 @@ class Screen:
 
     def insert(self, line: bytes) -> None:
         """Write somebody else's line; on a terminal an open line, such as a prompt, stays below."""
-        redraw = b""
-        if self._open is not None and self.is_terminal:
-            redraw = self._open.prefix() + self._drawn
-            self._write(b"\r\x1b[K")
-        else:
+        redraw = self._make_way()
+        self._write(line + self._end_of_row + redraw)
+
+    def _make_way(self) -> bytes:
+        """Free the row of an open line; return what shows it again below, on a terminal."""
+        if self._open is None or not self.is_terminal:
             self.interrupt()
-        self._write(line + (b"\n" if self.maps_newlines else b"\r\n") + redraw)
+            return b""
+        self._write(b"\r\x1b[K" if self._can_erase else self._end_of_row)
+        return self._open.prefix() + self._drawn
+
+    @property
+    def _end_of_row(self) -> bytes:
+        return b"\n" if self.maps_newlines else b"\r\n"
 
     def end_by_terminal(self) -> None:
         """The terminal has ended the open line itself: it echoed the Enter key."""
@@ -291,12 +301,8 @@ class Screen:
         if self._open is stream:
             first_tag = b""
             self._open = None
-        elif self._open is not None:
-            if self.is_terminal:
-                redraw = self._open.prefix() + self._drawn
-                self._write(b"\r\x1b[K")
-            else:
-                self.interrupt()
+        else:
+            redraw = self._make_way()
         end = b"\n"
         if not self.maps_newlines and not stream.live:
             end = b"\r\n"

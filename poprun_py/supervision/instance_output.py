@@ -59,11 +59,15 @@ class InstanceOutput:
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
-        can_move_cursor = job.environ.get("TERM", "dumb") != "dumb"
-        self._panel_sink = terminal if job.live and can_move_cursor else None
+        has_cursor = job.environ.get("TERM", "dumb") != "dumb"
+        self._colour = has_cursor and not job.environ.get("NO_COLOR")
+        self._panel_sink = terminal if job.live and has_cursor else None
         if self._panel_sink is not None:
             self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
-        screens = {id(s): Screen(self._writer(s), is_terminal=s.is_terminal) for s in self._sinks}
+        screens = {
+            id(sink): Screen(self._writer(sink), is_terminal=sink.is_terminal, can_erase=has_cursor)
+            for sink in self._sinks
+        }
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
         self._typed_into: int | None = None
         self._files = InstanceFiles(job.output_dir, len(job.variables))
@@ -85,14 +89,13 @@ class InstanceOutput:
         self._files.open(index)
         only = self._job.only_output_from
         shown = only is None or index in only
-        colour = not self._job.environ.get("NO_COLOR")
         stdout, stderr = (
             make_stream(
                 index,
                 name,
                 form=self._job.output,
                 shown=shown,
-                colour=colour and sink.is_terminal,
+                colour=self._colour and sink.is_terminal,
             )
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )

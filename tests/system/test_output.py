@@ -164,7 +164,9 @@ def test_folder_that_cannot_be_made_is_a_usage_error(poprun, script, tmp_path):
     assert "--output-dir taken" in done.stderr
 
 
-@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+@pytest.mark.parametrize(
+    ("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
 def test_colour_only_on_a_terminal(script, variables, coloured):
     output = on_terminal(script("print('text')"), variables)
     assert (b"\x1b[32m[1,0]<stdout>:\x1b[0mtext" in output) is coloured

@@ -93,6 +93,6 @@ def test_a_job_that_waits_for_another_says_so():
         with poprun_py.start(["true"], wait_for_resources=100) as second:
             wait_until(lambda: second.status().state == "waiting")
             assert second.status().waits_for.startswith("for CPUs at place 1 of 1")
-            assert "poprun-py: waiting for CPUs" in second.output()
+            wait_until(lambda: "poprun-py: waiting for CPUs" in second.output())
             first.stop()
             assert second.result(60).exit_code == 0

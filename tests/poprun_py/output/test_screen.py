@@ -12,9 +12,9 @@ from poprun_py.output.screen import MAX_HELD, Screen, Sink, keep_end, make_strea
 
 
 class Written:
-    def __init__(self, is_terminal=False):
+    def __init__(self, is_terminal=False, **options):
         self.data = b""
-        self.screen = Screen(self._take, is_terminal=is_terminal)
+        self.screen = Screen(self._take, is_terminal=is_terminal, **options)
 
     def _take(self, data):
         self.data += data
@@ -78,6 +78,20 @@ def test_progress_bar_stays_one_line_on_a_terminal():
     written.screen.feed(bar, b"\r 30%")
     written.screen.feed(bar, b"\n")
     assert visible(written.data) == ["[1,1]<stderr>:hello", "[1,0]<stderr>: 30%"]
+
+
+def test_an_open_line_is_written_again_where_a_terminal_cannot_erase():
+    written, prompt, other = Written(is_terminal=True, can_erase=False), tagged(0), tagged(1)
+    written.screen.feed(prompt, b"name? ")
+    written.screen.flush_idle(prompt.fed_at + 1)
+    written.screen.feed(other, b"hello\n")
+    written.screen.insert(b"summary")
+    written.screen.feed(prompt, b"yes\n")
+    assert written.data.split(b"\n") == [
+        b"[1,0]<stdout>:name? ", b"[1,1]<stdout>:hello",
+        b"[1,0]<stdout>:name? ", b"summary",
+        b"[1,0]<stdout>:name? yes", b"",
+    ]  # fmt: skip
 
 
 def test_second_progress_bar_waits_for_the_first():
