@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from poprun_py.command_name import command_name
 from poprun_py.errors import LaunchError, StartError
+from poprun_py.output.terminal_kind import can_erase, may_colour
 
 __all__ = [
     "Terminal",
@@ -133,7 +134,7 @@ class Terminal:
     @property
     def progress(self) -> Callable[[str], None] | None:
         """What rewrites one line of a terminal, an empty text clears it; None without one."""
-        if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        if not (sys.stderr.isatty() and can_erase(os.environ)):
             return None
         return _rewrite_line
 
@@ -152,8 +153,7 @@ def print_warning(sentence: str) -> None:
 
 def wants_colour() -> bool:
     """Tell whether standard output is a terminal whose user did not decline colours."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not plain
+    return sys.stdout.isatty() and may_colour(os.environ)
 
 
 def can_print(text: str) -> bool:

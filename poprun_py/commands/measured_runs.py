@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poprun_py.errors import TimeLimitError
+from poprun_py.output.terminal_kind import can_erase
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.runs.measurement import Measured, measure
 from poprun_py.runs.recorded_run import read_run
@@ -54,7 +55,7 @@ class MeasuredRuns:
         self.remarks: list[str] = []
         self.exit_code = 0
         self._folder = folder
-        self._has_cursor = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._can_erase = sys.stderr.isatty() and can_erase(os.environ)
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
@@ -118,12 +119,12 @@ class MeasuredRuns:
 
     def _show_progress(self, line: str) -> None:
         """Show what runs, on a terminal, until it has ended."""
-        if self._has_cursor:
+        if self._can_erase:
             sys.stderr.write(f"{line} ...")
             sys.stderr.flush()
 
     def _end_progress(self, line: str) -> None:
-        print_error(f"\r\x1b[K{line}" if self._has_cursor else line)
+        print_error(f"\r\x1b[K{line}" if self._can_erase else line)
 
 
 def _told(measured: Measured) -> str:

@@ -174,7 +174,8 @@ class Screen:
     carriage return, or when ``flush_idle`` finds it waiting. One line at a time is open in this way
     and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
     When another stream has a whole line, the open one is ended first, on a terminal erased and
-    drawn again below. Where there is no terminal, a progress bar is whole lines from time to time.
+    drawn again below; one that cannot erase keeps both. Where there is no terminal, a progress bar
+    is whole lines from time to time.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Screen:
     ) -> None:
         self._write = write
         self.is_terminal = is_terminal
-        self._can_erase = can_erase  # else an open line stays above, and is written again below
+        self._can_erase = can_erase
         self.maps_newlines = True  # whether the terminal also returns to the first column
         self._open: OutputStream | None = None
         self._redrawn: dict[int, OutputStream] = {}  # whose lines are progress bars now, by id

@@ -15,6 +15,7 @@ from poprun_py.output.instance_files import InstanceFiles
 from poprun_py.output.panel import Panel
 from poprun_py.output.repeated_tracebacks import RepeatedTracebacks
 from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
+from poprun_py.output.terminal_kind import can_erase, has_cursor, may_colour
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
 
@@ -59,13 +60,13 @@ class InstanceOutput:
             self._sinks = self._sinks[:1] * 2
         terminal = next((sink for sink in reversed(self._sinks) if sink.is_terminal), None)
         self._panel: Panel | None = None
-        has_cursor = job.environ.get("TERM", "dumb") != "dumb"
-        self._colour = has_cursor and not job.environ.get("NO_COLOR")
-        self._panel_sink = terminal if job.live and has_cursor else None
+        self._panel_sink = terminal if job.live and has_cursor(job.environ) else None
         if self._panel_sink is not None:
             self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
         screens = {
-            id(sink): Screen(self._writer(sink), is_terminal=sink.is_terminal, can_erase=has_cursor)
+            id(sink): Screen(
+                self._writer(sink), is_terminal=sink.is_terminal, can_erase=can_erase(job.environ)
+            )
             for sink in self._sinks
         }
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
@@ -89,13 +90,14 @@ class InstanceOutput:
         self._files.open(index)
         only = self._job.only_output_from
         shown = only is None or index in only
+        colour = may_colour(self._job.environ)
         stdout, stderr = (
             make_stream(
                 index,
                 name,
                 form=self._job.output,
                 shown=shown,
-                colour=self._colour and sink.is_terminal,
+                colour=colour and sink.is_terminal,
             )
             for name, sink in zip(_NAMES, self._sinks, strict=True)
         )

@@ -29,6 +29,7 @@ from poprun_py.keyboard.keyboard import Keyboard, open_terminal
 from poprun_py.keyboard.suspension import Suspension, take_signal
 from poprun_py.output.program_files import ProgramFiles
 from poprun_py.output.screen import OutputStream, keep_end, tag_width
+from poprun_py.output.terminal_kind import may_colour
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
 from poprun_py.supervision.control_channel import ControlChannel, Peer
@@ -220,8 +221,7 @@ class _Supervisor:
         from poprun_py.observation.recording import Recorders
 
         job = self._job
-        has_colour = not job.environ.get("NO_COLOR")
-        live = LiveView(self._output, has_colour, lambda: self._keyboard.is_debugging)
+        live = LiveView(self._output, may_colour(job.environ), lambda: self._keyboard.is_debugging)
         return JobObserver(
             run_id=job.run_id,
             pid=os.getpid(),
