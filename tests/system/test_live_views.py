@@ -17,6 +17,7 @@ from support.typist import LAUNCHER, Typist
 pytestmark = pytest.mark.mpi
 
 COMPUTES, LOADS, SHARES = 1, 3, 5
+TAKEN_CPU = min(os.sched_getaffinity(0))
 CAUSES = {
     COMPUTES: "it computes longer",
     LOADS: "it loads data longer",
@@ -34,7 +35,7 @@ from popdist_py import activities, heartbeat
 popdist_py.init()
 index = popdist_py.getInstanceIndex()
 if index == {SHARES}:
-    os.sched_setaffinity(0, [min(os.sched_getaffinity(os.getppid()))])
+    os.sched_setaffinity(0, [{TAKEN_CPU}])
 ends = numpy.zeros(1)
 while not ends[0]:
     with activities.doing(activities.LOADING):
@@ -52,10 +53,12 @@ while not ends[0]:
 
 @contextlib.contextmanager
 def taken_cpu():
-    """Keep the first CPU busy, twice over: who needs it gets a third."""
-    cpu = min(os.sched_getaffinity(0))
-    code = f"import os\nos.sched_setaffinity(0, [{cpu}])\nwhile True: pass"
-    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    """Keep a CPU busy, twice over: who needs it gets a third."""
+    code = f"import os\nos.sched_setaffinity(0, [{TAKEN_CPU}])\nwhile True: pass"
+    # Linux shares CPUs by session first, and the job has one of its own.
+    busy = [
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(2)
+    ]
     try:
         yield
     finally:
