@@ -70,6 +70,11 @@ DEBUGGER = "POPDIST_DEBUGGER"
 # Beyond PopRun: the network that all hosts are on, by interface or CIDR.
 NETWORK = "POPDIST_NETWORK"
 
+# Beyond PopRun: where MPI may listen in an instance of a job of one host, as an interface. Read by
+# start_hook/sitecustomize.py, as NETWORK is with several hosts.
+MPI_NETWORK = "POPDIST_MPI_NETWORK"
+LOOPBACK = "lo"
+
 # Beyond PopRun: whether a Python finds the SDK's packages (poptorch, popdist, ...) here: "auto"
 # where they are not installed, "yes" even there, else never. Read by start_hook/sitecustomize.py.
 SDK_NAMES = "POPDIST_SDK_NAMES"
@@ -102,6 +107,7 @@ INSTANCE_VARIABLES = frozenset(
         HEARTBEAT,
         STACKS,
         RESTART_COUNT,
+        MPI_NETWORK,
         NETWORK,
         DEBUGGER,
         SDK_NAMES,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from popdist_py.environment import RUN_ID
+from popdist_py.environment import LOOPBACK, RUN_ID
 from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError, start_errors
@@ -211,6 +211,7 @@ def job_of(
         hang_timeout=config.hang_timeout,
         grace_seconds=config.grace,
         listen=_listen_address(others, planned.network) if others else None,
+        network=None if others else LOOPBACK,
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
         ),

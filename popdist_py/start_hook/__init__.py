@@ -1,1 +1,1 @@
-"""The folder on PYTHONPATH that gives a Python that starts the SDK's names and our back end."""
+"""The folder on PYTHONPATH that gives a Python of a job SDK names, our back end, MPI its place."""

@@ -1,7 +1,8 @@
-"""What lets programs find the SDK's names and our back end: popdist_py/start_hook on PYTHONPATH.
+"""What keeps MPI to its network, and gives programs the SDK's names and our back end.
 
-The hook lies beside us on every host, in a checkout and in an install. It reads POPDIST_SDK_NAMES
-and POPDIST_TORCH_BACKEND in every Python that starts, also behind a shell script.
+The hook, popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
+install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES and POPDIST_TORCH_BACKEND in every Python
+that starts, also behind a shell script.
 """
 
 import os
@@ -19,7 +20,8 @@ def variables(environ: "Mapping[str, str]") -> dict[str, str]:
     """Return what to set beside ``environ`` so that Pythons find what it asks for."""
     gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
     replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
-    if not gives_names and not replaces_back_end:
+    keeps_mpi = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
+    if not gives_names and not replaces_back_end and not keeps_mpi:
         return {}
     path = environ.get("PYTHONPATH", "")
     # First, once: Python runs the sitecustomize that it finds first.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from popdist_py.environment import LOOPBACK
 from poprun_py.errors import UsageError
 
 __all__ = [
@@ -135,6 +136,11 @@ def _open_mpi(
     for setting in settings:
         if not _is_set_by_user(user, setting):
             words += setting
+    if not request.hosts and not _is_set_by_user(user, ("--mca", "btl_tcp_if_exclude")):
+        # Among others, shared memory does: this is for what a program starts later, and in its
+        # absence. There is no need to be reached from elsewhere.
+        alone = ("--mca", "btl_tcp_if_include", LOOPBACK)
+        words += () if _is_set_by_user(user, alone) else alone
     if request.hosts:
         words += ["-H", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]
     places = [f"{name}:{slots}" for name, slots in request.hosts for _ in range(slots)]
@@ -277,6 +283,8 @@ def _between_hosts(
 
 def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
     words = [path, *request.global_args]
+    if not request.hosts and "UCX_NET_DEVICES" not in request.global_args:
+        words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
     if not any(word.lstrip("-") == "bind-to" for word in request.global_args):
         words += ["-bind-to", "none"]
     if request.hosts:

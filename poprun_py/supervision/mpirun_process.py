@@ -29,6 +29,8 @@ _CHUNK = 1 << 16
 _FILES, _FILES_OF_CHILD = 32, 4
 # What mpirun has started is killed for so long: each look may find another process.
 _KILL_SECONDS = 2.0
+# It listens some 20 ms after its start, and other hosts connect some 100 ms later.
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.01, 0.25
 
 
 def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
@@ -59,6 +61,51 @@ def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     return (wanted, limits[1]) if soft < wanted else limits
 
 
+class _Ports:
+    """Where mpirun listens while it starts: on every address of the machine, until it is seen.
+
+    Its sockets are moved to one network, where the kernel lends them: to whoever may trace the
+    process, which containers often forbid.
+    """
+
+    def __init__(self, process: int, network: str | None, log: Callable[[str], None]) -> None:
+        self._process = process
+        self._network = network
+        self._log = log
+        self._interval = _LOOK_SECONDS
+        self._next = time.monotonic() + _LOOK_SECONDS
+        self.is_done = network is None
+
+    def next_deadline(self) -> float:
+        """Return when to look again; inf for never."""
+        return math.inf if self.is_done else self._next
+
+    def on_time(self, now: float) -> None:
+        """Look, if it is time."""
+        if now >= self.next_deadline():
+            self.look()
+            self._interval = min(1.25 * self._interval, _LONGEST_LOOK_SECONDS)
+            self._next = now + self._interval
+
+    def look(self) -> None:
+        """Move what listens on every address now."""
+        if self.is_done or self._network is None:
+            return
+        from popdist_py.start_hook import popdist_listening  # while mpirun starts
+
+        try:
+            ports = popdist_listening.move_of(self._process, self._network)
+        except OSError as error:
+            self.is_done = True
+            self._log(
+                "mpirun listens on every address of this machine: the system does not lend its "
+                f"sockets to the launcher ({error.strerror})"
+            )
+            return
+        for port in ports:
+            self._log(f"port {port} of mpirun is kept to {self._network}")
+
+
 class Mpirun:
     """A running mpirun.
 
@@ -70,6 +117,7 @@ class Mpirun:
         log: takes a line of the launcher's own log.
         open_files: its (soft, hard) limit of open files, which this host's instances inherit.
         has_stdin: whether it passes on our standard input.
+        network: where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
 
     Raises:
         StartError: it cannot be run.
@@ -85,6 +133,7 @@ class Mpirun:
         open_files: tuple[int, int],
         *,
         has_stdin: bool,
+        network: str | None,
     ) -> None:
         self.ended_at: float | None = None
         self._mark = mark.encode()
@@ -115,6 +164,7 @@ class Mpirun:
         except OSError as error:
             raise StartError(f"cannot run {command[0]}: {error.strerror}") from None
         log(f"mpirun runs with PID {self._process.pid}")
+        self._ports = _Ports(self._process.pid, network, log)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         selector.register(self._process.stdout, selectors.EVENT_READ, self._read)
@@ -147,12 +197,18 @@ class Mpirun:
         self.is_awaited = True
         self._steps.force_after(seconds, now)
 
+    def has_started_all(self) -> None:
+        """All instances are there: it listens wherever it ever will."""
+        self._ports.look()
+        self._ports.is_done = True
+
     def next_deadline(self) -> float:
-        """Return when it is killed; inf for never."""
-        return self._steps.next_deadline()
+        """Return when it is to be looked at, or killed; inf for never."""
+        return min(self._steps.next_deadline(), self._ports.next_deadline())
 
     def on_time(self, now: float) -> None:
         """Kill it if its time is over; its daemons follow."""
+        self._ports.on_time(now)
         self._steps.on_time(now)
 
     def end(self) -> None:

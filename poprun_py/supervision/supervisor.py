@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from popdist_py.environment import MPI_NETWORK
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.stop_steps import (
@@ -196,6 +197,7 @@ class _Supervisor:
                 self._log,
                 self._mpirun_files,
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
+                network=self._job.network,
             )
         self._observer = observer = self._make_observer(began)  # while mpirun starts
         if job.timeout_seconds is not None:
@@ -249,6 +251,8 @@ class _Supervisor:
         if not self._control.is_complete:
             return
         self._startup.end()
+        if self._mpirun is not None:
+            self._mpirun.has_started_all()
         if problem := self._startup.misplaced(self._peers):
             self._stopping.end(Cause.REFUSED, problem)
             return
@@ -291,6 +295,8 @@ class _Supervisor:
         sample = self._watch.sample_seconds if self._watch is not None else None
         for index, each in self._peers.items():
             variables = {"MASTER_PORT": port, **self._job.variables[index]}
+            if self._job.listen is None and self._job.network is not None:
+                variables[MPI_NETWORK] = self._job.network
             variables.update(self._files.variables(index))
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them

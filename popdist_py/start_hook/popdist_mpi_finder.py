@@ -1,0 +1,98 @@
+"""Keeps MPI's sockets in an instance to the job's network, as soon as its Python has started MPI.
+
+Open MPI listens on every address of the machine. Imported when Python starts, so it imports nothing
+that is not there by then.
+"""
+
+import os
+import sys
+
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _MpiFinder:
+    """Finds mpi4py.MPI as the other finders do, and looks at what its import opens."""
+
+    def __init__(self, network: str, *, is_alone: bool) -> None:
+        self._network = network
+        self._is_alone = is_alone
+
+    def find_spec(
+        self, name: str, path: object = None, target: object = None
+    ) -> "ModuleSpec | None":
+        """Return the spec of mpi4py.MPI, with another last step; None for all others."""
+        if name != "mpi4py.MPI":
+            return None
+        sys.meta_path.remove(self)
+        # Import passes over finders without find_spec as well.
+        finds = (getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path)
+        found: ModuleSpec | None = next(
+            (spec for find in finds if (spec := find(name, path))), None
+        )
+        if found is not None and found.loader is not None:
+            execute = found.loader.exec_module
+
+            def execute_and_move(module: "ModuleType") -> None:
+                self._started(execute, module)
+                if not module.Is_initialized():
+                    # mpi4py.rc.initialize is false: the program starts MPI itself.
+                    for start in ("Init", "Init_thread"):
+                        setattr(module, start, self._watched(getattr(module, start)))
+
+            found.loader.exec_module = execute_and_move  # type: ignore[method-assign]
+        return found
+
+    def _watched(self, start: "Callable[..., object]") -> "Callable[..., object]":
+        return lambda *args, **kwargs: self._started(start, *args, **kwargs)
+
+    def _started(self, start: "Callable[..., object]", *args: object, **kwargs: object) -> object:
+        """Call ``start``, which may start MPI, and move what that opened."""
+        listening = _listening()
+        before = listening.descriptors()
+        result = start(*args, **kwargs)
+        meet = None if self._is_alone else _fence()
+        if before and (self._is_alone or meet is not None):
+            listening.move_own(self._network, before)
+        if meet is not None:
+            meet()
+        return result
+
+
+def _listening() -> "ModuleType":
+    """Return the module beside this one, whose folder is no longer on the path."""
+    sys.path.insert(0, _HERE)
+    try:
+        import popdist_listening  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(_HERE)
+    module: ModuleType = popdist_listening
+    return module
+
+
+def _fence() -> "Callable[[], object] | None":
+    """Return what waits until every instance is here without MPI; None if MPI has not started.
+
+    Before, an instance of another host may not connect to this one.
+    """
+    import ctypes
+
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in lines if "/libpmix.so" in line}
+    if not paths:
+        return None
+    fence = ctypes.CDLL(paths.pop()).PMIx_Fence
+    return lambda: fence(None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
+
+
+def start() -> None:
+    """Wait for mpi4py.MPI in a Python of a job."""
+    alone, between = (os.environ.get(f"POPDIST_{name}") for name in ("MPI_NETWORK", "NETWORK"))
+    if network := alone or between:
+        sys.meta_path.insert(0, _MpiFinder(network, is_alone=bool(alone)))
