@@ -22,6 +22,7 @@ __all__ = [
     "CollectiveSettings",
     "InstanceEnvironment",
     "is_popdist_environment",
+    "job_secret",
 ]
 
 NUM_TOTAL_REPLICAS = "POPDIST_NUM_TOTAL_REPLICAS"
@@ -67,6 +68,10 @@ RESTART_COUNT = "POPDIST_RESTART_COUNT"
 # where the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
 
+# Beyond PopRun, from the wrapper: what only the instances of a job of several hosts know, by which
+# their connections know one another.
+SECRET = "POPDIST_SECRET"
+
 # Beyond PopRun: the network that all hosts are on, by interface or CIDR.
 NETWORK = "POPDIST_NETWORK"
 
@@ -109,6 +114,7 @@ INSTANCE_VARIABLES = frozenset(
         RESTART_COUNT,
         MPI_NETWORK,
         NETWORK,
+        SECRET,
         DEBUGGER,
         SDK_NAMES,
         TORCH_BACKEND,
@@ -136,6 +142,11 @@ BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:
     """Tell whether the launcher made ``environ`` (PopDist too tests for the replica total)."""
     return NUM_TOTAL_REPLICAS in environ
+
+
+def job_secret(environ: Mapping[str, str]) -> bytes:
+    """Return what only the instances of this job know; nothing on one host, or without launcher."""
+    return environ.get(SECRET, "").encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,15 @@ Runs in the wrapper in front of every program: standard library only, and cheap 
 """
 
 import os
+import sys
+import time
 
 from poprun_py.instance import protocol
 from poprun_py.instance.fast_stdlib import socket
 
 _CONNECT_SECONDS = 20
+_CALL_AGAIN_SECONDS = 0.05
+_NONCE_BYTES, _PROOF_BYTES = 16, 32
 # What torchrun sets besides the ranks, by ours; and what is the same in every instance. There is no
 # agent of torchrun's: instance 0 opens the store itself.
 _TORCHRUN_NAMES = (
@@ -29,8 +33,13 @@ _OPEN_MPI_NAMES = (
 )
 
 
-def connect(address: str) -> socket.socket:
-    """Connect to the launcher at ``unix:PATH`` or ``tcp:HOST:PORT``."""
+def connect(address: str, token: str) -> socket.socket:
+    """Connect to the launcher at ``unix:PATH``; or at ``tcp:HOST:PORT``, by the secret ``token``.
+
+    Raises:
+        OSError: the launcher cannot be reached.
+        SystemExit: who listens there is not this job's launcher.
+    """
     kind, _, where = address.partition(":")
     if kind == "unix":
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -38,12 +47,63 @@ def connect(address: str) -> socket.socket:
         return local
     host, _, port = where.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    remote = socket.socket(family, socket.SOCK_STREAM)
-    remote.settimeout(_CONNECT_SECONDS)
-    remote.connect((host.strip("[]"), int(port)))
-    protocol.keep_alive(remote)
-    remote.settimeout(None)
-    return remote
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        remote = socket.socket(family, socket.SOCK_STREAM)
+        remote.settimeout(_CONNECT_SECONDS)
+        remote.connect((host.strip("[]"), int(port)))
+        protocol.keep_alive(remote)
+        try:
+            if _is_let_in(remote, token.encode()):
+                remote.settimeout(None)
+                return remote
+            sys.exit(f"poprun-py: who listens at {where} is not the launcher of this job")
+        except ConnectionError:
+            # Strangers crowd the launcher, which cannot tell whom it turns away.
+            remote.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_CALL_AGAIN_SECONDS)
+
+
+def _is_let_in(channel: socket.socket, secret: bytes) -> bool:
+    """Greet the launcher, and tell whether it is the one that knows the secret.
+
+    The caller's half of ``popdist_py/peers/greeting.py``, which takes long to import.
+
+    Raises:
+        ConnectionError: this process was turned away.
+    """
+    called = os.urandom(_NONCE_BYTES)
+    channel.sendall(called)
+    # While the answer is on its way: only instances of several hosts pay for it.
+    from hmac import compare_digest, digest
+
+    answered = _exactly(channel, _NONCE_BYTES + _PROOF_BYTES)
+    nonce, shown = answered[:_NONCE_BYTES], answered[_NONCE_BYTES:]
+    if not compare_digest(shown, digest(secret, b"listener %b %b" % (called, nonce), "sha256")):
+        return False
+    # It claims nothing: what comes after the last blank.
+    channel.sendall(digest(secret, b"caller %b %b " % (called, nonce), "sha256"))
+    _exactly(channel, 1)
+    return True
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = channel.recv(size - len(data))
+        if not part:
+            raise ConnectionResetError
+        data += part
+    return data
+
+
+def secret_of_programs(token: str) -> str:
+    """Return what the programs of a job know, and nobody who connects to its launcher needs."""
+    from hmac import digest
+
+    return digest(token.encode(), b"programs", "sha256").hex()
 
 
 def rank() -> int:

@@ -35,6 +35,8 @@ GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the 
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
+# Of these, those whose payload is no JSON.
+RAW = (STDOUT, STDERR, FILE)
 # launcher -> wrapper
 GO = b"G"  # JSON: variables for the program; how often to look for steps, and whether to tell all
 LEASE = b"L"  # JSON: the CPUs of this host to lease for all instances here, before GO

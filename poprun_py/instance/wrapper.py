@@ -57,7 +57,13 @@ def main(argv: list[str]) -> int:
         os.environ.setdefault("MASTER_PORT", "29500")
         os.environ.update(start_hook.variables(os.environ))
         _replace(program, 2)
-    return Wrapper(launcher_link.connect(address), program).run()
+    token = os.environ.pop("POPRUN_TOKEN", "")
+    channel = launcher_link.connect(address, token)
+    if address.startswith("tcp:"):
+        # Shown at the greeting; it does not travel.
+        os.environ["POPDIST_SECRET"] = launcher_link.secret_of_programs(token)
+        token = ""
+    return Wrapper(channel, program, token).run()
 
 
 def _unshield(word: str) -> str:
@@ -82,10 +88,14 @@ def _replace(program: list[str], report: int) -> "NoReturn":
 
 
 class Wrapper:
-    """The parent of one program and its end of the control channel."""
+    """The parent of one program and its end of the control channel.
 
-    def __init__(self, channel: socket.socket, program: list[str]) -> None:
+    ``token`` is what it shows the launcher in its first frame.
+    """
+
+    def __init__(self, channel: socket.socket, program: list[str], token: str) -> None:
         self._channel = channel
+        self._token = token
         self._connected = True
         self._program = program
         self._reader = protocol.Reader()
@@ -173,7 +183,7 @@ class Wrapper:
     def _hello(self) -> None:
         rank = launcher_link.rank()
         hello = {
-            "token": os.environ.pop("POPRUN_TOKEN", ""),
+            "token": self._token,
             "rank": rank,
             "pid": os.getpid(),
             "host": socket.gethostname(),

@@ -1,7 +1,7 @@
 """The launcher's end of the control channel: who is connected, what goes out, what comes in.
 
 It moves frames; the supervisor decides what they mean. A private folder holds the socket. A job of
-several hosts listens on an address as well.
+several hosts listens on an address as well, until all instances have connected.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
 from poprun_py.output.screen import OutputStream
 from poprun_py.supervision.private_folder import SOCKET_NAME
 
-__all__ = ["ControlChannel", "Listener", "Peer"]
+if TYPE_CHECKING:
+    from popdist_py.peers.gate import Gate
+
+__all__ = ["ControlChannel", "Hello", "Listener", "Peer", "hello_of"]
 
 _CHUNK = 1 << 18
 
@@ -54,6 +57,43 @@ class Peer:
     is_open: bool = True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """What a wrapper says first."""
+
+    rank: int
+    pid: int
+    host: str
+    token: str = ""
+    port: int = 0
+    time_ns: int = 0
+
+
+def hello_of(kind: bytes, payload: bytes) -> Hello:
+    """Return what a wrapper says first.
+
+    Raises:
+        ValueError: this is something else.
+    """
+    try:
+        value = json.loads(payload)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if kind != protocol.HELLO or not isinstance(value, dict):
+        raise ValueError("no wrapper speaks so")
+    texts, numbers = ("host", "token"), ("rank", "pid", "port", "time_ns")
+    is_right = all(isinstance(value.get(name, ""), str) for name in texts) and all(
+        type(value.get(name, 0)) is int for name in numbers
+    )
+    try:
+        hello = Hello(**value)
+    except TypeError:
+        is_right = False
+    if not is_right:
+        raise ValueError("a wrapper says other things")
+    return hello
+
+
 class Listener(Protocol):
     """What the supervisor does with what arrives."""
 
@@ -63,14 +103,17 @@ class Listener(Protocol):
     def joined(self, peer: Peer) -> None:
         """A wrapper has connected."""
 
-    def received(self, peer: Peer, kind: bytes, payload: bytes) -> None:
-        """A frame has come."""
+    def received(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """A frame has come: bytes, or what its JSON says."""
 
     def lost(self, peer: Peer) -> None:
         """The connection has ended."""
 
     def closed(self, error: OSError) -> None:
         """No further instance can connect: the launcher has no descriptor left."""
+
+    def refused(self, sentence: str) -> None:
+        """Somebody who is not of this job has connected; told once."""
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """A process of this host inspects the job; ``answer`` takes the text, once, maybe later."""
@@ -88,6 +131,7 @@ class ControlChannel:
         self.address = ""
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
+        self._gate: Gate | None = None
         self._num_instances = num_instances
         self._listener = listener
         self._paused = False
@@ -111,9 +155,10 @@ class ControlChannel:
             remote = _listen(listen)
             self._sockets.append(remote)
             self.address = f"tcp:{listen}:{remote.getsockname()[1]}"
-        for sock in self._sockets:
-            sock.setblocking(False)
-            selector.register(sock, selectors.EVENT_READ, self._accept)
+            remote.setblocking(False)
+            selector.register(remote, selectors.EVENT_READ, self._open_gate)
+        local.setblocking(False)
+        selector.register(local, selectors.EVENT_READ, self._accept)
 
     @property
     def is_complete(self) -> bool:
@@ -149,6 +194,11 @@ class ControlChannel:
         for peer in self.peers.values():
             self.send(peer, kind, value)
 
+    def on_time(self) -> None:
+        """Turn away who has connected from a network and does not show the job's secret."""
+        if self._gate is not None and self._gate.has_strangers:
+            self._let_in(self._gate, 0)
+
     def pause(self, paused: bool) -> None:
         """Read nothing for a while: the instances' output has to wait."""
         if paused != self._paused:
@@ -164,13 +214,41 @@ class ControlChannel:
         self._close_listeners()
 
     def _close_listeners(self) -> None:
+        self._close_gate()
         for sock in self._sockets:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(sock)
             sock.close()
         self._sockets.clear()
 
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._selector.unregister(self._gate)
+            self._gate.close()
+            self._gate = None
+
     # --- events ---------------------------------------------------------------------------
+
+    def _open_gate(self, listener: Any, _: int) -> None:
+        """Somebody has connected from a network: hear who is of the job."""
+        from popdist_py.peers.gate import Gate  # while wrappers start: at the top it delays mpirun
+
+        self._selector.unregister(listener)
+        self._sockets.remove(listener)
+        self._gate = Gate(self.token.encode(), 0, self._num_instances, self._listener.refused)
+        self._gate.listen(listener)
+        self._selector.register(self._gate, selectors.EVENT_READ, self._let_in)
+
+    def _let_in(self, gate: Any, _: int) -> None:
+        try:
+            guests = gate.serve()
+        except OSError as error:
+            self._close_listeners()
+            self._listener.closed(error)
+            return
+        for guest in guests:
+            protocol.keep_alive(guest.connection)
+            self._await_hello(guest.connection)
 
     def _accept(self, listener: Any, _: int) -> None:
         try:
@@ -182,8 +260,9 @@ class ControlChannel:
                 self._listener.closed(error)
             return
         channel.setblocking(False)
-        if channel.family != socket.AF_UNIX:
-            protocol.keep_alive(channel)
+        self._await_hello(channel)
+
+    def _await_hello(self, channel: socket.socket) -> None:
         reader = protocol.Reader()
         self._selector.register(
             channel, selectors.EVENT_READ, lambda sock, _: self._greet(sock, reader)
@@ -202,8 +281,10 @@ class ControlChannel:
                 self._selector.unregister(channel)
                 self._listener.inspected(json.loads(payload), lambda text: _reply(channel, text))
                 return
-            peer = self._peer(channel, kind, json.loads(payload))
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            peer = self._peer(channel, hello_of(kind, payload))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, IndexError):
             self._selector.unregister(channel)
             channel.close()
             return
@@ -211,9 +292,11 @@ class ControlChannel:
         self._handlers[peer.index] = lambda _, events: self._serve(peer, reader, events)
         self._selector.unregister(channel)
         self._watch(peer)
+        if self.is_complete:
+            self._close_gate()
         self._listener.joined(peer)
 
-    def _peer(self, channel: Any, kind: bytes, hello: dict[str, Any]) -> Peer:
+    def _peer(self, channel: Any, hello: Hello) -> Peer:
         """Return the instance that says hello.
 
         Raises:
@@ -221,24 +304,23 @@ class ControlChannel:
         """
         import hmac  # here, while other wrappers start: at the top it would delay mpirun
 
-        index = hello["rank"]
+        is_remote = channel.family != socket.AF_UNIX  # it has shown the token at the gate
+        index = hello.rank
         if (
-            kind != protocol.HELLO
-            or not hmac.compare_digest(str(hello["token"]), self.token)
+            not (is_remote or hmac.compare_digest(hello.token.encode(), self.token.encode()))
             or not 0 <= index < self._num_instances
             or index in self.peers
         ):
             raise ValueError("not one of this job's instances")
         stdout, stderr = self._listener.make_streams(index)
-        is_remote = channel.family != socket.AF_UNIX
-        now = time.time_ns()
+        offset_ns = time.time_ns() - hello.time_ns if is_remote and hello.time_ns else 0
         return Peer(
             index=index,
             channel=channel,
-            host=str(hello["host"]),
-            pid=int(hello["pid"]),
-            port=int(hello.get("port", 0)),
-            clock_offset_ns=now - int(hello.get("time_ns", now)) if is_remote else 0,
+            host=hello.host,
+            pid=hello.pid,
+            port=hello.port,
+            clock_offset_ns=offset_ns,
             stdout=stdout,
             stderr=stderr,
         )
@@ -251,13 +333,13 @@ class ControlChannel:
             return
         try:
             data = peer.channel.recv(_CHUNK)
-            messages = reader.feed(data)
+            messages = [(kind, _value(kind, payload)) for kind, payload in reader.feed(data)]
         except BlockingIOError:
             return
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             data, messages = b"", []
-        for kind, payload in messages:
-            self._listener.received(peer, kind, payload)
+        for kind, value in messages:
+            self._listener.received(peer, kind, value)
         if not data:
             peer.is_open = False
             with contextlib.suppress(KeyError, ValueError):
@@ -295,6 +377,10 @@ class ControlChannel:
             self._selector.unregister(peer.channel)
         elif registered.events != wanted:
             self._selector.modify(peer.channel, wanted, handler)
+
+
+def _value(kind: bytes, payload: bytes) -> Any:
+    return payload if kind in protocol.RAW else json.loads(payload)
 
 
 def _listen(address: str) -> socket.socket:

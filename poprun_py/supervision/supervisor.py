@@ -310,23 +310,23 @@ class _Supervisor:
         self._keyboard.begin(self._selector)
         self._log(f"{len(self._peers)} instances start")
 
-    def received(self, peer: Peer, kind: bytes, payload: bytes) -> None:
+    def received(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Do what a frame of an instance asks for."""
         if kind == protocol.STDOUT:
-            self._output.feed_stdout(peer, payload)
+            self._output.feed_stdout(peer, value)
         elif kind == protocol.STDERR:
-            peer.tail = keep_end(peer.tail, payload)
-            self._output.feed_stderr(peer, payload)
+            peer.tail = keep_end(peer.tail, value)
+            self._output.feed_stderr(peer, value)
         elif kind == protocol.FILE:
-            self._files.take(peer.index, payload)
+            self._files.take(peer.index, value)
         elif kind == protocol.LEASED:
-            self._on_lease(peer, json.loads(payload))
+            self._on_lease(peer, value)
         elif kind == protocol.GIVEN:
-            self._on_given(peer, json.loads(payload))
+            self._on_given(peer, value)
         elif kind == protocol.CLOCK:
-            self._clocks.take(peer.index, *json.loads(payload))
+            self._clocks.take(peer.index, *value)
         else:
-            self._on_message(peer, kind, json.loads(payload))
+            self._on_message(peer, kind, value)
 
     def _on_message(self, peer: Peer, kind: bytes, value: Any) -> None:
         now = time.monotonic()
@@ -381,6 +381,10 @@ class _Supervisor:
             self._log(problem)
         else:
             self._stopping.end(Cause.REFUSED, problem)
+
+    def refused(self, sentence: str) -> None:
+        """Tell who has connected and is not of this job."""
+        self._output.say(sentence)
 
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """A process of this host asks what the instances do, or what they hold."""
@@ -524,6 +528,7 @@ class _Supervisor:
         if problem := self._startup.on_time(now):
             self._stopping.end(Cause.REFUSED, problem)
         self._check_limits(now)
+        self._control.on_time()
         self._suspension.on_time(now)
         self._keyboard.on_time(now)
         for request in self._stack_requests.on_time(now):

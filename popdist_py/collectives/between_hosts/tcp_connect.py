@@ -1,21 +1,28 @@
 """Connecting the instances of several hosts by TCP, over the network that the launcher chose.
 
 Every rank listens on one address until all connections are made; only the connections stay open.
-A rank accepts only peers that send the secret of the job, which the meeting carried.
+Both ends of each show that they know a secret, which the meeting carried.
 
 Nothing here sends or receives arrays.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
+import logging
+import os
 import secrets
+import select
 import socket
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from popdist_py.collectives.between_hosts.tcp import TcpMesh
+from popdist_py.environment import job_secret
+from popdist_py.peers.calls import Calls
+from popdist_py.peers.gate import Gate
+from popdist_py.peers.greeting import joined
 
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
@@ -25,6 +32,11 @@ __all__ = ["connect", "own_address"]
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
 _VALUES, _SUMS = b"v", b"s"
+# How often to look whom to call again.
+_LOOK_SECONDS = 0.05
+# What a caller says of itself: the kind of the connection, and its rank.
+_RANK_BYTES = 4
+_CLAIM_BYTES = 1 + _RANK_BYTES
 
 
 def connect(meeting: Meeting, network: str | None, towards: str | None = None) -> TcpMesh | None:
@@ -41,7 +53,8 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
         address = _address_towards(known)
     listener = _listen(address)
     addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
-    secret = bytes.fromhex(meeting.broadcast(secrets.token_hex(_SECRET_BYTES)))
+    own_secret = secrets.token_hex(_SECRET_BYTES)
+    secret = joined(bytes.fromhex(meeting.broadcast(own_secret)), job_secret(os.environ))
     connections: dict[tuple[bytes, int], socket.socket] = {}
     try:
         if listener is not None and None not in addresses:
@@ -123,30 +136,35 @@ def _connect_pairs(
     secret: bytes,
     connections: dict[tuple[bytes, int], socket.socket],
 ) -> None:
-    """Connect to the ranks before this one, and accept those after it, into ``connections``."""
+    """Connect to the ranks before this one, and accept those after it, into ``connections``.
+
+    Raises:
+        OSError: a rank cannot be reached.
+    """
     deadline = time.monotonic() + _TIMEOUT_SECONDS
-    for other in range(rank):
-        for kind in (_VALUES, _SUMS):
+    wanted = 2 * (len(addresses) - 1)
+    gate = Gate(secret, _CLAIM_BYTES, wanted, logging.getLogger("popdist").warning)
+    calls: Calls[tuple[bytes, int]] = Calls()
+    with closing(gate), closing(calls):
+        gate.listen(listener)
+        for other in range(rank):
             host, port = addresses[other]
-            connection = socket.create_connection((host, port), _TIMEOUT_SECONDS)
-            connections[kind, other] = connection
-            connection.sendall(secret + kind + rank.to_bytes(4, "big"))
-    while len(connections) < 2 * (len(addresses) - 1):
-        listener.settimeout(max(deadline - time.monotonic(), 1e-3))
-        connection = listener.accept()[0]
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        greeting = _receive(connection, _SECRET_BYTES + 5)
-        kind, other = greeting[_SECRET_BYTES:-4], int.from_bytes(greeting[-4:], "big")
-        is_expected = kind in (_VALUES, _SUMS) and rank < other < len(addresses)
-        if hmac.compare_digest(greeting[:_SECRET_BYTES], secret) and is_expected:
-            connections[kind, other] = connection
-        else:
-            connection.close()
-
-
-def _receive(connection: socket.socket, count: int) -> bytes:
-    """Return ``count`` bytes, fewer if the other end closes."""
-    received = b""
-    while len(received) < count and (chunk := connection.recv(count - len(received))):
-        received += chunk
-    return received
+            for kind in (_VALUES, _SUMS):
+                claim = kind + rank.to_bytes(_RANK_BYTES, "big")
+                calls.begin((kind, other), (host, port), secret, claim)
+        poll = select.poll()
+        poll.register(gate, select.POLLIN)
+        poll.register(calls, select.POLLIN)
+        while len(connections) < wanted and time.monotonic() < deadline:
+            poll.poll(_LOOK_SECONDS * 1000)
+            for called, connection in calls.serve():
+                if connection is None:
+                    raise ConnectionRefusedError
+                connections[called] = connection
+            for guest in gate.serve():
+                kind, other = guest.claim[:-_RANK_BYTES], int.from_bytes(guest.claim[1:], "big")
+                is_expected = kind in (_VALUES, _SUMS) and rank < other < len(addresses)
+                if is_expected and (kind, other) not in connections:
+                    connections[kind, other] = guest.connection
+                else:
+                    guest.connection.close()

@@ -106,11 +106,15 @@ class Channel:
         self._filling = Header(0)
 
     def open(self, connection: socket.socket, greeting: bytes = b"") -> None:
-        """Use a connection; what was sent before follows the greeting."""
+        """Use a connection; what was sent before follows the greeting.
+
+        Raises:
+            ConnectionLostError: the other end has closed the connection.
+        """
         self.connection = connection
         if greeting:
             self._outgoing.appendleft((memoryview(greeting), None))
-            self.send_queued()
+        self.send_queued()
 
     def close(self) -> None:
         """Close the connection, and forget what was not sent."""

@@ -1,21 +1,21 @@
 """Where the ranks of a group reach one another for messages, without waiting for one another.
 
 A rank publishes in the store where it is reached: within the host an abstract Unix socket, and once
-it has seen that the group spans hosts a TCP port as well. Whoever connects sends the secret that
-was published with the address; every other connection is closed.
+it has seen that the group spans hosts a TCP port as well. Within the host the kernel tells the ends
+whose process the other is; over TCP they show one another that they know the secret that was
+published with the address, and that of the job.
 
 Nothing here knows messages.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
+import logging
 import os
 import secrets
 import socket
 import struct
-import time
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,13 +23,16 @@ from typing import Any
 
 from popdist_py.collectives.between_hosts import tcp_connect
 from popdist_py.collectives.communicators import meeting_communicator
+from popdist_py.collectives.patience import Patience
+from popdist_py.environment import job_secret
+from popdist_py.peers.calls import Calls
+from popdist_py.peers.gate import Gate, peer_of
+from popdist_py.peers.greeting import joined
 
 __all__ = ["Endpoint", "Guest", "place_of_this_process"]
 
 _SECRET_BYTES = 16
-_GREETING = struct.Struct(f"<{_SECRET_BYTES}sIQ")  # secret, rank, address of the probe
-_PEER = struct.Struct("3i")  # pid, user, group
-_GREETING_SECONDS = 10.0
+_CLAIM = struct.Struct("<IQ")  # rank, address of the probe
 
 
 def place_of_this_process() -> str:
@@ -83,19 +86,26 @@ class Endpoint:
 
     def __init__(self, store: Any, rank: int, size: int, network: str | None) -> None:
         self._store, self._rank, self._size, self._network = store, rank, size, network
-        self._secret = secrets.token_bytes(_SECRET_BYTES)
-        unix = f"popdist-{secrets.token_hex(16)}"
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._unix.bind(f"\0{unix}")
-        self._unix.listen(socket.SOMAXCONN)
-        self._tcp: socket.socket | None = None
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        name = f"popdist-{secrets.token_hex(16)}"
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.bind(f"\0{name}")
+        unix.listen(socket.SOMAXCONN)
+        self._gate = Gate(
+            joined(secret, job_secret(os.environ)),
+            _CLAIM.size,
+            size,
+            logging.getLogger("popdist").warning,
+            clock=Patience().waited,
+        )
+        self._gate.listen(unix)
+        self._calls: Calls[int] = Calls()
         self.is_settled = False
         self._cards: dict[int, _Card] = {}
-        self._strangers: dict[socket.socket, float] = {}
         # A forked child would keep on listening after this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
-        self._card = _Card(place_of_this_process(), socket.gethostname(), unix, self._secret.hex())
+        self._card = _Card(place_of_this_process(), socket.gethostname(), name, secret.hex())
         store.set(_key(rank), json.dumps(vars(self._card)))
 
     def use_store_beside_others(self) -> None:
@@ -104,34 +114,39 @@ class Endpoint:
             self._store = self._store.clone()
 
     @property
-    def listeners(self) -> list[socket.socket]:
-        """The sockets that others connect to."""
-        return [self._unix] + ([self._tcp] if self._tcp is not None else [])
+    def descriptors(self) -> tuple[int, int]:
+        """What is readable when there is something to ``welcome``, or in ``answers``."""
+        return self._gate.fileno(), self._calls.fileno()
 
     @property
     def has_strangers(self) -> bool:
-        """Whether somebody has connected who has not sent the greeting."""
-        return bool(self._strangers)
+        """Whether somebody has connected who has not said who it is."""
+        return self._gate.has_strangers
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a rank has not answered to whom this one connects."""
+        return bool(self._calls)
 
     def _is_near(self, card: _Card) -> bool:
         return bool(card.place) and card.place == self._card.place
 
-    def settle(self) -> socket.socket | None:
-        """Look who has joined; return what other hosts can connect to by now, if it is new."""
+    def settle(self) -> None:
+        """Look who has joined; once all have, listen where other hosts reach this one."""
         cards = [self._card_of(rank) for rank in range(self._size)]
         if self.is_settled or None in cards:
-            return None
+            return
         self.is_settled = True
         known = [card for card in cards if card is not None]
         if all(self._is_near(card) for card in known if card != self._card):
-            return None
+            return
+        reached_at = ()
         address = tcp_connect.own_address(self._network, {card.host for card in known})
         if address is not None:
-            self._tcp = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
-            self._tcp.setblocking(False)
-        reached_at = self._tcp.getsockname() if self._tcp is not None else ()
+            listener = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
+            self._gate.listen(listener)
+            reached_at = listener.getsockname()
         self._store.set(f"{_key(self._rank)}/tcp", json.dumps(reached_at))
-        return self._tcp
 
     def _card_of(self, rank: int) -> _Card | None:
         if rank not in self._cards and (value := self._look_up(_key(rank))) is not None:
@@ -139,7 +154,10 @@ class Endpoint:
         return self._cards.get(rank)
 
     def connect(self, rank: int, probe: int) -> tuple[socket.socket, bytes] | None:
-        """Return a connection to a rank, and what must be sent first; None if it is not known yet.
+        """Return a connection to a rank of this host, and what must be sent first.
+
+        None if the rank is not known yet, or is on another host: once it has answered, it is in
+        ``answers``.
 
         Args:
             rank: of the other process.
@@ -149,101 +167,76 @@ class Endpoint:
             OSError: the rank cannot be reached.
         """
         card = self._card_of(rank)
-        if card is None:
+        if card is None or rank in self._calls:
             return None
-        greeting = _GREETING.pack(bytes.fromhex(card.secret), self._rank, probe)
+        claim = _CLAIM.pack(self._rank, probe)
         if self._is_near(card):
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(f"\0{card.unix}")
-            except OSError:
-                connection.close()
-                raise
-            connection.setblocking(False)
-            return connection, greeting
+            return _neighbour(card), claim
         address = self._look_up(f"{_key(rank)}/tcp")
         if address is None:
             return None
         if not address:
             raise OSError(f"rank {rank} has no address that other hosts reach")
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.connect_ex(tuple(address))
-        return connection, greeting
+        secret = joined(bytes.fromhex(card.secret), job_secret(os.environ))
+        self._calls.begin(rank, tuple(address), secret, claim)
+        return None
 
-    def accept(self) -> list[socket.socket]:
-        """Accept who has connected; each must send a greeting before ``welcome`` knows it."""
-        accepted = []
-        for listener in self.listeners:
-            try:
-                while True:
-                    connection = listener.accept()[0]
-                    connection.setblocking(False)
-                    self._strangers[connection] = time.monotonic()
-                    accepted.append(connection)
-            except OSError:
-                pass
-        return accepted
+    def answers(self) -> list[tuple[int, socket.socket | None]]:
+        """Return the ranks of other hosts that have answered, each with a connection or None."""
+        answered = self._calls.serve()
+        for _, connection in answered:
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return answered
 
     def welcome(self) -> list[Guest]:
-        """Return those who have sent the greeting; close the connections of those who do not."""
+        """Return those who have said who they are; turn away those who do not."""
         guests = []
-        for connection, since in list(self._strangers.items()):
-            has_ended = False
-            try:
-                data = connection.recv(_GREETING.size, socket.MSG_PEEK)
-                has_ended = not data
-            except BlockingIOError:
-                data = b""
-            except OSError:
-                data, has_ended = b"", True
-            is_late = has_ended or time.monotonic() - since > _GREETING_SECONDS
-            if len(data) < _GREETING.size and not is_late:
-                continue
-            del self._strangers[connection]
-            guest = self._guest(connection, data)
-            if guest is None:
-                connection.close()
-            else:
-                guests.append(guest)
+        with suppress(OSError):  # no descriptor is left
+            for each in self._gate.serve():
+                rank, probe = _CLAIM.unpack(each.claim)
+                if rank >= self._size or rank == self._rank:
+                    each.connection.close()
+                    continue
+                if not each.pid:
+                    each.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                guests.append(Guest(rank, each.connection, each.pid, probe))
         return guests
 
-    def _guest(self, connection: socket.socket, data: bytes) -> Guest | None:
-        if len(data) < _GREETING.size:
-            return None
-        secret, rank, probe = _GREETING.unpack(data)
-        pid, user = 0, os.geteuid()
-        if connection.family == socket.AF_UNIX:
-            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-            pid, user, _ = _PEER.unpack(peer)
-        else:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        is_known = hmac.compare_digest(secret, self._secret) and user == os.geteuid()
-        if not is_known or rank >= self._size or rank == self._rank:
-            return None
-        connection.recv(_GREETING.size)
-        return Guest(rank, connection, pid, probe)
-
     def close(self, farewell: bytes = b"") -> None:
-        """Stop to listen.
+        """Stop to listen; once more does nothing.
 
         Args:
-            farewell: for those who have connected and were not welcomed.
+            farewell: for those of this host who have connected and were not welcomed.
         """
-        for connection in self.accept() if farewell else []:
-            with suppress(OSError):
-                connection.send(farewell)
-        for connection in [*self.listeners, *self._strangers]:
-            connection.close()
-        self._strangers.clear()
+        if farewell:
+            self._gate.say_to_neighbours(farewell)
+        self._gate.close()
+        self._calls.close()
 
     def _look_up(self, key: str) -> Any:
         try:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
         except RuntimeError:  # the process that holds the store has ended
             return None
+
+
+def _neighbour(card: _Card) -> socket.socket:
+    """Return a connection to a rank of this host.
+
+    Raises:
+        OSError: it has ended; another user may have its name now.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"\0{card.unix}")
+        if peer_of(connection)[1] != os.geteuid():
+            raise ConnectionRefusedError
+    except OSError:
+        connection.close()
+        raise
+    connection.setblocking(False)
+    return connection
 
 
 def _close(reference: weakref.ref[Endpoint]) -> None:

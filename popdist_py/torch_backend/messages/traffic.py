@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
 import weakref
@@ -79,8 +80,8 @@ class Traffic:
         self._poll.register(self._wake, select.EPOLLIN)
         self._channels: dict[int, Channel] = {}
         endpoint.use_store_beside_others()
-        for listener in endpoint.listeners:
-            self._poll.register(listener, select.EPOLLIN)
+        for descriptor in endpoint.descriptors:
+            self._poll.register(descriptor, select.EPOLLIN)
         self._look_around()
         self._thread = threading.Thread(
             target=self._move_while_nobody_waits, name="popdist-messages", daemon=True
@@ -215,6 +216,7 @@ class Traffic:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
         elif channel is None:
+            self._take_answers()
             self._welcome()
         else:
             try:
@@ -248,9 +250,8 @@ class Traffic:
     def _look_around(self) -> None:
         """Listen where it has turned out to be necessary, and connect to ranks that have joined."""
         self._looked_at = time.monotonic()
-        listener = self._endpoint.settle()
-        if listener is not None:
-            self._poll.register(listener, select.EPOLLIN)
+        self._endpoint.settle()
+        self._take_answers()
         for channel in list(self._outward.values()):
             if channel.connection is None and channel.rank not in self.gone:
                 self._connect(channel)
@@ -259,19 +260,39 @@ class Traffic:
         probe = self._memory.probe_address if self._memory is not None else 0
         try:
             found = self._endpoint.connect(channel.rank, probe)
+        except OSError:
+            self._miss(channel.rank)
+        else:
             if found is not None:
-                channel.open(*found)
-                self._watch(channel)
-        except (OSError, ConnectionLostError):
-            # Whether it has left before anybody asked, or ended, can no longer be told.
-            if channel.rank not in self.gone:
-                self.leaving.add(channel.rank)
-            self._lose(channel.rank)
+                self._open(channel, *found)
+
+    def _open(self, channel: Channel, connection: socket.socket, claim: bytes = b"") -> None:
+        try:
+            channel.open(connection, claim)
+            self._watch(channel)
+        except ConnectionLostError:
+            self._miss(channel.rank)
+
+    def _miss(self, rank: int) -> None:
+        """Take note that a rank cannot be reached."""
+        # Whether it has left before anybody asked, or ended, can no longer be told.
+        if rank not in self.gone:
+            self.leaving.add(rank)
+        self._lose(rank)
+
+    def _take_answers(self) -> None:
+        """Use the connections to ranks of other hosts that have answered."""
+        for rank, connection in self._endpoint.answers():
+            channel = self._outward.get(rank)
+            if connection is None:
+                self._miss(rank)
+            elif channel is None:  # it was lost meanwhile
+                connection.close()
+            else:
+                self._open(channel, connection)
 
     def _welcome(self) -> None:
-        """Take in those who connect and know the secret."""
-        for connection in self._endpoint.accept():
-            self._poll.register(connection, select.EPOLLIN)
+        """Take in those who connect and are of the group."""
         for guest in self._endpoint.welcome():
             if guest.rank in self._inward:
                 guest.connection.close()
@@ -279,8 +300,7 @@ class Traffic:
             channel = self._inward[guest.rank] = Channel(guest.rank, self._post)
             channel.peer_pid = guest.pid if self._can_read(guest) else 0
             channel.open(guest.connection)
-            channel.events = select.EPOLLIN
-            self._channels[guest.connection.fileno()] = channel
+            self._watch(channel)
 
     def _can_read(self, guest: Guest) -> bool:
         if self._memory is None or not guest.pid or not guest.probe:
@@ -351,7 +371,7 @@ class Traffic:
 
     def _is_flushing(self) -> bool:
         with self.lock:
-            return any(
+            return self._endpoint.is_calling or any(
                 channel.is_sending and channel.connection is not None
                 for channel in [*self._outward.values(), *self._inward.values()]
             )

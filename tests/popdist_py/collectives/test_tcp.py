@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 import time
@@ -19,6 +18,7 @@ from support.connections import connections
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh
+from popdist_py.peers import greeting
 
 LIMIT = 30
 
@@ -233,32 +233,69 @@ def _listening():
     return {c.laddr.port for c in connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
-def test_strangers_are_turned_away(monkeypatch):
-    real = socket.create_server
-    strangers = []
+@pytest.fixture
+def crowded(monkeypatch):
+    """Give the strangers who connect, before anybody else, to what listens; each says something.
+
+    ``words`` are what they say; more than one of the same is as many of them.
+    """
+    real, strangers, words = socket.create_server, [], []
 
     def server(*args, **kwargs):
         listener = real(*args, **kwargs)
-        stranger = socket.create_connection(listener.getsockname())
-        stranger.sendall(b"\0" * 16 + b"v" + (1).to_bytes(4, "big"))
-        strangers.append(stranger)
+        for each in words:
+            strangers.append(stranger := socket.create_connection(listener.getsockname()))
+            stranger.sendall(each)
         return listener
 
     monkeypatch.setattr(socket, "create_server", server)
+    yield words, strangers
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_neither_delay_anybody_nor_are_let_in(crowded, caplog):
+    words, strangers = crowded
+    # As older versions greeted; half a greeting; nothing; other protocols; and more than have room.
+    words += [b"\0" * 16 + b"v" + (1).to_bytes(4, "big"), b"\0" * 80, b"\0" * 15]
+    words += [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 70_000, *[b""] * 100]
+    before, began = len(connections("tcp")), time.monotonic()
     found = connect(2)
+    assert time.monotonic() - began < tcp_connect._TIMEOUT_SECONDS / 2
     assert None not in found
-    # Only the first rank is come to; it has closed the stranger's connection.
-    ends = [s for s in strangers if select.select([s], [], [], LIMIT)[0] and _is_closed(s)]
-    assert len(ends) == 2
-    for connection in (*strangers, *found):
-        connection.close()
+    arrays = [np.full(1000, mesh.rank + 1.0) for mesh in found]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda m, a: finish(m, [m.start_all_reduce(a, np.add)]), found, arrays))
+    assert (arrays[0] == 3).all()
+    for stranger in strangers:
+        stranger.settimeout(LIMIT)
+        assert len(_all_of(stranger)) in (0, greeting.ANSWER_BYTES)
+        stranger.close()
+    for mesh in found:
+        mesh.close()
+    assert len(connections("tcp")) <= before
+    told = [record.getMessage() for record in caplog.records]
+    assert told
+    assert all(text.startswith("127.0.0.1 has connected and is not of this job") for text in told)
+    assert len(told) <= 2  # each rank tells of the first
 
 
-def _is_closed(connection):
+def test_the_secret_of_the_job_is_needed_as_well_as_that_of_the_meeting(monkeypatch):
+    secrets_of_ranks = iter([b"one", b"another"])
+    monkeypatch.setattr(tcp_connect, "job_secret", lambda _: next(secrets_of_ranks))
+    monkeypatch.setattr(tcp_connect, "_TIMEOUT_SECONDS", 0.3)
+    assert connect(2) == [None, None]
+
+
+def _all_of(connection):
+    """Return what comes until the other end closes the connection."""
+    data = b""
     try:
-        return connection.recv(1) == b""
+        while part := connection.recv(1000):
+            data += part
     except ConnectionResetError:
-        return True
+        pass
+    return data
 
 
 def test_a_host_finds_the_interface_that_leads_to_another():

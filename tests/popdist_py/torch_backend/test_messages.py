@@ -429,8 +429,8 @@ def _strangers(rank):
         for stranger in (loud, silent):
             stranger.settimeout(20)
             stranger.connect(name)
-        # As the other rank greets, but for the secret.
-        loud.sendall(bytes(16) + other.to_bytes(4, "little") + bytes(8))
+        # As a rank greets that the group does not have.
+        loud.sendall((2).to_bytes(4, "little") + bytes(8))
         for size in (4, LARGE):
             work = dist.isend(torch.ones(size), other)
             received = torch.zeros(size)

@@ -1,0 +1,295 @@
+"""Who connects to the launcher: its wrappers are let in, whatever strangers say; nobody else is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from conftest import ROOT, wait_until
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from popdist_py.peers import greeting
+from popdist_py.peers.calls import Calls
+from poprun_py.instance import launcher_link, protocol
+from poprun_py.supervision.control_channel import ControlChannel, Hello, hello_of
+
+MAIN = ROOT / "poprun_py" / "instance" / "main.py"
+DEEP = b"[" * 100_000
+HELLO = {"rank": 0, "pid": 1, "host": "here"}
+
+
+class Listener:
+    """What a supervisor would be told, in order."""
+
+    def __init__(self):
+        self.told = []
+
+    def make_streams(self, index):
+        return None, None
+
+    def __getattr__(self, name):
+        return lambda *what: self.told.append((name, *what))
+
+    def said(self):
+        return b"".join(each[3] for each in self.told if protocol.STDOUT in each).decode()
+
+    def names(self):
+        return [each[0] for each in self.told]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Give a channel that listens on both kinds of sockets, and what turns its loop."""
+    channel = ControlChannel(1, listener := Listener())
+    with selectors.DefaultSelector() as selector:
+        channel.open(selector, tmp_path, "127.0.0.1")
+
+        def turn(seconds=0.01):
+            for key, events in selector.select(seconds):
+                key.data(key.fileobj, events)
+            channel.on_time()
+
+        yield channel, listener, turn
+        channel.close()
+        assert selector.get_map() is None or len(selector.get_map()) <= 1
+
+
+def port_of(channel):
+    return int(channel.address.rpartition(":")[2])
+
+
+def wrapper(address, token, *program):
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", MAIN, "--", *program],
+        env={**os.environ, "POPRUN_CONTROL": address, "POPRUN_TOKEN": token, "RANK": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextlib.contextmanager
+def ended(process):
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def greeted(channel, turn):
+    """Return the end of a wrapper that has shown the token and said nothing else."""
+    calls, done = Calls(), []
+    calls.begin("me", ("127.0.0.1", port_of(channel)), channel.token.encode(), b"")
+    with contextlib.closing(calls):
+        wait_until(lambda: turn() or done.extend(calls.serve()) or done)
+    return done[0][1]
+
+
+def test_a_wrapper_of_another_host_joins_and_its_program_gets_a_secret_of_its_own(opened):
+    channel, listener, turn = opened
+    code = "import os; print(os.environ['POPDIST_SECRET'], 'POPRUN_TOKEN' in os.environ, end='')"
+    with ended(wrapper(channel.address, channel.token, sys.executable, "-c", code)):
+        wait_until(lambda: turn() or channel.is_complete)
+        channel.send_to(0, protocol.GO, {"variables": {}})
+        wait_until(lambda: turn() or listener.said().endswith("False"))
+        assert listener.said().split() == [
+            launcher_link.secret_of_programs(channel.token),
+            "False",
+        ]
+        assert channel.token not in listener.said()
+        # Nobody else is expected.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port_of(channel)))
+    assert "refused" not in listener.names()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"",
+        b"\0",
+        b"GET / HTTP/1.1\r\n\r\n",
+        protocol.pack(protocol.HELLO, json.dumps({**HELLO, "token": "x" * 32}).encode()),
+        protocol.pack(protocol.HELLO, DEEP),
+        protocol.HELLO + (protocol.MAX_PAYLOAD).to_bytes(4, "big") + b"x" * 100_000,
+        protocol.HELLO + b"\xff\xff\xff\xff" + b"x" * 100_000,
+        b"\0" * 48 + protocol.pack(protocol.INSPECT, b'"stacks"'),
+    ],
+    ids=["silent", "slow", "http", "token", "deep", "large", "huge", "inspect"],
+)
+def test_strangers_of_a_network_neither_join_nor_delay(opened, words):
+    channel, listener, turn = opened
+    address = ("127.0.0.1", port_of(channel))
+    with contextlib.ExitStack() as crowd:
+        for _ in range(80):
+            stranger = crowd.enter_context(socket.create_connection(address))
+            stranger.setblocking(False)
+            with contextlib.suppress(OSError):
+                stranger.send(words)
+        # Nothing is kept of what they say, or of what they announce.
+        tracemalloc.start()
+        for _ in range(20):
+            turn(0.001)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+        with ended(wrapper(channel.address, channel.token, "true")):
+            wait_until(lambda: turn() or channel.is_complete)
+            assert [name for name in listener.names() if name == "joined"] == ["joined"]
+            refused = [each for each in listener.told if each[0] == "refused"]
+            assert [each[1].partition(" has ")[0] for each in refused] == ["127.0.0.1"]
+
+
+def test_a_wrapper_that_was_turned_away_by_a_crowd_calls_again(opened):
+    channel, _, turn = opened
+    with socket.create_server(("127.0.0.1", 0)) as crowded:
+        host, port = crowded.getsockname()
+        with ended(wrapper(f"tcp:{host}:{port}", channel.token, "true")):
+            for limit in (0, 16):
+                with crowded.accept()[0] as connection:
+                    connection.recv(limit) if limit else None
+            # The third time it reaches the launcher.
+            theirs, ours = crowded.accept()[0], socket.create_connection((host, port_of(channel)))
+            with theirs, ours:
+                _pass_on(theirs, ours, lambda: turn() or channel.is_complete)
+
+
+def _pass_on(one, other, is_done):
+    with selectors.DefaultSelector() as selector:
+        selector.register(one, selectors.EVENT_READ, other)
+        selector.register(other, selectors.EVENT_READ, one)
+
+        def step():
+            for key, _ in selector.select(0):
+                key.data.sendall(key.fileobj.recv(1000))
+            return is_done()
+
+        wait_until(step)
+
+
+def test_a_launcher_that_is_not_ours_learns_nothing_and_starts_nothing(tmp_path):
+    token = "a secret of thirty-two characters"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+        with ended(wrapper(address, token, "touch", str(tmp_path / "started"))) as process:
+            with listener.accept()[0] as connection:
+                called = connection.recv(1000)
+                connection.sendall(greeting.answer(b"another", called, b"n" * 16) + greeting.LET_IN)
+                go = json.dumps({"variables": {}}).encode()
+                with contextlib.suppress(OSError):
+                    connection.sendall(protocol.pack(protocol.GO, go))
+                    assert connection.recv(1000) == b""
+            _, said = process.communicate(timeout=20)
+    assert len(called) == greeting.NONCE_BYTES
+    assert process.returncode == 1
+    where = address.removeprefix("tcp:")
+    assert said == f"poprun-py: who listens at {where} is not the launcher of this job\n"
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_a_wrapper_said_proves_nothing_another_time(opened):
+    channel, listener, turn = opened
+    recorded = []
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        host, port = between.getsockname()
+        with ended(wrapper(f"tcp:{host}:{port}", channel.token, "true")):
+            theirs, ours = between.accept()[0], socket.create_connection((host, port_of(channel)))
+            with theirs, ours:
+                recorded.append(theirs.recv(1000))
+                ours.sendall(recorded[-1])
+                wait_until(lambda: turn() or _can_read(ours))
+                theirs.sendall(ours.recv(1000))
+                wait_until(lambda: _can_read(theirs))
+                recorded.append(theirs.recv(1000))
+    with socket.create_connection((host, port_of(channel))) as thief:
+        thief.setblocking(False)
+        thief.sendall(recorded[0])
+        wait_until(lambda: turn() or _can_read(thief))
+        assert len(thief.recv(1000)) == greeting.ANSWER_BYTES
+        thief.sendall(recorded[1] + protocol.pack(protocol.HELLO, json.dumps(HELLO).encode()))
+        wait_until(lambda: turn() or _can_read(thief))
+        with contextlib.suppress(ConnectionResetError):
+            assert thief.recv(1000) == b""
+    assert "joined" not in listener.names()
+
+
+def _can_read(connection):
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+@pytest.mark.parametrize("nonsense", [DEEP, b"\xff", b"{", b"[1, ]"])
+def test_a_wrapper_that_talks_nonsense_is_lost_like_one_that_ends(opened, nonsense):
+    channel, listener, turn = opened
+    with greeted(channel, turn) as wrapped:
+        wrapped.sendall(protocol.pack(protocol.HELLO, json.dumps(HELLO).encode()))
+        wait_until(lambda: turn() or channel.is_complete)
+        wrapped.sendall(protocol.pack(protocol.STARTED, nonsense))
+        wait_until(lambda: turn() or "lost" in listener.names())
+    assert listener.names() == ["joined", "lost"]
+
+
+def test_who_has_shown_the_token_must_still_say_which_instance_it_is(opened):
+    channel, listener, turn = opened
+    for words in (b"x" * 9, protocol.pack(protocol.HELLO, DEEP),
+                  protocol.pack(protocol.HELLO, json.dumps({**HELLO, "rank": 1}).encode()),
+                  protocol.pack(protocol.INSPECT, b'"stacks"')):  # fmt: skip
+        with greeted(channel, turn) as wrapped:
+            wrapped.settimeout(0)
+            wrapped.sendall(words)
+            wait_until(lambda wrapped=wrapped: turn() or _can_read(wrapped))
+            with contextlib.suppress(ConnectionResetError):
+                assert wrapped.recv(100) == b""
+    assert listener.told == []
+
+
+def test_within_the_host_the_token_is_said(opened, tmp_path):
+    channel, listener, turn = opened
+    for token in ("", "\udcff", "x" * 32, channel.token):
+        with socket.socket(socket.AF_UNIX) as wrapped:
+            wrapped.connect(str(tmp_path / "control"))
+            hello = json.dumps({**HELLO, "token": token}).encode()
+            wrapped.sendall(protocol.pack(protocol.HELLO, hello))
+            wait_until(
+                lambda wrapped=wrapped: (
+                    turn() or _can_read(wrapped) or listener.names() == ["joined"]
+                )
+            )
+    assert listener.names()[:1] == ["joined"]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+NAMES = st.sampled_from(["rank", "pid", "host", "token", "port", "time_ns", "else"])
+
+
+@given(
+    st.sampled_from([protocol.HELLO, protocol.BYE, b"\0"]),
+    st.binary() | st.builds(json.dumps, VALUES | st.dictionaries(NAMES, VALUES)).map(str.encode),
+)
+@example(protocol.HELLO, DEEP)
+@example(protocol.HELLO, b'{"rank": 0, "pid": Infinity, "host": "h"}')
+@example(protocol.HELLO, b'{"rank": ' + b"9" * 5000 + b', "pid": 1, "host": "h"}')
+@example(protocol.HELLO, json.dumps(HELLO).encode())
+def test_any_bytes_are_a_hello_or_refused(kind, payload):
+    try:
+        hello = hello_of(kind, payload)
+    except ValueError:
+        assert json.dumps(HELLO).encode() != payload
+        return
+    assert kind == protocol.HELLO
+    assert isinstance(hello, Hello)
+    assert [type(n) for n in (hello.rank, hello.pid, hello.port, hello.time_ns)] == [int] * 4
+    assert isinstance(hello.host, str)
