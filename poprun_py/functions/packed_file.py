@@ -4,7 +4,8 @@
 
 Arrays are written from where they lie, and read by mapping the file: they are in memory once on
 either side. The CRC-32 is of everything before it, what arrays hold too: a file of which a part is
-missing or changed is refused. Every file is 0600.
+missing or changed is refused. Every file is 0600; one that somebody else may have written is
+refused too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from popdist_py.own_files.owner import NotOwnFileError, check_own
 
 __all__ = [
     "IncompleteFileError",
@@ -43,7 +46,7 @@ _END = struct.Struct(f">I{len(_MARK)}s")
 
 
 class IncompleteFileError(Exception):
-    """The file is not there, only a part of it is, or it was changed."""
+    """The file is not there, is another user's, only a part of it is there, or it was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +165,14 @@ def open_packed(path: Path) -> PackedFile:
     """Map a file that ``append_buffers`` finished.
 
     Raises:
-        IncompleteFileError: it is not there, not whole, or changed.
+        IncompleteFileError: it is not there, not whole, or changed, or others can write to it.
     """
     try:
         with path.open("rb") as file:
+            # Its folder, if it is still in one, is the job's: nobody else can enter it.
+            check_own(file.fileno(), path)
             pages = memoryview(_pages(file))
-    except OSError as error:
+    except (OSError, NotOwnFileError) as error:
         raise IncompleteFileError(str(error)) from None
     index = _index(pages)
     if index is None:

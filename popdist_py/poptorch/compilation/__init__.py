@@ -3,5 +3,5 @@
 Here live the compiler, the choice of the replica back ends, what training adds, and the cache.
 Nothing here runs a step. May call: on_ipu, execution, update, weights, options,
 placement, calls, group_norms, enums, logger, errors, and the library's collectives,
-atomic_file, environment, ipu, measured_values and timeline.
+atomic_file, environment, ipu, measured_values, own_files and timeline.
 """

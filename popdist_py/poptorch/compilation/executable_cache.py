@@ -8,16 +8,18 @@ This module finds, locks, reads and writes the file of one model. It compiles no
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import nn
 
 from popdist_py.atomic_file import replaced_at_end
+from popdist_py.own_files.owner import NotOwnFileError, check_own_folder, open_own
+from popdist_py.own_files.seal import is_sealed, sealed
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.compiler import Executable
 from popdist_py.poptorch.compilation.model_key import model_key
@@ -36,6 +38,7 @@ class ExecutableCache:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._is_unusable = False
 
     @classmethod
     def of(
@@ -57,16 +60,21 @@ class ExecutableCache:
 
         The file itself is the lock, so that the folder holds one file for each model; it is empty
         until the first process has compiled. A folder that cannot be written, or not locked, is
-        no reason to stop: what it holds is used, and nothing is added.
+        no reason to stop: what it holds is used, and nothing is added. Of a folder that others can
+        change nothing is used.
         """
         with ExitStack() as stack:
             try:
                 if self._path is not None:
-                    self._path.parent.mkdir(parents=True, exist_ok=True)
-                    lock = stack.enter_context(self._path.open("ab"))
+                    self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    check_own_folder(self._path.parent)
+                    lock = stack.enter_context(_open_lock(self._path))
                     fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError as error:
                 self._do_without(error)
+            except NotOwnFileError as error:
+                logger.warning("Compiling without the cache: %s", error)
+                self._path = None
             yield
 
     def _do_without(self, error: OSError) -> None:
@@ -83,33 +91,35 @@ class ExecutableCache:
         self._path = None
 
     def load(self) -> Executable | None:
-        """Return the executable that was compiled before; None if there is none that can be read.
+        """Return the executable that was compiled before; None if there is none that can be used.
 
-        A file that cannot be read is emptied, so that :meth:`store` fills it again.
+        :meth:`store` writes another one in the place of what cannot be used.
         """
         if self._path is None or not self._is_filled():
             return None
         try:
-            executable = torch.load(self._path, weights_only=False)
+            executable = _read(self._path)
+        except NotOwnFileError as error:
+            logger.warning("Compiling again: %s", error)
         except Exception as error:  # unknown bytes can make unpickling raise anything
-            logger.info("Compiling again: %s cannot be read: %s", self._path, error)
-            executable = None
-        if isinstance(executable, Executable):
+            logger.warning("Compiling again: %s cannot be read: %s", self._path, error)
+        else:
             logger.info("Executable loaded from the cache: %s", self._path)
             return executable
-        with suppress(OSError):  # a folder that is only read keeps it
-            os.truncate(self._path, 0)
+        self._is_unusable = True
         return None
 
     def store(self, executable: Executable) -> None:
         """Keep an executable."""
-        if self._path is None or self._is_filled():
+        if self._path is None or (self._is_filled() and not self._is_unusable):
             return
-        content = io.BytesIO()
-        torch.save(executable, content)
         try:
-            with replaced_at_end(self._path) as partial:
-                partial.write_bytes(content.getbuffer())
+            with (
+                replaced_at_end(self._path, private=True) as partial,
+                partial.open("wb") as file,
+                sealed(file) as content,
+            ):
+                torch.save(executable, content)
         except OSError as error:
             self._do_without(error)
 
@@ -118,3 +128,25 @@ class ExecutableCache:
             return self._path is not None and self._path.stat().st_size > 0
         except OSError:
             return False
+
+
+def _open_lock(path: Path) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "ab")
+
+
+def _read(path: Path) -> Executable:
+    """Return the executable in a file.
+
+    Raises:
+        NotOwnFileError: somebody else may have written it.
+        ValueError: it is damaged, or holds something else.
+        Exception: whatever unpickling raises.
+    """
+    with os.fdopen(open_own(path), "rb") as file:
+        if not is_sealed(file):
+            raise ValueError("it is damaged, or another version wrote it")
+        executable = torch.load(file, weights_only=False)
+    if not isinstance(executable, Executable):
+        raise ValueError(f"it holds a {type(executable).__name__}")
+    return executable

@@ -6,14 +6,17 @@ This module writes and reads values. It makes no wrapper and compiles nothing.
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 from torch import nn
 
 from popdist_py import __version__
+from popdist_py.own_files.owner import NotOwnFileError, open_own
+from popdist_py.own_files.seal import is_sealed, sealed
 from popdist_py.poptorch.calls.nested_values import Call
 from popdist_py.poptorch.compilation.compiler import Executable
 from popdist_py.poptorch.errors import Error
@@ -24,6 +27,8 @@ __all__ = ["SavedModel"]
 
 _MAGIC: Final = "popdist_py.poptorch"
 _DEFAULT_NAME: Final = "model.poptorch"
+# How files begin that earlier versions wrote, without a seal: torch's are ZIP archives.
+_ZIP: Final = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +61,7 @@ class SavedModel:
 
         Raises:
             AssertionError: the parent is a file.
+            OSError: it cannot be written.
         """
         if path.is_dir():
             path = path / _DEFAULT_NAME
@@ -80,17 +86,19 @@ class SavedModel:
             "optimizer": self.optimizer,
             "own": own.getvalue(),
         }
-        torch.save(content, path)
+        with open(path, "wb", opener=_not_for_others) as file, sealed(file) as inside:
+            torch.save(content, inside)
 
     @classmethod
     def read(cls, path: Path) -> SavedModel:
         """Return the content of a saved file.
 
         Raises:
-            Error: it is no such file, or it names modules or classes that are not there.
+            Error: it is no such file, is damaged, others may have written it, or it names modules
+                or classes that are not there.
             AssertionError: another version of this package wrote it.
         """
-        content = _unpickled(path, path)
+        content = _content(path)
         if not isinstance(content, dict) or content.get("magic") != _MAGIC:
             raise Error(
                 f"Invalid file {path}: save() of a PopTorch model of version {__version__} did "
@@ -104,12 +112,32 @@ class SavedModel:
         return cls(model=content["model"], optimizer=content["optimizer"], **own)
 
 
-def _unpickled(path: Path, source: Path | io.BytesIO) -> Any:
+def _not_for_others(path: str, flags: int) -> int:
+    """Open a file that nobody else can write to, whatever the umask: such a one is not loaded."""
+    return os.open(path, flags, 0o644)
+
+
+def _content(path: Path) -> Any:
+    """Return what the file ``path`` holds, if it is whole and nobody else may have written it."""
+    again = "compile and save the model again"
+    try:
+        with os.fdopen(open_own(path), "rb") as file:
+            is_whole = is_sealed(file)
+            if is_whole or (is_whole is None and file.peek(len(_ZIP)).startswith(_ZIP)):
+                return _unpickled(path, file)
+    except NotOwnFileError as error:
+        raise Error(f"Invalid file {error}") from None
+    except OSError as error:
+        raise Error(f"Invalid file {path}: {error.strerror or error}") from error
+    if is_whole is None:
+        raise Error(f"Invalid file {path}: save() of a PopTorch model did not write it; {again}")
+    raise Error(f"Invalid file {path}: it is damaged; {again}")
+
+
+def _unpickled(path: Path, source: IO[bytes]) -> Any:
     """Return what ``source``, the file ``path`` or a part of it, holds."""
     try:
         return torch.load(source, weights_only=False)
-    except OSError as error:
-        raise Error(f"Invalid file {path}: {error}") from error
     except Exception as error:  # unknown bytes can make unpickling raise anything
         raise Error(
             f"Invalid file {path}: it cannot be read ({type(error).__name__}: {error}). It is "

@@ -125,3 +125,11 @@ def test_a_file_that_lacks_a_part_or_was_changed_anywhere_is_refused(tmp_path):
         path.write_bytes(data)
         with pytest.raises(IncompleteFileError, match="is not whole, or was changed"):
             open_packed(path)
+
+
+def test_a_file_that_others_can_write_to_is_refused(tmp_path):
+    path = tmp_path / "value"
+    write_packed(path, {}, 1)
+    path.chmod(0o622)
+    with pytest.raises(IncompleteFileError, match=r"others can write to it \(mode 0622\)"):
+        open_packed(path)

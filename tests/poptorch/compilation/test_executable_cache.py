@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import functools
 import importlib
+import io
 import linecache
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.damage import damaged
 from support.models import Mlp, classified, quiet_options
 from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
@@ -25,6 +27,7 @@ import popdist_py.poptorch as poptorch
 from popdist_py import measured_values
 from popdist_py.poptorch.compilation import model_key
 from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 
 
 def replicas_of(folder):
@@ -424,13 +427,21 @@ class TestFoldersThatCannotBeWritten:
         assert "--executable-cache-path" in caplog.text
 
     def test_a_folder_without_room(self, tmp_path, caplog, monkeypatch):
-        def full(path, content):
-            with path.open("wb") as file:
-                file.write(content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
+        class Full(io.BufferedWriter):
+            def write(self, data):
+                if self.tell() > 1000:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return super().write(data)
+
+        opened = Path.open
+
+        def full(path, mode="r", **arguments):
+            if mode != "wb":
+                return opened(path, mode, **arguments)
+            return Full(io.FileIO(path, "w"))
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "write_bytes", full)
+            patch.setattr(Path, "open", full)
             _cached(tmp_path)
         assert "(No space left on device)" in caplog.text
         (file,) = tmp_path.iterdir()
@@ -443,14 +454,79 @@ class TestFoldersThatCannotBeWritten:
     ):
         log = tmp_path / "log"
         _compile(str(log), str(tmp_path / "cache"))
-        opened = Path.open
+        opened = os.open
 
-        def read_only(path, mode="r", *arguments, **keywords):
-            if mode == "ab":
+        def read_only(path, flags, *arguments, **keywords):
+            if flags & os.O_CREAT:
                 raise PermissionError(errno.EACCES, "Permission denied")
-            return opened(path, mode, *arguments, **keywords)
+            return opened(path, flags, *arguments, **keywords)
 
-        monkeypatch.setattr(Path, "open", read_only)
+        monkeypatch.setattr(os, "open", read_only)
         _compile(str(log), str(tmp_path / "cache"))
         assert log.read_text() == "traced\n"
         assert caplog.text == ""
+
+
+class TestWhoCanWrite:
+    """Loading an executable runs code: what others may have written is compiled again."""
+
+    @pytest.fixture
+    def cache(self, tmp_path):
+        before = os.umask(0)
+        try:
+            _compile(str(tmp_path / "log"), str(tmp_path / "cache"))
+        finally:
+            os.umask(before)
+        return tmp_path / "cache"
+
+    def test_folder_and_files_are_for_their_user_alone(self, cache):
+        (file,) = cache.iterdir()
+        assert cache.stat().st_mode & 0o777 == 0o700
+        assert file.stat().st_mode & 0o777 == 0o600
+
+    def test_a_file_that_others_can_write_to_is_replaced(self, cache, tmp_path, caplog):
+        (file,) = cache.iterdir()
+        file.chmod(0o666)
+        for _ in range(2):
+            _compile(str(tmp_path / "log"), str(cache))
+        assert (tmp_path / "log").read_text() == 2 * "traced\n"
+        assert file.stat().st_mode & 0o777 == 0o600
+        (warning,) = caplog.messages
+        assert f"Compiling again: {file}: others can write to it (mode 0666)" in warning
+        assert f"chmod go-w {file}" in warning
+
+    def test_a_folder_that_others_can_write_to_is_not_used(self, cache, tmp_path, caplog):
+        cache.chmod(0o777)
+        for file in cache.iterdir():
+            file.unlink()
+        _compile(str(tmp_path / "log"), str(cache))
+        assert (tmp_path / "log").read_text() == 2 * "traced\n"
+        (warning,) = caplog.messages
+        assert f"Compiling without the cache: {cache}: others can replace files" in warning
+        assert f"chmod go-w {cache}" in warning
+        assert not list(cache.iterdir())
+
+
+def test_a_damaged_executable_is_compiled_again_with_one_warning(tmp_path, caplog):
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    _compile(str(log), str(cache))
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    # Far inside, where torch itself sees nothing.
+    file.write_bytes(whole[:-700] + bytes([whole[-700] ^ 1]) + whole[-699:])
+    for _ in range(2):
+        _compile(str(log), str(cache))
+    assert log.read_text() == 2 * "traced\n"
+    (warning,) = caplog.messages
+    assert f"Compiling again: {file} cannot be read: it is damaged" in warning
+
+
+@pytest.mark.sweep
+def test_an_executable_that_is_damaged_anywhere_is_not_loaded(tmp_path):
+    _cached(tmp_path)
+    (file,) = tmp_path.iterdir()
+    cache = ExecutableCache(file)
+    assert cache.load() is not None
+    for how, data in damaged(file.read_bytes()):
+        file.write_bytes(data)
+        assert cache.load() is None, how

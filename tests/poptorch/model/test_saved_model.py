@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 import torch
+from support.damage import damaged
 from support.models import Mlp, assert_equal_weights, classified, quiet_options
 from support.unreadable_files import UNREADABLE, make_unreadable
 from torch import nn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch.model import saved_model
+from popdist_py.poptorch.model.saved_model import SavedModel
 
 
 def test_a_saved_model_continues_where_it_was(tmp_path):
@@ -138,3 +141,60 @@ def test_the_version_of_a_file_is_read_before_what_it_says_of_this_package(tmp_p
     monkeypatch.setitem(sys.modules, "popdist_py.poptorch.options.options", None)
     with pytest.raises(AssertionError, match="version mismatch"):
         poptorch.load(tmp_path / "old")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return the file of a small model."""
+    inference = poptorch.inferenceModel(nn.Linear(1, 1), quiet_options())
+    inference(torch.ones(1, 1))
+    inference.save(tmp_path / "model.bin")
+    return tmp_path / "model.bin"
+
+
+def test_a_model_that_others_can_write_to_is_not_loaded(saved):
+    for path, mode in ((saved, 0o666), (saved.parent, 0o777)):
+        before = path.stat().st_mode & 0o777
+        path.chmod(mode)
+        with pytest.raises(poptorch.Error, match=rf"Invalid file .*chmod go-w {path}$"):
+            poptorch.load(saved)
+        path.chmod(before)
+    assert poptorch.load(saved) is not None
+
+
+def test_nobody_else_can_write_to_what_is_saved(tmp_path):
+    inference = poptorch.inferenceModel(nn.Linear(1, 1), quiet_options())
+    inference(torch.ones(1, 1))
+    before = os.umask(0)
+    try:
+        inference.save(tmp_path / "model.bin")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "model.bin").stat().st_mode & 0o777 == 0o644
+    poptorch.load(tmp_path / "model.bin")
+
+
+def test_what_was_saved_without_a_seal_is_loaded(saved):
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[whole.index(b"PK") :])
+    out = poptorch.load(saved)(torch.ones(1, 1))
+    assert out.shape == (1, 1)
+
+
+def test_a_damaged_model_is_said(saved):
+    whole = saved.read_bytes()
+    # Within the weights: nothing but the seal can tell.
+    saved.write_bytes(whole[:1500] + bytes([whole[1500] ^ 1]) + whole[1501:])
+    with pytest.raises(poptorch.Error, match=r"model\.bin: it is damaged; compile and save"):
+        poptorch.load(saved)
+
+
+@pytest.mark.sweep
+def test_a_model_that_is_damaged_anywhere_is_not_loaded(saved):
+    for how, data in damaged(saved.read_bytes()):
+        saved.write_bytes(data)
+        try:
+            with pytest.raises(poptorch.Error, match=r"Invalid file .*model\.bin"):
+                SavedModel.read(saved)
+        except pytest.fail.Exception:
+            pytest.fail(f"read though {how}")
