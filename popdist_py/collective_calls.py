@@ -345,7 +345,7 @@ def _leaf_arrays() -> ModuleType:
 def _run(name: str, call: Callable[[Communicator], Any], async_op: bool) -> Any:
     communicator = context.communicator()
     if async_op:
-        return communicator.background.submit(partial(call, communicator))
+        return communicator.background.submit(partial(call, communicator), name)
     with activities.doing(activities.REDUCING, name):
         return call(communicator)
 

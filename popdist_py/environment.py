@@ -14,6 +14,7 @@ from popdist_py.errors import WireError
 
 __all__ = [
     "BETWEEN_CALLS",
+    "COLLECTIVES",
     "COMPILING",
     "INFERENCE",
     "INSTANCE_VARIABLES",
@@ -58,8 +59,9 @@ CALL = "POPDIST_CALL"
 CALL_FILES = "POPDIST_CALL_FILES"
 
 # Beyond PopRun, from the supervisor: the memory shared with the instance's wrapper; a signal number
-# and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"); and the number
-# of restarts of the job.
+# and the file to which the signal writes the stacks of all threads ("NUMBER:PATH"), and to which
+# the signal before that one makes Python write a NUL as soon as it runs; and the number of restarts
+# of the job.
 HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
@@ -137,6 +139,11 @@ RESUME_EXIT_CODE = 75
 
 # What an instance does now, as the heartbeat tells the launcher.
 BETWEEN_CALLS, TRAINING, INFERENCE, COMPILING = range(4)
+# The calls that all instances make, as the memory shared with the wrapper numbers them; 0 is none.
+COLLECTIVES = (
+    *("", "all_reduce", "broadcast", "broadcast_object", "all_gather", "all_gather_object"),
+    *("gather", "gather_object", "reduce_scatter", "barrier", "reduce", "scatter", "all_to_all"),
+)
 
 
 def is_popdist_environment(environ: Mapping[str, str]) -> bool:

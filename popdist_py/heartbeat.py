@@ -7,6 +7,7 @@ library only; nothing here saves or ends a training.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import operator
@@ -24,6 +25,7 @@ __all__ = [
     "begin",
     "call",
     "enter",
+    "expect",
     "resume",
     "step",
     "steps",
@@ -35,6 +37,8 @@ __all__ = [
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
+# Of _BEGUN.
+_JOINED, _WILL_STEP = 1, 2
 _WAIT_SECONDS = 0.0005
 
 _words: memoryview | None = None
@@ -43,11 +47,16 @@ _has_stepped = False
 
 
 def begin() -> None:
-    """Tell the launcher that steps will be counted from now on; ``init()`` calls this."""
+    """Tell the launcher that steps may be counted from now on; ``init()`` calls this."""
     words = _words or _open()
-    words[_BEGUN] = 1
+    words[_BEGUN] = max(_JOINED, words[_BEGUN])
     activities.begin()
     _answer_with_stacks()
+
+
+def expect() -> None:
+    """Tell the launcher that steps or calls will follow, from now on; a model calls this."""
+    (_words or _open())[_BEGUN] = _WILL_STEP
 
 
 def step(samples: int = 0, loss: SupportsFloat | None = None) -> None:
@@ -182,7 +191,7 @@ def _note_first_step() -> None:
 
 
 def _answer_with_stacks() -> None:
-    """Let the launcher's signal write the stacks of all threads.
+    """Let the launcher's signals write the stacks of all threads, and ask whether Python runs.
 
     In a Python that the wrapper itself started, this was done before the program began, and the
     variable was removed. This function serves other Pythons, such as one behind a shell script.
@@ -195,6 +204,20 @@ def _answer_with_stacks() -> None:
             faulthandler.register(
                 int(signal_number), file=_stacks_file, all_threads=True, chain=False
             )
+            _answer_when_python_runs(int(signal_number) - 1, _stacks_file)
+
+
+def _answer_when_python_runs(number: int, file: BinaryIO) -> None:
+    """Let a signal write a NUL once the main thread is in Python, and not in a call of C."""
+    import signal  # takes longer than all else here, which most programs need
+
+    def answer(*_: object) -> None:
+        os.write(file.fileno(), b"\0")
+
+    signal.signal(number, answer)
+    signal.siginterrupt(number, False)
+    # The interpreter forgets its handlers when it ends: the signal would end the process.
+    atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _open() -> memoryview:

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from popdist_py.activities.shared_words import map_words
+from popdist_py.environment import COLLECTIVES
 
 __all__ = [
     "COMPILING",
@@ -61,6 +62,11 @@ NAMES: Final = (
 # _STEPS counts all steps of this memory, _TIMED_STEPS those whose beginning is known.
 _BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS: Final = 16  # one word for each activity
+# The last collective that was begun: from the lowest bit on, whether it goes on (1), which of
+# environment.COLLECTIVES it is (7), and its number, counted from 1; and when it was begun.
+_CALL, _CALL_BEGAN = 26, 27
+_NUMBER_SHIFT, _CALL_BITS = 8, 0xFF
+_CALLS: Final = {name: code << 1 for code, name in enumerate(COLLECTIVES) if name}
 # The last steps, in a ring: of each the number of steps done by then, when it ended, its
 # nanoseconds, those without waiting for others, its samples, and the bits of its loss.
 _ROWS: Final = 32
@@ -99,6 +105,7 @@ _words: memoryview | None = None
 _owner = 0  # the thread that counts
 _waited_beside = 0  # nanoseconds that other threads have waited for other instances
 _is_program = True  # and not a process that the program forked
+_num_calls = 0  # collectives begun
 _listener: Listener | None = None
 # As of the last step: when it ended (0: there was none), and the time spent beside steps, waiting,
 # and computing until then.
@@ -116,15 +123,16 @@ class doing:
 
     Args:
         activity: one of this module's.
-        name: says more, to a listener only.
+        name: says more, to a listener.
+        call: of REDUCING, the collective that this is; by default ``name``, if it is one's.
 
     Raises:
         ValueError: there is no such activity.
     """
 
-    __slots__ = ("_activity", "_began", "_name", "_outer", "_told")
+    __slots__ = ("_activity", "_began", "_call", "_name", "_outer", "_told")
 
-    def __init__(self, activity: int, name: str = "") -> None:
+    def __init__(self, activity: int, name: str = "", call: str = "") -> None:
         if activity not in _ALL:
             raise ValueError(
                 f"doing({activity!r}): expected an activity of popdist_py.activities, such as "
@@ -132,8 +140,10 @@ class doing:
             )
         self._activity = activity
         self._name = name
+        self._call = _CALLS.get(call or name, 0) if activity == REDUCING else 0
 
     def __enter__(self) -> None:
+        global _num_calls
         words = _words or _open()
         self._began = now = time.monotonic_ns()
         if get_ident() == _owner:
@@ -141,6 +151,11 @@ class doing:
             words[_NANOSECONDS + outer] += now - words[_SINCE]
             words[_ACTIVITY] = self._activity
             words[_SINCE] = now
+        if self._call:
+            _num_calls += 1
+            self._call = _num_calls << _NUMBER_SHIFT | self._call & _CALL_BITS | 1
+            words[_CALL_BEGAN] = now
+            words[_CALL] = self._call
         told = None if _listener is None else _listener.begun(self._activity, self._name, now)
         self._told = told
 
@@ -152,6 +167,9 @@ class doing:
     ) -> None:
         global _waited_beside
         words = _words or _open()
+        # Of calls in several threads the one that began last is told of.
+        if self._call and words[_CALL] == self._call:
+            words[_CALL] = self._call - 1
         now = time.monotonic_ns()
         if get_ident() == _owner:
             words[_NANOSECONDS + self._activity] += now - words[_SINCE]

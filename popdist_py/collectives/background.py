@@ -23,8 +23,9 @@ T = TypeVar("T")
 class Handle(Generic[T]):
     """A collective that runs while the program continues."""
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], call: str = "") -> None:
         self._function = function
+        self._call = call
         self._name = spans.call_name("beside the program")
         self._done = threading.Event()
         self._result: T | None = None
@@ -34,7 +35,7 @@ class Handle(Generic[T]):
         """Make the call and store its result or error for ``wait``."""
         try:
             # Of another thread: the program's own time goes elsewhere meanwhile.
-            with activities.doing(activities.REDUCING, self._name):
+            with activities.doing(activities.REDUCING, self._name, self._call):
                 self._result = self._function()
         except BaseException as error:
             self._error = error
@@ -67,14 +68,14 @@ class Background:
         self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
 
-    def submit(self, function: Callable[[], T]) -> Handle[T]:
-        """Call ``function`` after all functions submitted before."""
+    def submit(self, function: Callable[[], T], call: str = "") -> Handle[T]:
+        """Call ``function``, one collective if it has a name, after all submitted before."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run_queue, name="popdist-collectives", daemon=True
             )
             self._thread.start()
-        self.last = handle = Handle(function)
+        self.last = handle = Handle(function, call)
         self._queue.put(handle)
         return handle
 

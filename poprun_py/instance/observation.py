@@ -1,10 +1,11 @@
-"""What a wrapper can see of its program's use of the host: CPU, memory, and what holds it up.
+"""What a wrapper can see of its program's use of the host: CPU, memory, files, what holds it up.
 
 Reads files below /proc and /sys only. Standard library only and cheap to import. Nothing here
 knows the program's steps: that is vitals.py.
 """
 
 import os
+import time
 
 from poprun_py.instance import processes
 
@@ -13,11 +14,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["observe"]
+    from poprun_py.instance.vitals import Vitals
+
+__all__ = ["BUSY_SHARE", "SignsOfLife", "observe"]
+
+# A program that waits uses less of one CPU than this, however it does so but by spinning.
+BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
 _MAX_THREADS = 64  # of a process, that are asked for its children
 _KIB = 1024
+_IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 _STATUS = (b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap")
 
 
@@ -52,6 +59,66 @@ def observe(program: int) -> "dict[str, Any]":
     return found
 
 
+class SignsOfLife:
+    """What moves in a program that counts no steps, in one look after the other.
+
+    Args:
+        vitals: shared with the program.
+        program: its process.
+    """
+
+    def __init__(self, vitals: "Vitals", program: int) -> None:
+        self._vitals = vitals
+        self._program = program
+        self._last: dict[str, Any] = {}
+
+    def look(self, written: int) -> "dict[str, Any]":
+        """Return what there is to see now.
+
+        Args:
+            written: bytes of output by now.
+
+        Returns:
+            ``at``, a time in seconds; ``cpu_seconds`` and ``moved_bytes`` of files, pipes and disk
+            by now, ``written``; the last collective, ``call``, as ``Vitals`` has it; whether the
+            program ``waits`` in one; whether it has ``joined`` the others, and may count steps;
+            and for how many seconds it is ``away``: its main thread has run no Python. That is
+            asked of one that does nothing but use CPU time.
+        """
+        cpu_seconds, moved, pids = _spent(self._program)
+        look: dict[str, Any] = {
+            "at": time.monotonic(),
+            "cpu_seconds": cpu_seconds,
+            "moved_bytes": moved,
+            "written": written,
+            "call": self._vitals.call(),
+            "waits": self._vitals.waits(),
+            "joined": self._vitals.progress() is not None,
+        }
+        look["away"] = self._vitals.away_seconds(pids, ask=self._is_only_busy(look))
+        self._last = look
+        return look
+
+    def _is_only_busy(self, look: "dict[str, Any]") -> bool:
+        """Tell whether the program has used CPU time since the last look, and done no more."""
+        last = self._last
+        if not last or look["written"] != last["written"] or look["call"][:3] != last["call"][:3]:
+            return False
+        used = look["cpu_seconds"] - last["cpu_seconds"]
+        return bool(used > BUSY_SHARE * (look["at"] - last["at"]))
+
+
+def _spent(program: int) -> "tuple[float, int, list[int]]":
+    """Return what the program and its descendants have used by now, and their process ids.
+
+    Returns:
+        CPU time in seconds; the bytes that they read and wrote, with files and pipes by system
+        calls, and with the disk: only differences mean anything.
+    """
+    pids = _tree(program)[:_MAX_PROCESSES]
+    return sum(map(_cpu_seconds, pids)), sum(map(_moved_bytes, pids)), pids
+
+
 def _tree(program: int) -> list[int]:
     """Return the program and its descendants, parents first.
 
@@ -84,6 +151,13 @@ def _cpu_seconds(pid: int) -> float:
     if len(fields) < 15:
         return 0.0
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _moved_bytes(pid: int) -> int:
+    """Return the bytes that a process has read and written."""
+    lines = (line.partition(b":") for line in _read(f"/proc/{pid}/io").splitlines())
+    values = {name: int(value) for name, _, value in lines}
+    return sum(values.get(name, 0) for name in _IO)
 
 
 def _sizes(pid: int) -> list[int]:

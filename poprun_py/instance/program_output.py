@@ -29,6 +29,7 @@ class ProgramOutput:
         self._queue = queue
         self._kinds: dict[int, bytes] = {}  # of frames, by descriptor
         self._terminal: ProgramTerminal | None = None
+        self.num_bytes = 0  # written by now
 
     @property
     def descriptors(self) -> "Collection[int]":
@@ -72,6 +73,7 @@ class ProgramOutput:
     def _take(self, descriptor: int, data: bytes | None) -> None:
         """Pass on what was written; empty, nothing more is."""
         if data:
+            self.num_bytes += len(data)
             self._queue(self._kinds[descriptor], data)
         elif data is not None:
             del self._kinds[descriptor]

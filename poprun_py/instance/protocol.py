@@ -20,6 +20,7 @@ STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
 BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
+LIFE = b"I"  # JSON: what moves in a program that counts no steps: as observation.SignsOfLife has it
 OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
@@ -38,7 +39,7 @@ EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its o
 # Of these, those whose payload is no JSON.
 RAW = (STDOUT, STDERR, FILE)
 # launcher -> wrapper
-GO = b"G"  # JSON: variables for the program; how often to look for steps, and whether to tell all
+GO = b"G"  # JSON: variables for the program; how often to look for what, and whether to tell all
 LEASE = b"L"  # JSON: the CPUs of this host to lease for all instances here, before GO
 GIVEN = b"J"  # raw bytes of a file for the program, before GO; none: its end, once
 KEYS = b"k"  # raw bytes for the program to read; none: the end of its input, once

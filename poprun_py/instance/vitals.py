@@ -1,4 +1,4 @@
-"""What a wrapper knows of its program from outside: steps and stacks.
+"""What a wrapper knows of its program from outside: steps, collectives and stacks.
 
 Standard library only and cheap to import. The memory that the program counts its steps in and the
 file that takes its stacks have no name in any file system: nothing can be left behind.
@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
+# Of _BEGUN: steps will follow. Of _ACTIVITY: it waits for other instances.
+_WILL_STEP, _WAITING = 2, 6
 # Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
 # what goes on, the samples, the steps timed and all steps; the nanoseconds of each activity; a row
 # for each of the last steps: its number, when it ended, how long it took (_UNTIMED: nobody knows),
 # and how long without waiting for others, its samples, its loss (of these bits: nobody knows).
 _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
+# The last collective: whether it goes on (1 bit), which one (7), its number; when it was begun.
+_CALL, _CALL_BEGAN = 26, 27
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
@@ -38,6 +42,8 @@ _LAST_STEPS, _OWN_STEPS = 255, 10
 _SETTLE_SECONDS = 0.001
 # A signal that neither programs nor their libraries use.
 STACKS_SIGNAL = signal.SIGRTMAX - 3
+# The one before it is answered by a NUL, once Python runs in the main thread.
+_ASK_SIGNAL, _ANSWER = STACKS_SIGNAL - 1, b"\0"
 _MAX_PROCESSES = 16
 # Time for one process, and for all before the launcher gives up. A loaded host may pause a process
 # that writes its stacks.
@@ -58,6 +64,8 @@ class Vitals:
         self._words, self._numbers = memory.cast("q"), memory.cast("d")
         self._counts = False  # whether the program was ever seen to count
         self._stacks = os.memfd_create("poprun-stacks")
+        # Who was asked whether Python runs, when, and where in the file the answer may be.
+        self._asked, self._asked_at, self._answer_at = 0, 0.0, 0
 
     def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
         """Return the variables that tell the program where memory and file are."""
@@ -82,6 +90,47 @@ class Vitals:
         progress = [words[_STEP], words[_CALLS], words[_RESUMED], words[_DOING]]
         self._counts = self._counts or bool(words[_BEGUN]) or any(progress)
         return progress if self._counts else None
+
+    def counts_steps(self) -> bool:
+        """Tell whether the program counts steps, or will: it has a model, or has made one."""
+        progress = self.progress()
+        return progress is not None and (self._words[_BEGUN] == _WILL_STEP or any(progress))
+
+    def call(self) -> "list[float]":
+        """Return the last collective that the program began, all 0 before the first.
+
+        Returns:
+            Its number, counted from 1; which of ``COLLECTIVES`` of ``popdist_py.environment`` it
+            is; whether it goes on, 1 or 0; and the seconds since it was begun.
+        """
+        word, began = self._words[_CALL], self._words[_CALL_BEGAN]
+        seconds = (time.monotonic_ns() - began) / 1e9 if began else 0.0
+        return [word >> 8, word >> 1 & 127, word & 1, seconds]
+
+    def waits(self) -> bool:
+        """Tell whether the program waits for other instances in a collective of the library."""
+        return self._words[_ACTIVITY] == _WAITING
+
+    def away_seconds(self, pids: "Sequence[int]", *, ask: bool) -> float:
+        """Return for how long at least the program's main thread has run no Python.
+
+        Args:
+            pids: the program and its descendants; the first one that answers is asked.
+            ask: whether to ask, if there is no question open: it may interrupt a system call.
+        """
+        now, size = time.monotonic(), os.fstat(self._stacks).st_size
+        written = os.pread(self._stacks, size - self._answer_at, self._answer_at)
+        if self._asked in pids and _ANSWER not in written:
+            return now - self._asked_at
+        self._asked = 0
+        if ask:
+            for pid in pids:
+                if processes.state(pid, _ASK_SIGNAL)[1] and processes.signal_process(
+                    pid, _ASK_SIGNAL
+                ):
+                    self._asked, self._asked_at, self._answer_at = pid, now, size
+                    break
+        return 0.0
 
     def ledger(self) -> "dict[str, Any] | None":
         """Return where the program's time went, or None before it began to count.
@@ -203,7 +252,8 @@ class Vitals:
                 size, quiet_since = now, time.monotonic()
             elif size != start and time.monotonic() - quiet_since > _QUIET_SECONDS:
                 break
-        return os.pread(self._stacks, _MAX_TEXT, start).decode(errors="replace")
+        written = os.pread(self._stacks, _MAX_TEXT, start).replace(_ANSWER, b"")
+        return written.decode(errors="replace")
 
 
 def _row(step: int) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from poprun_py.instance.keyboard import Keyboard
+    from poprun_py.instance.observation import SignsOfLife
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
@@ -116,7 +117,9 @@ class Wrapper:
         self._exec_error = ""
         self._vitals = Vitals()
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
-        self._sample_at = 0.0
+        self._sample_at = self._look_at = 0.0
+        self._look_seconds = 0.0  # how often it wants to hear of a program that counts none
+        self._signs: SignsOfLife | None = None
         self._told_progress: list[int] | None = None
         self._told_steps: int | None = None  # that the launcher knows of; None: it wants none
         self._memory: dict[str, int] = {}
@@ -143,6 +146,7 @@ class Wrapper:
         launcher_link.set_other_names()
         launcher_link.drop_empty()
         self._sample_seconds = start.get("sample_seconds")
+        self._look_seconds = start.get("look_seconds", 0.0)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
@@ -400,6 +404,7 @@ class Wrapper:
             "memory_limit_bytes": now.get("limit_bytes"),
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
+            "call": self._vitals.call(),
             "polls": self._vitals.polls(),
             "started": self._started_ns,
             "now": time.monotonic_ns(),
@@ -417,17 +422,32 @@ class Wrapper:
         self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:
-        """Tell the launcher how far the program is, if it asked for that and it has changed."""
+        """Tell the launcher how far the program is, if it asked for that and it has changed.
+
+        Of one that counts no steps it tells what moves.
+        """
         if self._sample_seconds is None or self._outcome is not None:
             return
         now = time.monotonic()
         if now < self._sample_at:
             return
         self._sample_at = now + self._sample_seconds
+        if not self._vitals.counts_steps():
+            if now >= self._look_at:
+                self._look_at = now + self._look_seconds
+                self._look()
+            return
         progress = self._vitals.progress()
         if progress != self._told_progress:
             self._told_progress = progress
             self._send(protocol.BEAT, progress)
+
+    def _look(self) -> None:
+        if self._signs is None:
+            from poprun_py.instance.observation import SignsOfLife  # once the program runs
+
+            self._signs = SignsOfLife(self._vitals, self._pid)
+        self._send(protocol.LIFE, self._signs.look(self._output.num_bytes))
 
     def _observe(self) -> None:
         """Tell the launcher where the program's time goes and what it uses."""

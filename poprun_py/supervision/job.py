@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import enum
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from popdist_py.environment import (
     BETWEEN_CALLS,
+    COLLECTIVES,
     COMPILING,
     INFERENCE,
     RESUME_EXIT_CODE,
@@ -28,6 +29,7 @@ __all__ = [
     "HANG_EXIT_CODE",
     "RESUME_EXIT_CODE",
     "Cause",
+    "Collective",
     "InstanceResult",
     "Job",
     "LaunchResult",
@@ -116,6 +118,11 @@ class Progress:
         return INFERENCE if self.calls else TRAINING
 
     @property
+    def counts(self) -> bool:
+        """Whether anything was counted, or will be, as far as this tells."""
+        return self.has_begun or self.resumed > 0 or self.doing != BETWEEN_CALLS
+
+    @property
     def has_begun(self) -> bool:
         """Whether any call has ended since the program began, or resumed."""
         return self.step > self.resumed or self.calls > 0
@@ -130,15 +137,37 @@ class Progress:
         return self.calls - before.calls if is_same_step else None
 
 
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective of the library that a program began: its number, counted from 1.
+
+    ``goes_on``: it has not ended. It was begun ``seconds`` ago.
+    """
+
+    number: int
+    name: str
+    goes_on: bool = False
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, call: Sequence[float]) -> Collective | None:
+        """Return what a wrapper says; None before the first."""
+        number, which, goes_on, seconds = call
+        if not 0 < which < len(COLLECTIVES):
+            return None
+        return cls(int(number), COLLECTIVES[int(which)], bool(goes_on), seconds)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class InstanceResult(Shown):
     """How one instance ended. ``code`` is negative for a signal; None if it never reported.
 
     ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
-    steps. ``was_stopped``: the supervisor had asked it to end. ``was_lost``: it vanished together
-    with its wrapper. ``had_last_word``: its last lines, or a traceback that it wrote as well, are
-    at the end of the screen's stderr. ``oom_kills`` counts processes that the kernel killed in its
-    control group for want of memory while it ran.
+    steps. ``collective`` is the last that it began; None before the first. ``was_stopped``: the
+    supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
+    ``had_last_word``: its last lines, or a traceback that it wrote as well, are at the end of the
+    screen's stderr. ``oom_kills`` counts processes that the kernel killed in its control group for
+    want of memory while it ran.
     """
 
     index: int
@@ -147,6 +176,7 @@ class InstanceResult(Shown):
     code: int | None = None
     ended_ns: int = 0
     progress: Progress | None = None
+    collective: Collective | None = None
     max_rss_bytes: int = 0
     memory_limit_bytes: int | None = None
     oom_kills: int = 0

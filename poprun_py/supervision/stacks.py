@@ -6,7 +6,7 @@ Nothing is sent here, and the clock is an argument; of the system only source fi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +18,34 @@ __all__ = [
     "StackRequests",
     "group_stacks",
     "missing_instances",
+    "odd_instances",
+    "place",
     "render_groups",
 ]
 
+_MOST_SOURCE = 60  # characters of a line
 # Instances answer within milliseconds; one that does not is overwhelmed, or its host is.
 _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
-_WAITING_FILE = re.compile(r"popdist_py/collective|/torch/distributed/|/mpi4py/")
+_WAITING_FILE = re.compile(
+    r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
+)
 _WAITING_LINE = re.compile(
-    r"\b((barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
-    r"synchronize|stopRequested)\w*|wait(all|any|some)?)\(",  # but not waitpid
+    r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
+    r"synchronize|stopRequested)\w*|wait(all|any|some)?|[bsr]?send|i?all_?to_?all[vw]?|m?probe"
+    # but not waitpid; and whatever is asked of a communicator, or of MPI
+    r"|(?:(?<=\bcomm\.)|(?<=_comm\.)|(?<=\bCOMM_WORLD\.)|(?<=\bMPI\.))\w+)\(",
     re.IGNORECASE,
 )
+# Calls that wait for one other instance; all others wait for all of them.
+_MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
+# Where DistributedDataParallel waits, in C++; and where backward computes.
+_BACKWARD_FILE = re.compile(r"/torch/autograd/")
+# Files that are none of the user's, of whom a line tells little.
+_LIBRARY_FILE = re.compile(r"/lib/python\d|/(site|dist)-packages/|/p(opdist|oprun)_py/|^<")
+_WAITING_FRAMES = 4
 
 Processes = list[dict[str, Any]]
 
@@ -40,12 +54,12 @@ Processes = list[dict[str, Any]]
 class StackRequest:
     """One collection: who has yet to answer, and the answers; None for an instance without one.
 
-    ``reply`` takes the stacks for who inspects the job; without it the job is about to stop.
+    ``reply`` takes the stacks when it is over.
     """
 
     waiting: set[int]
     deadline: float
-    reply: Callable[[str], None] | None = None
+    reply: Callable[[tuple[StackGroup, ...]], None]
     answers: dict[int, Processes | None] = field(default_factory=dict)
 
 
@@ -56,7 +70,10 @@ class StackRequests:
         self._open: list[StackRequest] = []
 
     def begin(
-        self, members: Iterable[int], now: float, reply: Callable[[str], None] | None = None
+        self,
+        members: Iterable[int],
+        now: float,
+        reply: Callable[[tuple[StackGroup, ...]], None],
     ) -> None:
         """Begin a collection from the instances that are being asked."""
         self._open.append(StackRequest(set(members), now + _ANSWER_SECONDS, reply))
@@ -119,6 +136,64 @@ def missing_instances(
     return tuple(index for index in suspects if done.get(index, (0, 0)) == fewest)
 
 
+def odd_instances(
+    hung: tuple[int, ...], done: Mapping[int, tuple[int, int]], groups: tuple[StackGroup, ...]
+) -> tuple[int, ...]:
+    """Return those of the ``hung`` instances of a job without steps that the others wait for.
+
+    One that does not wait at all is to blame; else one that may wait for others within backward,
+    then one that waits for a message, and at last one in a collective. Among those, the ones that
+    have ``done`` the fewest collectives, and of these the ones whose stacks the fewest share.
+    """
+    group_of = {index: group for group in groups for index in group.instances}
+
+    def oddness(index: int) -> tuple[int, tuple[int, int], int]:
+        group = group_of[index]
+        blame = _blame(group) if group.has_stack else 0
+        return blame, done.get(index, (0, 0)), len(set(group.instances) & set(hung))
+
+    known = [index for index in hung if index in group_of]
+    if not known:
+        return hung
+    oddest = min(map(oddness, known))
+    return tuple(index for index in known if oddness(index) == oddest)
+
+
+def _blame(group: StackGroup) -> int:
+    """Return 0 for instances that do not wait, and more the more others they may wait for."""
+    if not group.waits:
+        innermost = next(iter(_main_frames(group.text)), None)
+        return int(innermost is not None and bool(_BACKWARD_FILE.search(innermost.file)))
+    return 2 if _MESSAGE.fullmatch(_waited_in(_main_frames(group.text))) else 3
+
+
+def place(group: StackGroup) -> str:
+    """Return where the main thread stands: ``waiting in Barrier (train.py:31)``."""
+    frames = _main_frames(group.text)
+    if not frames:
+        return "its process is stopped" if _STATES["T"] in group.text else ""
+    own = _own_frame(frames)
+    where = f"{own.file.rpartition('/')[2]}:{own.line}"
+    if group.waits:
+        return f"waiting in {_waited_in(frames)} ({where})"
+    source = own.source if len(own.source) <= _MOST_SOURCE else f"{own.source[:_MOST_SOURCE]}..."
+    return f"at {where}: {source}" if source else f"at {where}"
+
+
+def _waited_in(frames: Sequence[_Frame]) -> str:
+    """Return the name of the call that waits: as the user's line has it, or the library's."""
+    own = _own_frame(frames)
+    for source in (own.source, frames[0].source):
+        if found := _WAITING_LINE.search(source):
+            return found[1]
+    return frames[max(0, frames.index(own) - 1)].function
+
+
+def _own_frame(frames: Sequence[_Frame]) -> _Frame:
+    """Return the innermost frame of the user's own code, else the innermost."""
+    return next((each for each in frames if not _LIBRARY_FILE.search(each.file)), frames[0])
+
+
 def render_groups(groups: tuple[StackGroup, ...]) -> str:
     """Return one paragraph for each group of equal stacks."""
     paragraphs = []
@@ -164,19 +239,29 @@ def _with_sources(text: str) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    file: str
+    line: int
+    function: str
+    source: str  # its line; empty where the file cannot be read
+
+
+def _main_frames(text: str) -> list[_Frame]:
+    """Return the frames of the program's main thread, the innermost first."""
+    program = text.partition("\nprocess 1, ")[0]
+    lines = program.rpartition("(most recent call first):")[2].splitlines()
+    frames = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if frame := _FRAME.match(line):
+            source = "" if _FRAME.match(following) else following.strip()
+            frames.append(_Frame(frame["file"], int(frame["line"]), frame["function"], source))
+    return frames
+
+
 def _waits(text: str) -> bool:
     """Tell whether the main thread of the program stands in a call that waits for others."""
-    program = text.partition("\nprocess 1, ")[0]
-    main_thread = program.rpartition("(most recent call first):")[2].splitlines()
-    seen = 0
-    for line in main_thread:
-        frame = _FRAME.match(line)
-        if frame:
-            seen += 1
-            if seen > 4:
-                break
-            if _WAITING_FILE.search(frame["file"]):
-                return True
-        elif seen == 1 and _WAITING_LINE.search(line):
-            return True
-    return False
+    frames = _main_frames(text)
+    if frames and _WAITING_LINE.search(frames[0].source):
+        return True
+    return any(_WAITING_FILE.search(each.file) for each in frames[:_WAITING_FRAMES])

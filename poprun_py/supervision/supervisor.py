@@ -34,7 +34,7 @@ from poprun_py.output.terminal_kind import may_colour
 from poprun_py.supervision import outcome, stacks
 from poprun_py.supervision.caught_signals import CaughtSignals
 from poprun_py.supervision.control_channel import ControlChannel, Peer
-from poprun_py.supervision.hang_detection import HangWatch
+from poprun_py.supervision.hang_detection import HangWatch, Look
 from poprun_py.supervision.inspection import holdings
 from poprun_py.supervision.instance_output import InstanceOutput
 from poprun_py.supervision.job import (
@@ -44,6 +44,7 @@ from poprun_py.supervision.job import (
     Job,
     LaunchResult,
     Progress,
+    StackGroup,
     describe,
 )
 from poprun_py.supervision.mpirun_process import Mpirun, enough_files
@@ -66,6 +67,7 @@ _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
 _CANNOT_RUN = "the launcher cannot run the job"
 
 Started = Callable[[dict[int, dict[str, Any]]], None]
+Groups = tuple[StackGroup, ...]
 
 
 def supervise(
@@ -128,6 +130,7 @@ class _Supervisor:
         self._ungiven = set(self._files.receivers)  # instances that have not answered
         self._clocks = HostClocks(job.spans, job.others, self._control.send_to)
         self._watch = HangWatch(job.hang_timeout) if job.hang_timeout is not None else None
+        self._is_judging = False  # whether a job that seems to hang does: by its stacks
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
         self._stopping = StopPolicy(job, self._control, self._log)
@@ -299,6 +302,8 @@ class _Supervisor:
                 variables[MPI_NETWORK] = self._job.network
             variables.update(self._files.variables(index))
             start: dict[str, Any] = {"variables": variables, "sample_seconds": sample}
+            if self._watch is not None:
+                start["look_seconds"] = self._watch.life.look_seconds
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
@@ -332,8 +337,8 @@ class _Supervisor:
         now = time.monotonic()
         if kind == protocol.STARTED:
             self._on_start(peer, value, now)
-        elif kind == protocol.BEAT and self._watch is not None:
-            self._watch.beat(peer.index, Progress(*value), now)
+        elif kind in (protocol.BEAT, protocol.LIFE):
+            self._on_sign(peer, kind, value, now)
         elif kind == protocol.OBSERVED and self._observer is not None:
             self._observer.observed(peer.index, value, now)
         elif kind == protocol.POLLED:
@@ -349,9 +354,18 @@ class _Supervisor:
         elif kind == protocol.EXIT:
             self._on_exit(peer, value)
 
+    def _on_sign(self, peer: Peer, kind: bytes, value: Any, now: float) -> None:
+        """An instance has made steps, or tells what moves in it."""
+        if self._watch is not None and kind == protocol.BEAT:
+            self._watch.beat(peer.index, Progress(*value), now)
+        elif self._watch is not None:
+            self._watch.life.look(peer.index, Look.of(value), now)
+
     def _on_start(self, peer: Peer, report: dict[str, Any], now: float) -> None:
         """A program runs; once all do, tell how they are bound."""
         peer.started = report
+        if self._watch is not None:
+            self._watch.life.started(peer.index, now)
         if self._observer is not None:
             self._observer.started(peer.index, peer.host, report["pid"], now)
         if self._on_started is not None and all(p.started for p in self._peers.values()):
@@ -389,7 +403,7 @@ class _Supervisor:
     def inspected(self, want: str, answer: Callable[[str], None]) -> None:
         """A process of this host asks what the instances do, or what they hold."""
         if want == "stacks":
-            self._ask_for_stacks(answer)
+            self._ask_for_stacks(lambda groups: answer(stacks.render_groups(groups)))
         elif want == "status" and self._observer is not None:
             self._observer.request(
                 lambda view: answer(json.dumps(view.to_json())), time.monotonic()
@@ -406,7 +420,7 @@ class _Supervisor:
         peer.died = end
         now, code = time.monotonic(), end["code"]
         if self._watch is not None:
-            self._watch.ended(peer.index)
+            self._watch.ended(peer.index, now)
         if self._observer is not None:
             self._observer.ended(peer.index, end, now)
         self._stopping.on_death(peer.index)
@@ -484,23 +498,56 @@ class _Supervisor:
 
     # --- ending ---------------------------------------------------------------------------
 
-    def _ask_for_stacks(self, reply: Callable[[str], None] | None = None) -> None:
-        """Ask every instance for its stacks: for ``reply``, or without it to end the job then."""
+    def _ask_for_stacks(self, reply: Callable[[Groups], None]) -> None:
+        """Ask every instance for its stacks."""
         members = [p.index for p in self._peers.values() if p.outcome is None and p.started]
         self._stack_requests.begin(members, time.monotonic(), reply)
         for index in sorted(members):
             self._control.send(self._peers[index], protocol.DUMP, None)
 
-    def _on_stacks(self, request: stacks.StackRequest) -> None:
-        """Hand on what the instances are doing, or end a job that is over its limit, or hangs."""
-        groups = stacks.group_stacks(request.answers)
-        if request.reply is not None:
-            request.reply(stacks.render_groups(groups))
-        elif self._stopping.stop is not None:
+    def _end_with_stacks(self, groups: Groups) -> None:
+        """End a job that is over its limit, or makes no steps."""
+        if self._stopping.stop is not None:
             hung = self._stopping.stop.hung
             if hung and self._watch is not None:
                 hung = stacks.missing_instances(hung, self._watch.done(), groups)
             self._stopping.end_with_stacks(hung, groups)
+
+    def _look_for_hang(self, now: float) -> None:
+        """End a job that hangs; the stacks tell whether one without steps does."""
+        if self._watch is None:
+            return
+        is_held_up = self._output.is_full or self._keyboard.is_debugging
+        hung = self._watch.on_time(now, is_held_up=is_held_up)
+        if not hung or not self._stopping.may_hang or self._is_judging:
+            return
+        if self._watch.counts_steps:
+            silence = max(self._watch.silence(index, now) for index in hung)
+            self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
+            self._ask_for_stacks(self._end_with_stacks)
+        else:
+            self._is_judging = True
+            self._ask_for_stacks(self._judge)
+
+    def _judge(self, groups: Groups) -> None:
+        """End a job without steps if all that use CPU time only wait, and nothing has moved yet."""
+        self._is_judging = False
+        now = time.monotonic()
+        if self._watch is None or self._watch.counts_steps:
+            return
+        life = self._watch.life
+        waiting = {index for group in groups if group.waits for index in group.instances}
+        busy = life.busy(now)
+        for index in busy:
+            if index not in waiting:
+                life.computes(index, now)
+        if (hung := life.hung(now)) and self._stopping.may_hang:
+            missing = stacks.odd_instances(hung, life.done(), groups)
+            silence = max(life.silence(index, now) for index in missing)
+            cpu = "CPU time for waiting only" if set(missing) & set(busy) else "no CPU time"
+            reason = f"silent for {silence:.1f} s (no output, {cpu})"
+            self._stopping.decide(Cause.HANG, reason, hung=missing)
+            self._stopping.end_with_stacks(missing, groups)
 
     def _is_over(self, mpirun: Mpirun) -> bool:
         """Tell whether all instances have reported and mpirun has ended."""
@@ -532,14 +579,8 @@ class _Supervisor:
         self._suspension.on_time(now)
         self._keyboard.on_time(now)
         for request in self._stack_requests.on_time(now):
-            self._on_stacks(request)
-        if self._watch is not None:
-            is_held_up = self._output.is_full or self._keyboard.is_debugging
-            hung = self._watch.on_time(now, is_held_up=is_held_up)
-            if hung and self._stopping.may_hang:
-                silence = max(self._watch.silence(index, now) for index in hung)
-                self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
-                self._ask_for_stacks()
+            request.reply(stacks.group_stacks(request.answers))
+        self._look_for_hang(now)
         if self._observer is not None:
             self._observer.on_time(now)
         self._stopping.on_time(now)
@@ -555,7 +596,7 @@ class _Supervisor:
         match self._limits.on_time(now):
             case (Cause.TIME_LIMIT, reason):
                 self._stopping.decide(Cause.TIME_LIMIT, reason)
-                self._ask_for_stacks()
+                self._ask_for_stacks(self._end_with_stacks)
             case (cause, reason):
                 self._stopping.end(cause, reason)
 

@@ -16,11 +16,13 @@ from poprun_py.instance.binding import format_list
 from poprun_py.output.tracebacks import normal_line
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
+    Collective,
     InstanceResult,
     LaunchResult,
     Progress,
     describe,
 )
+from poprun_py.supervision.stacks import place as stack_place
 from poprun_py.supervision.stacks import render_groups
 
 __all__ = ["collateral_of", "diagnosis", "report_text", "stderr_excerpt", "traceback_of"]
@@ -133,8 +135,8 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
         f"{describe(first.code) if first.code is not None else 'it never reported its end'}"
     )
     facts = [_clock(first.ended_ns), f"PID {first.pid}"]
-    if first.progress is not None:
-        facts.append(_place(first.progress))
+    if place := _place(first):
+        facts.append(place)
     text += _indent(", ".join(facts))
     text += _indent(diagnosis(first))
     excerpt = stderr_excerpt(first.stderr_tail)
@@ -146,11 +148,43 @@ def _first_failure(first: InstanceResult, label: Label) -> str:
 def _hang_sentence(result: LaunchResult, index: int, label: Label) -> str:
     instance = result.instances[index]
     host = instance.host or "its host"
-    place = f", {_place(instance.progress)}" if instance.progress is not None else ""
-    return f"{label(index)} on {host} hangs: {result.reason}{place}"
+    where = ", ".join(filter(None, (f"hangs: {result.reason}", *_hung_places(result, instance))))
+    return f"{label(index)} on {host} {where}"
 
 
-def _place(progress: Progress) -> str:
+def _hung_places(result: LaunchResult, instance: InstanceResult) -> list[str]:
+    """Return where an instance hangs: of one without steps the line tells more."""
+    if instance.progress is not None and instance.progress.counts:
+        return [_step_place(instance.progress)]
+    last = instance.collective
+    stacks = [group for group in result.stacks if instance.index in group.instances]
+    lines = [] if last is not None and last.goes_on else [stack_place(each) for each in stacks]
+    places = [_collective_place(last) if last is not None else "", *lines]
+    return places if any(places) else [_place(instance)]
+
+
+def _place(instance: InstanceResult) -> str:
+    """Return where a program was, by its steps or collectives; empty if it counts neither."""
+    progress, collective = instance.progress, instance.collective
+    if collective is not None and (progress is None or not progress.counts):
+        return _collective_place(collective)
+    return "" if progress is None else _step_place(progress)
+
+
+def _collective_place(last: Collective) -> str:
+    """Return ``in all_reduce number 2 for 14 s``, or ``after its 2nd collective (all_reduce)``."""
+    if last.goes_on:
+        return f"in {last.name} number {last.number} for {last.seconds:.0f} s"
+    return f"after its {_ordinal(last.number)} collective ({last.name})"
+
+
+def _ordinal(number: int) -> str:
+    """Return ``12th``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def _step_place(progress: Progress) -> str:
     """Return where a program was: ``in training step 25``, or ``after training step 24``."""
     step, calls = progress.step, progress.calls
     if progress.doing == TRAINING:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
+    Collective,
     InstanceResult,
     LaunchResult,
     Progress,
@@ -168,6 +169,7 @@ def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
         "ended_by": None if instance.code is None else describe(instance.code),
         "ended_at": moment(instance.ended_ns / 1e9) if instance.ended_ns else None,
         **_progress_json(instance.progress),
+        "last_collective": _collective_json(instance.collective),
         "was_stopped": instance.was_stopped,
         "max_rss_bytes": instance.max_rss_bytes,
         "memory_limit_bytes": instance.memory_limit_bytes,
@@ -176,6 +178,13 @@ def _instance_json(instance: InstanceResult, label: Label) -> dict[str, Any]:
         "traceback": traceback_of(instance.stderr_tail) if instance.failed else "",
         "stderr": stderr_excerpt(instance.stderr_tail) if instance.failed else [],
     }
+
+
+def _collective_json(last: Collective | None) -> dict[str, Any] | None:
+    if last is None:
+        return None
+    seconds = round(last.seconds, 3) if last.goes_on else None
+    return {"number": last.number, "name": last.name, "lasting_seconds": seconds}
 
 
 def _progress_json(progress: Progress | None) -> dict[str, Any]:

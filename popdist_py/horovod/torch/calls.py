@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from popdist_py import leaf_arrays
+from popdist_py import activities, leaf_arrays
 from popdist_py.collectives import Communicator
 from popdist_py.collectives import ReduceOp as ArrayOp
 from popdist_py.collectives.arithmetic import Array
@@ -111,21 +111,24 @@ class Handle:
 class Call:
     """One collective: ``run`` communicates, in any thread; ``finish`` works in the program's own.
 
-    torch's own threads would start a second time in another thread, so tensors are changed in
-    ``finish`` only.
+    ``name`` is that of our own call that does the same. torch's own threads would start a second
+    time in another thread, so tensors are changed in ``finish`` only.
     """
 
     world: Communicator
+    name: str
     run: Callable[[], Any]
     finish: Callable[[Any], Any]
 
     def now(self) -> Any:
         """Make the call and return its result."""
-        return self.finish(self.run())
+        with activities.doing(activities.REDUCING, self.name):
+            done = self.run()
+        return self.finish(done)
 
     def start(self) -> Handle:
         """Make the call beside the program."""
-        return Handle(self.world.background.submit(self.run), self.finish)
+        return Handle(self.world.background.submit(self.run, self.name), self.finish)
 
 
 def synchronize(handle: Handle) -> Any:
@@ -141,7 +144,8 @@ def poll(handle: Handle) -> bool:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return once every rank has called this."""
     check_process_set(process_set)
-    communicator().barrier()
+    with activities.doing(activities.REDUCING, "barrier"):
+        communicator().barrier()
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001
@@ -268,6 +272,7 @@ def started_together(calls: Sequence[Call]) -> Handle:
     """Start calls that have one handle."""
     return Call(
         communicator(),
+        calls[0].name if calls else "",
         lambda: [call.run() for call in calls],
         lambda done: [call.finish(each) for call, each in zip(calls, done, strict=True)],
     ).start()

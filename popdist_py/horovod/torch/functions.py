@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from popdist_py import activities
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -107,7 +108,8 @@ def broadcast_object(
     """
     check_process_set(process_set)
     is_root("broadcast_object", root_rank)
-    return communicator().broadcast_object(obj, root_rank, name or "")
+    with activities.doing(activities.REDUCING, "broadcast_object"):
+        return communicator().broadcast_object(obj, root_rank, name or "")
 
 
 def allgather_object(
@@ -121,4 +123,5 @@ def allgather_object(
         process_set: must be the global one.
     """
     check_process_set(process_set)
-    return communicator().all_gather_object(obj, name or "")
+    with activities.doing(activities.REDUCING, "all_gather_object"):
+        return communicator().all_gather_object(obj, name or "")

@@ -65,6 +65,7 @@ def _gather(tensor: Tensor, name: str | None) -> Call:
     array, world = array_of("allgather", tensor), communicator()
     return Call(
         world,
+        "all_gather",
         lambda: np.concatenate(_rows_of_all(world, array, name or "")),
         lambda rows: leaf_arrays.tensor_like(tensor, rows),
     )
@@ -165,7 +166,7 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
         rows, received = result
         return leaf_arrays.tensor_like(tensor, rows), torch.from_numpy(received.astype(np.int32))
 
-    return Call(world, run, finish)
+    return Call(world, "all_to_all", run, finish)
 
 
 class _AllToAll(torch.autograd.Function):
@@ -224,7 +225,7 @@ def alltoall_async(
         both = call.finish(done)
         return both[0] if splits is None else both
 
-    return Call(call.world, call.run, finish).start()
+    return Call(call.world, call.name, call.run, finish).start()
 
 
 def sparse_allreduce_async(

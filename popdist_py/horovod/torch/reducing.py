@@ -88,7 +88,7 @@ def reduction_of(
             mark_changed(x)
         return tensors
 
-    return Call(world, run, finish)
+    return Call(world, "all_reduce", run, finish)
 
 
 class _AllReduce(torch.autograd.Function):
@@ -195,7 +195,7 @@ def allreduce_async_(
     check_process_set(process_set)
     op = check_op(op, average)
     call = reduction_of("allreduce", [tensor], op, name, prescale_factor, postscale_factor)
-    return Call(call.world, call.run, lambda done: call.finish(done)[0]).start()
+    return Call(call.world, call.name, call.run, lambda done: call.finish(done)[0]).start()
 
 
 def grouped_allreduce(

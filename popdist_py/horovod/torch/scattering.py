@@ -60,7 +60,12 @@ def _scatter(
     copy = copy_of(tensor)
     call = reduction_of("reducescatter", [copy], op, name, prescale, postscale)
     own = _own_rows(call.world, len(tensor))
-    return Call(call.world, call.run, lambda done: call.finish(done)[0][own].clone())
+    return Call(
+        call.world,
+        "reduce_scatter",
+        call.run,
+        lambda done: call.finish(done)[0][own].clone(),
+    )
 
 
 class _ReduceScatter(torch.autograd.Function):

@@ -50,7 +50,7 @@ def _send(tensor: Tensor, root_rank: int, name: str | None) -> Call:
             mark_changed(tensor)
         return tensor
 
-    return Call(world, lambda: world.broadcast(array, root_rank, name or ""), finish)
+    return Call(world, "broadcast", lambda: world.broadcast(array, root_rank, name or ""), finish)
 
 
 class _Broadcast(torch.autograd.Function):

@@ -65,6 +65,7 @@ class PoplarExecutor(DeviceReports):
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         options._freeze()
+        heartbeat.expect()
         self._user_model = model
         self._model = _shallow_copy(model)
         self._options = _own_options(options, training=training)

@@ -1,5 +1,6 @@
 """Runs when Python starts in an instance: a signal makes it write the stacks of all its threads.
 
+Another makes it write a NUL as soon as its main thread runs Python, and not a call of C.
 Fatal signals show a Python stack too, and a program that used torch.distributed ends without being
 aborted by torch's own threads. Needs nothing of the program, and leaves no trace in it: the
 folder goes from ``sys.path`` and PYTHONPATH again, and the user's own ``sitecustomize`` is run.
@@ -26,10 +27,25 @@ def _answer_with_stacks() -> None:
             faulthandler.enable()
         file = open(path, "ab", buffering=0)  # noqa: SIM115 (kept open for the handler)
         faulthandler.register(int(number), file=file, all_threads=True, chain=False)
+        _answer_when_python_runs(int(number) - 1, file.fileno())
     except (OSError, ValueError, RuntimeError, AttributeError):
         return
     # The handler holds the descriptor only: the file must live as long as the process.
     sys._poprun_stacks_file = file  # type: ignore[attr-defined]
+
+
+def _answer_when_python_runs(number: int, file: int) -> None:
+    """Let a signal write a NUL once the main thread is in Python."""
+    try:
+        # Without the enums of signal, which take longer.
+        import _signal as signal  # type: ignore[import-not-found]
+    except ImportError:
+        import signal
+
+    signal.signal(number, lambda *_: os.write(file, b"\0") and None)
+    signal.siginterrupt(number, False)
+    # The interpreter forgets its handlers when it ends: the signal would end the process.
+    atexit.register(signal.signal, number, signal.SIG_IGN)
 
 
 def _step_aside() -> None:

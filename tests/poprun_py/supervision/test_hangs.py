@@ -19,7 +19,7 @@ def test_hang_with_a_fixed_limit():
     assert watch.hung(21.9) == ()
     assert watch.hung(22.5) == (0,)
     assert watch.hung(23.5) == (0, 1)
-    watch.ended(0)
+    watch.ended(0, 23.0)
     assert watch.hung(23.5) == (1,)
 
 

@@ -10,7 +10,7 @@ NEVER = float("inf")
 def test_a_collection_is_over_when_all_have_answered():
     requests = StackRequests()
     assert requests.next_deadline() == NEVER
-    requests.begin((0, 1), 10.0)
+    requests.begin((0, 1), 10.0, print)
     requests.take(0, [{"pid": 1}])
     assert requests.on_time(10.1) == []
     requests.take(1, None)
@@ -22,7 +22,7 @@ def test_a_collection_is_over_when_all_have_answered():
 
 def test_an_instance_that_does_not_answer_is_not_waited_for():
     requests = StackRequests()
-    requests.begin((0, 1), 10.0)
+    requests.begin((0, 1), 10.0, print)
     requests.take(1, [])
     assert requests.on_time(12.9) == []
     (request,) = requests.on_time(requests.next_deadline())
@@ -39,8 +39,8 @@ def test_with_nobody_to_ask_there_is_nothing_to_wait_for():
 
 def test_one_answer_serves_every_collection_that_waits_for_it():
     requests = StackRequests()
-    requests.begin((0,), 10.0)
-    requests.begin((0, 1), 11.0)
+    requests.begin((0,), 10.0, print)
+    requests.begin((0, 1), 11.0, print)
     requests.take(0, [])
     assert len(requests.on_time(11.0)) == 1
     requests.take(1, [])
