@@ -79,16 +79,16 @@ class SignsOfLife:
             written: bytes of output by now.
 
         Returns:
-            ``at``, a time in seconds; ``cpu_seconds`` and ``moved_bytes`` of files, pipes and disk
-            by now, ``written``; the last collective, ``call``, as ``Vitals`` has it; whether the
-            program ``waits`` in one; whether it has ``joined`` the others, and may count steps;
-            and for how many seconds it is ``away``: its main thread has run no Python. That is
-            asked of one that does nothing but use CPU time.
+            ``at``, a time in seconds; ``awake_seconds``, of CPU time and of waiting for a CPU, and
+            ``moved_bytes`` of files, pipes and disk by now; ``written``; the last collective,
+            ``call``, as ``Vitals`` has it; whether the program ``waits`` in one; whether it has
+            ``joined`` the others, and may count steps; and for how many seconds it is ``away``: its
+            main thread has run no Python. That is asked of one that does nothing but use CPU time.
         """
-        cpu_seconds, moved, pids = _spent(self._program)
+        awake, moved, pids = _spent(self._program)
         look: dict[str, Any] = {
             "at": time.monotonic(),
-            "cpu_seconds": cpu_seconds,
+            "awake_seconds": awake,
             "moved_bytes": moved,
             "written": written,
             "call": self._vitals.call(),
@@ -104,7 +104,7 @@ class SignsOfLife:
         last = self._last
         if not last or look["written"] != last["written"] or look["call"][:3] != last["call"][:3]:
             return False
-        used = look["cpu_seconds"] - last["cpu_seconds"]
+        used = look["awake_seconds"] - last["awake_seconds"]
         return bool(used > BUSY_SHARE * (look["at"] - last["at"]))
 
 
@@ -112,11 +112,13 @@ def _spent(program: int) -> "tuple[float, int, list[int]]":
     """Return what the program and its descendants have used by now, and their process ids.
 
     Returns:
-        CPU time in seconds; the bytes that they read and wrote, with files and pipes by system
+        The seconds of CPU time, and those in which their main threads were ready to run while
+        others had the CPU; the bytes that they read and wrote, with files and pipes by system
         calls, and with the disk: only differences mean anything.
     """
     pids = _tree(program)[:_MAX_PROCESSES]
-    return sum(map(_cpu_seconds, pids)), sum(map(_moved_bytes, pids)), pids
+    awake = sum(_cpu_seconds(pid) + _queued_seconds(pid) for pid in pids)
+    return awake, sum(map(_moved_bytes, pids)), pids
 
 
 def _tree(program: int) -> list[int]:

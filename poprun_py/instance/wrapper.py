@@ -404,7 +404,7 @@ class Wrapper:
             "memory_limit_bytes": now.get("limit_bytes"),
             "oom_kills": now.get("oom_kills", 0) - self._memory.get("oom_kills", 0),
             "progress": self._vitals.progress(),
-            "call": self._vitals.call(),
+            "call": None if self._vitals.counts_steps() else self._vitals.call(),
             "polls": self._vitals.polls(),
             "started": self._started_ns,
             "now": time.monotonic_ns(),

@@ -40,7 +40,8 @@ class Look:
     """What the wrapper of an instance that counts no steps saw at one time.
 
     ``at`` is in seconds on the clock of its host. By then the program had ``written`` bytes of
-    output, used ``cpu_seconds``, and ``moved_bytes`` of files, pipes and disk. ``call`` is the last
+    output, been awake for ``awake_seconds``: with a CPU or in want of one, and moved so many
+    ``moved_bytes`` of files, pipes and disk. ``call`` is the last
     collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
     others in it. ``joined``: it has called ``init()``, and may count steps later. Its main thread
     has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
@@ -48,7 +49,7 @@ class Look:
 
     at: float
     written: int = 0
-    cpu_seconds: float = 0.0
+    awake_seconds: float = 0.0
     moved_bytes: int = 0
     call: tuple[int, int, int] = (0, 0, 0)
     waits: bool = False
@@ -202,7 +203,8 @@ class _Watched:
     def __init__(self, limit: float, now: float) -> None:
         self.last: Look | None = None
         self.heard = now
-        # When it last did more than to use CPU time, and when it did anything: host, launcher.
+        # When it last did more than to stay in a call of C, and when it used CPU time, or did more:
+        # by the clock of its host, and the launcher's.
         self.acted = self.moved = (0.0, now)
         self._cpu = _Bucket(BUSY_SHARE, min(_MOST_CPU_SECONDS, max(_LEAST_CPU_SECONDS, limit / 50)))
         self._bytes = _Bucket(_IDLE_BYTES_PER_SECOND, _IDLE_BYTES)
@@ -215,10 +217,15 @@ class _Watched:
             return
         seconds = look.at - before.at
         has_bytes = self._bytes.runs_over(look.moved_bytes - before.moved_bytes, seconds)
-        used = look.cpu_seconds - before.cpu_seconds
+        used = look.awake_seconds - before.awake_seconds
         # A collective of the library that waits does so in turns of sleep and of looking.
         is_busy = self._cpu.runs_over(0.0 if look.waits and before.waits else used, seconds)
-        if look.written != before.written or look.call != before.call or has_bytes:
+        if (
+            look.written != before.written
+            or look.call != before.call
+            or has_bytes
+            or (is_busy and not look.away)
+        ):
             self.acted = self.moved = (look.at, now)
         elif is_busy:
             self.moved = (look.at, now)
@@ -237,8 +244,8 @@ class LifeWatch:
     A job hangs when all its instances are silent. One is when, for the limit, it has written
     nothing, made no collective of the library, moved no bytes, and used no CPU time but for
     waiting. What it uses counts as waiting if the library says so; and if its main thread has run
-    no Python for half the limit, and stands in a call that waits for others: only its stack tells
-    that, and who asks for it reports back with ``computes``.
+    no Python all the time, and stands in a call that waits for others: only its stack tells that,
+    and who asks for it reports back with ``computes``.
 
     Args:
         limit: seconds of silence, or "auto": two minutes. An instance that has joined the others,
@@ -290,7 +297,7 @@ class LifeWatch:
         return tuple(i for i, each in self._watched.items() if not self._is_silent(each, now))
 
     def silence(self, instance: int, now: float) -> float:
-        """Return for how long an instance has done nothing, or has only used CPU time."""
+        """Return for how long an instance has done nothing, or no more than one call of C."""
         each = self._watched[instance]
         return each.seconds_since(each.acted, now)
 
@@ -306,7 +313,7 @@ class LifeWatch:
         return each.seconds_since(each.moved, now) >= self._patience(each)
 
     def _is_away(self, each: _Watched, now: float) -> bool:
-        """Tell whether it is in one call of C for long, and nothing else is seen of it."""
+        """Tell whether it is in one call of C for all the time, and nothing else is seen of it."""
         patience = self._patience(each)
         is_away = each.last is not None and each.last.away >= patience / 2
         return is_away and each.seconds_since(each.acted, now) >= patience

@@ -163,8 +163,8 @@ class InstanceResult(Shown):
     """How one instance ended. ``code`` is negative for a signal; None if it never reported.
 
     ``ended_ns`` is on this machine's clock. ``progress`` is None for a program that counts no
-    steps. ``collective`` is the last that it began; None before the first. ``was_stopped``: the
-    supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
+    steps. ``collective`` is the last that such a one began; None before the first. ``was_stopped``:
+    the supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
     ``had_last_word``: its last lines, or a traceback that it wrote as well, are at the end of the
     screen's stderr. ``oom_kills`` counts processes that the kernel killed in its control group for
     want of memory while it ran.

@@ -152,7 +152,7 @@ def odd_instances(
         blame = _blame(group) if group.has_stack else 0
         return blame, done.get(index, (0, 0)), len(set(group.instances) & set(hung))
 
-    known = [index for index in hung if index in group_of]
+    known = [index for index in sorted(hung) if index in group_of]
     if not known:
         return hung
     oddest = min(map(oddness, known))

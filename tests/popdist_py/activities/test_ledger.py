@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popdist_py import activities, heartbeat
+from popdist_py import activities, environment, heartbeat
 from popdist_py.activities import (
     COMPUTING,
     LOADING,
@@ -99,6 +99,43 @@ def test_shares_add_up_to_all_of_the_time(program):
         with doing(OTHER):
             run(program)
         assert sum(spent().values()) == clock.now - ledger._words[ledger._BEGAN]
+
+
+def last_call():
+    """Return number, name and state of the collective that the launcher is told of."""
+    word = ledger._words[ledger._CALL]
+    return word >> 8, environment.COLLECTIVES[word >> 1 & 127], "goes on" if word & 1 else "ended"
+
+
+def test_collectives_are_numbered_by_what_they_are(clock, monkeypatch):
+    monkeypatch.setattr(ledger, "_num_calls", 0)
+    with doing(REDUCING, "all_reduce"):
+        clock.now += 7
+        assert last_call() == (1, "all_reduce", "goes on")
+        assert ledger._words[ledger._CALL_BEGAN] == 1_000
+        with doing(WAITING, "all_reduce"):  # no collective, whatever its name
+            pass
+    assert last_call() == (1, "all_reduce", "ended")
+    with doing(REDUCING, "gradients"), doing(REDUCING):  # of a training step
+        assert last_call() == (1, "all_reduce", "ended")
+    beside = doing(REDUCING, "beside the program", "barrier")
+    for number in (2, 3):
+        with beside:
+            assert last_call() == (number, "barrier", "goes on")
+    with pytest.raises(KeyError), doing(REDUCING, "broadcast"):
+        raise KeyError
+    assert last_call() == (4, "broadcast", "ended")
+
+
+def test_of_two_collectives_at_once_the_later_one_is_told_of(clock, monkeypatch):
+    monkeypatch.setattr(ledger, "_num_calls", 0)
+    first, second = doing(REDUCING, "gather"), doing(REDUCING, "scatter")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert last_call() == (2, "scatter", "goes on")
+    second.__exit__(None, None, None)
+    assert last_call() == (2, "scatter", "ended")
 
 
 def test_an_error_ends_the_activity_that_it_leaves(clock):

@@ -14,11 +14,13 @@ from conftest import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from popdist_py import environment
 from popdist_py.activities import ledger
 from poprun_py.instance import observation, processes, protocol, vitals
 from poprun_py.instance.fast_stdlib import dumps
-from poprun_py.instance.observation import observe
+from poprun_py.instance.observation import SignsOfLife, observe
 from poprun_py.instance.vitals import Vitals
+from poprun_py.supervision.hang_detection import Look
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def program():
     def start(code, **environ):
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, **environ},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environ},
             start_new_session=True,
         )  # fmt: skip
         started.append(process)
@@ -105,6 +107,11 @@ def test_throttling_is_read_from_the_control_group(tmp_path, entry, folder, text
 def test_both_sides_name_the_same_words():
     for name in ("_SINCE", "_ACTIVITY", "_SAMPLES", "_TIMED_STEPS", "_STEPS", "_NANOSECONDS"):
         assert getattr(vitals, name) == getattr(ledger, name), name
+    for name in ("_CALL", "_CALL_BEGAN"):
+        assert getattr(vitals, name) == getattr(ledger, name), name
+    assert ledger.WAITING == vitals._WAITING
+    assert ledger._NANOSECONDS + vitals._NUM_ACTIVITIES <= ledger._CALL
+    assert ledger._CALL_BEGAN < ledger._ROWS
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
         assert getattr(vitals, name) == getattr(ledger, name), name
     assert vitals._ALL_WORDS == ledger._NUM_WORDS
@@ -137,6 +144,94 @@ def test_the_wrapper_reads_what_the_program_counts(program):
     # What goes on counts until now.
     assert sum(read["nanoseconds"]) == read["now"] - read["began"]
     assert abs(time.monotonic_ns() - read["now"]) < 10**9
+
+
+def test_the_wrapper_reads_the_last_collective(program):
+    seen = Vitals()
+    assert (seen.call(), seen.counts_steps()) == ([0, 0, 0, 0.0], False)
+    code = (
+        "import time, popdist_py\nfrom popdist_py import activities, heartbeat\n"
+        "popdist_py.init()\npopdist_py.barrier()\n"
+        "with activities.doing(activities.REDUCING, 'reduce'):\n"
+        "    print('ready', flush=True)\n    input()\n"
+        "heartbeat.expect()\ntime.sleep(100)\n"
+    )
+    running = program(code, **seen.variables([sys.executable], os.environ))
+    number, which, goes_on, seconds = seen.call()
+    assert (number, environment.COLLECTIVES[which], goes_on) == (2, "reduce", 1)
+    assert 0 < seconds < 60
+    assert (seen.progress(), seen.counts_steps()) == ([0, 0, 0, 0], False)
+    running.stdin.write("\n")
+    running.stdin.flush()
+    wait_until(seen.counts_steps)
+    assert seen.call()[:3] == [2, which, 0]
+
+
+IN_C = """
+import sys, hashlib, signal
+print('ready', flush=True)
+sys.stdin.readline()
+hashlib.pbkdf2_hmac("sha256", b"a", b"b", 700_000)
+print('python', flush=True)
+while True: pass
+"""
+
+
+def test_only_python_answers_who_asks_whether_it_runs(program):
+    """One call of C takes some time; before and after it Python runs."""
+    seen = Vitals()
+    running = program(IN_C, **seen.variables([sys.executable], os.environ))
+
+    def away(ask=True):
+        return seen.away_seconds([running.pid], ask=ask)
+
+    assert away(ask=False) == away() == 0.0  # which is the first question
+    running.stdin.write("\n")
+    running.stdin.flush()
+    wait_until(lambda: away() > 0.1)
+    assert running.stdout.readline() == "python\n"
+    wait_until(lambda: away(ask=False) == 0.0)
+    assert "\0" not in seen.stacks(running.pid)[0]["text"]
+    assert seen.stacks(running.pid)[0]["text"]
+    away()
+    assert seen.away_seconds([], ask=True) == 0.0  # it has ended, with the question
+
+
+def test_who_does_not_catch_the_question_is_not_asked():
+    seen = Vitals()
+    with subprocess.Popen(["sleep", "100"]) as process:
+        assert seen.away_seconds([process.pid], ask=True) == 0.0
+        alive = process.poll() is None
+        process.kill()
+    assert alive
+
+
+def test_a_program_that_ends_is_not_ended_by_the_question():
+    """The interpreter gives up its handlers long before its process is gone."""
+    seen = Vitals()
+    environ = {**os.environ, **seen.variables([sys.executable], os.environ)}
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", "import json"], env=environ) as running:
+            while running.poll() is None:
+                seen.away_seconds([running.pid], ask=True)
+                seen._asked = 0
+        assert running.returncode == 0
+
+
+def test_signs_of_life_are_asked_of_one_that_is_only_busy(program):
+    seen = Vitals()
+    code = READY + "while True: pass"
+    running = program(code, **seen.variables([sys.executable], os.environ))
+    signs = SignsOfLife(seen, running.pid)
+    first = signs.look(5)
+    assert (first["written"], first["call"][:3], first["waits"], first["joined"]) == (
+        *(5, [0, 0, 0], False, False),
+    )
+    assert seen._asked == 0
+    wait_until(lambda: signs.look(5)["awake_seconds"] > first["awake_seconds"] + 0.1)
+    assert seen._asked == running.pid
+    assert json.loads(dumps(first)) == first
+    assert Look.of(first).moved_bytes > 0
 
 
 def test_a_program_that_writes_all_the_time_is_read_whole(program):

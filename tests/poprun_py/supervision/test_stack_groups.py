@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from poprun_py.supervision.stacks import group_stacks, missing_instances, render_groups
+from poprun_py.supervision.job import StackGroup
+from poprun_py.supervision.stacks import (
+    _waits,
+    group_stacks,
+    missing_instances,
+    odd_instances,
+    place,
+    render_groups,
+)
 
 WAITING = """Thread 0x00007f0000000001 (most recent call first):
   File "/lib/threading.py", line 1 in wait
@@ -25,7 +33,17 @@ def process(text, state="S"):
 
 @pytest.mark.parametrize(
     ("line", "waits"),
-    [("comm.Barrier()", True), ("MPI.Request.Waitall(sent)", True), ("os.waitpid(pid, 0)", False)],
+    [
+        ("comm.Barrier()", True),
+        ("MPI.Request.Waitall(sent)", True),
+        ("os.waitpid(pid, 0)", False),
+        ("self.comm.scatter(parts)", True),
+        ("MPI.COMM_WORLD.Alltoallw(a, b)", True),
+        ("world_comm.Ssend(array, 1)", True),
+        ("MPI.Finalize()", True),
+        ("out = torch.scatter(x, 0, index, 1)", False),
+        ("process.communicate()", False),
+    ],
 )
 def test_line_tells_who_waits_for_other_instances(tmp_path, line, waits):
     source = tmp_path / "train.py"
@@ -71,3 +89,70 @@ def test_wrapper_that_does_not_answer_is_named():
     groups = group_stacks({0: process(WAITING), 1: None})
     assert groups[0].instances == (1,)
     assert "no answer" in groups[0].text
+
+
+def standing(*frames, instances=(0,)):
+    """Return instances at frames of (file, function, source), the innermost first."""
+    lines = ["Current thread (most recent call first):"]
+    for file, function, source in frames:
+        lines += [f'  File "{file}", line 31 in {function}', *([f"    {source}"] if source else [])]
+    return StackGroup(instances=instances, text="\n".join(lines), waits=_waits("\n".join(lines)))
+
+
+MAIN = ("/home/me/train.py", "<module>")
+SLEEPING = (*MAIN, "time.sleep(1000)")
+IN_BARRIER = (*MAIN, "comm.Barrier()")
+IN_RECV = (*MAIN, "comm.Recv(buffer, source=0)")
+IN_BACKWARD = ("/site-packages/torch/autograd/graph.py", "_engine_run_backward", "")
+IN_TORCH = (
+    ("/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "barrier", ""),
+    ("/v/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", "wrapper", ""),
+)
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"),
+    [
+        ([SLEEPING], "at train.py:31: time.sleep(1000)"),
+        ([IN_BARRIER], "waiting in Barrier (train.py:31)"),
+        ([*IN_TORCH, (*MAIN, "dist.barrier()")], "waiting in barrier (train.py:31)"),
+        ([IN_TORCH[0], (*MAIN, "meet(everybody)")], "waiting in barrier (train.py:31)"),
+        ([("/v/lib/python3.11/threading.py", "wait", ""), (*MAIN, "")], "at train.py:31"),
+        ([(*MAIN, "x" * 99)], f"at train.py:31: {'x' * 60}..."),
+    ],
+)
+def test_place_is_the_users_own_line(frames, told):
+    assert place(standing(*frames)) == told
+
+
+def test_place_of_a_process_without_a_stack():
+    (group,) = group_stacks({0: process("", state="T")})
+    assert place(group) == "its process is stopped"
+    (group,) = group_stacks({0: process("")})
+    assert place(group) == ""
+
+
+@pytest.mark.parametrize(
+    ("stacks", "odd"),
+    [
+        ([IN_BARRIER, SLEEPING], (1,)),
+        ([IN_BARRIER, IN_RECV, IN_BARRIER], (1,)),
+        ([IN_BACKWARD, SLEEPING], (1,)),
+        ([IN_BACKWARD, IN_BARRIER], (0,)),
+        ([IN_RECV, IN_BACKWARD, IN_BARRIER], (1,)),
+        ([IN_BARRIER, IN_BARRIER], (0, 1)),
+    ],
+)
+def test_the_odd_one_is_the_one_that_waits_least(stacks, odd):
+    groups = tuple(standing(each, instances=(i,)) for i, each in enumerate(stacks))
+    hung = tuple(range(len(stacks)))
+    assert odd_instances(hung, {}, groups) == odd
+
+
+def test_of_those_that_wait_alike_the_odd_one_made_fewer_collectives_or_is_elsewhere():
+    other = (*MAIN, "comm.bcast(1)")
+    groups = (standing(other, instances=(2,)), standing(IN_BARRIER, instances=(0, 1, 3)))
+    hung = (3, 2, 1, 0)
+    assert odd_instances(hung, {}, groups) == (2,)
+    assert odd_instances(hung, {0: (5, 0), 1: (4, 0), 2: (5, 0), 3: (5, 0)}, groups) == (1,)
+    assert odd_instances((7,), {}, groups) == (7,)  # its wrapper has gone

@@ -14,9 +14,11 @@ from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
     Cause,
+    Collective,
     InstanceResult,
     LaunchResult,
     Progress,
+    StackGroup,
     describe,
 )
 from poprun_py.views.report import diagnosis, report_text, stderr_excerpt, traceback_of
@@ -171,6 +173,49 @@ def test_place_of_a_failure_or_hang_is_told_in_the_users_steps(progress, place):
         hung=(0,),
     )
     assert report_text(hung, label).splitlines()[0].endswith(f"hangs: no step for 9.0 s, {place}")
+
+
+@pytest.mark.parametrize(
+    ("last", "place", "told"),
+    [
+        (Collective(12, "all_reduce", True, 14.4), "in all_reduce number 12 for 14 s", 14.4),
+        (Collective(12, "all_reduce"), "after its 12th collective (all_reduce)", None),
+        (Collective(1, "barrier"), "after its 1st collective (barrier)", None),
+        (Collective(42, "gather"), "after its 42nd collective (gather)", None),
+        (Collective(103, "gather"), "after its 103rd collective (gather)", None),
+        (Collective(113, "gather"), "after its 113th collective (gather)", None),
+    ],
+)
+@pytest.mark.parametrize("progress", [None, Progress(0)])
+def test_place_of_a_program_without_steps_is_told_in_collectives(last, place, told, progress):
+    first = failed(progress=progress, collective=last)
+    result = LaunchResult(exit_code=1, instances=(first,), first_failure=first)
+    assert report_text(result, label).splitlines()[1].endswith(f", PID 5, {place}")
+    seen = ended_attempt({}, result, label, 0.0)["first_failure"]["last_collective"]
+    assert seen == {"number": last.number, "name": last.name, "lasting_seconds": told}
+
+
+def test_place_of_a_hang_without_steps_is_the_line_where_no_collective_tells_it():
+    text = 'Thread (most recent call first):\n  File "/home/me/train.py", line 3 in <module>\n'
+    hung = LaunchResult(
+        exit_code=124,
+        instances=(
+            InstanceResult(index=0, host="h", collective=Collective(2, "barrier", True, 7.0)),
+            InstanceResult(index=1, host="h", collective=Collective(1, "barrier")),
+            InstanceResult(index=2, host="h", progress=Progress(0)),
+            InstanceResult(index=3, host="h"),
+        ),
+        reason="silent for 9.0 s (no output, no CPU time)",
+        hung=(1, 2, 0, 3),
+        stacks=(StackGroup(instances=(0, 1, 2), text=text),),
+    )
+    ends = [line.partition("CPU time)")[2] for line in report_text(hung, label).splitlines()]
+    assert ends[:4] == [
+        ", after its 1st collective (barrier), at train.py:3",
+        ", at train.py:3",
+        ", in barrier number 2 for 7 s",
+        "",
+    ]
 
 
 def test_last_words_on_the_screen_are_not_repeated():
