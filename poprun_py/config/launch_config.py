@@ -387,8 +387,8 @@ class LaunchConfig(Shown):
 
     env: tuple[str, ...] = option(
         (), TEXT, "Environment",
-        "NAME=VALUE sets a variable in every instance, NAME forwards the launcher's. Values never"
-        " appear on a command line.",
+        "NAME=VALUE sets a variable in every instance. NAME forwards the launcher's: better for"
+        " secrets, which are then in no list of processes. Values are never shown, nor in plans.",
         repeatable=True, secret=True,
     )  # fmt: skip
     env_file: str | None = option(

@@ -191,8 +191,8 @@ class LaunchOptions(TypedDict, total=False):
     # Environment: variables of the instances, and the names that they import.
 
     env: Mapping[str, Word] | Sequence[str]
-    """NAME=VALUE sets a variable in every instance, NAME forwards the launcher's. Values never
-    appear on a command line.
+    """NAME=VALUE sets a variable in every instance. NAME forwards the launcher's: better for
+    secrets, which are then in no list of processes. Values are never shown, nor in plans.
     """
 
     env_file: str | PathLike[str] | None

@@ -86,9 +86,9 @@ class LaunchPlan(Shown):
     launcher's environment when the plan was made; no other one is looked at when it runs. It runs
     in ``folder``, where it was made; empty for wherever it is launched.
     ``hostnames`` is what hosts of a job on others call themselves, where that is known. ``refusal``
-    says why the machines cannot take the job, which may be looked at but not run; empty if they
-    can. ``partition`` is what the launch would do with which partition of the pod, as it was then;
-    None where no pod is configured. It is decided anew when the plan runs.
+    says why the job may be looked at but not run: the machines cannot take it, or a saved plan
+    lacks values; empty if it may. ``partition`` is what the launch would do with which partition of
+    the pod, as it was then; None where no pod is configured. It is decided anew when the plan runs.
     """
 
     config: LaunchConfig
@@ -165,7 +165,7 @@ class LaunchPlan(Shown):
         """Refuse to run a plan that was made to be looked at.
 
         Raises:
-            UsageError: the machines cannot take the job, with the numbers.
+            UsageError: the machines cannot take the job, with the numbers; or values are missing.
         """
         if self.refusal:
             raise UsageError(self.refusal)

@@ -5,7 +5,6 @@ No file is opened here. A saved plan may have been edited, so everything in it i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,8 @@ PLAN_VERSION = 2
 # A plan of version 1 names no folder: it runs wherever it is launched.
 _READABLE = (1, PLAN_VERSION)
 _MAX_NUMBER = 1 << 31
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
+# So many variables that are not set are named.
+_MOST_NAMED = 8
 
 
 def portable(plan: LaunchPlan) -> LaunchPlan:
@@ -58,13 +58,10 @@ def _parts(command: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [tuple(part) for part in parts]
 
 
-def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str, Any]:
-    """Return ``plan`` as JSON values.
+def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
+    """Return ``plan`` as JSON values; null stands for those of --env and --env-file.
 
-    Args:
-        plan: the plan.
-        with_user_values: keep the values of --env and --env-file, but those of variables whose name
-            says secret; null stands for the others.
+    They may be secret, and the file may be passed on: the environment of the launch has them.
     """
     from poprun_py.config.files import config_to_dict
 
@@ -99,10 +96,7 @@ def plan_to_json(plan: LaunchPlan, *, with_user_values: bool = True) -> dict[str
                 "threads": p.placement.threads,
                 "env": dict(p.env),
                 "kept_out": list(p.unset),
-                "user_env": {
-                    name: value if with_user_values and not _SECRET.search(name) else None
-                    for name, value in p.user_env
-                },
+                "user_env": dict.fromkeys(name for name, _ in p.user_env),
             }
             for p in plan.instances
         ],
@@ -141,7 +135,9 @@ def _nodes(machine: Machine | None) -> list[dict[str, Any]]:
 
 
 def plan_from_json(data: Any, environ: Mapping[str, str]) -> LaunchPlan:
-    """Return the plan that ``plan_to_json`` wrote; secrets come from ``environ``.
+    """Return the plan that ``plan_to_json`` wrote; values of --env come from ``environ``.
+
+    One of which some are not there can be looked at, not run. Earlier versions kept values.
 
     Raises:
         UsageError: it is no plan, of another version, or contradicts itself.
@@ -206,6 +202,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     )
     # The refusal is not read but decided anew: an edited plan cannot leave it out.
     _, refusal = place_instances(config, topology, machines)
+    refusal = refusal or _unset_variables(data["instances"], environ)
     plan = LaunchPlan(
         config=config,
         topology=topology,
@@ -224,6 +221,24 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     )
     _check_command(plan)
     return plan
+
+
+def _unset_variables(instances: list[Any], environ: Mapping[str, str]) -> str:
+    """Say which variables the launch has to set; empty where all are there."""
+    kept_out = (
+        name
+        for entry in instances
+        for name, value in entry.get("user_env", {}).items()
+        if value is None and name not in environ
+    )
+    names = list(dict.fromkeys(kept_out))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    if not names:
+        return ""
+    return (
+        "a saved plan does not keep the values that --env and --env-file gave: set "
+        f"{', '.join(names[:_MOST_NAMED])}{more} in the environment of this launch"
+    )
 
 
 def _num_ilds(config: LaunchConfig, saved: Any) -> int | None:
@@ -292,9 +307,7 @@ def _instance_from_json(
 ) -> InstancePlan:
     user_env = []
     for name, value in entry.get("user_env", {}).items():
-        if value is None and name not in environ:
-            raise UsageError(f"{name} is not kept in a saved plan: set it in the environment")
-        value = environ[name] if value is None else value
+        value = environ.get(name, "") if value is None else value
         check_variable("launch plan: user_env", name, value)
         user_env.append((name, value))
     return InstancePlan(

@@ -96,14 +96,11 @@ class RunRecord:
         return None if path is None else str(path)
 
     def _keep_plan(self, folder: Path) -> None:
-        """Write the plan of an attempt, as --from-plan reads it; without it the job runs as well.
-
-        No value of --env is in there.
-        """
+        """Write the plan of an attempt, as --from-plan reads it; without one the job runs too."""
         from poprun_py.planning.plan_file import plan_to_json, portable
 
         assert self.folder is not None
-        document = plan_to_json(portable(self._plan), with_user_values=False)
+        document = plan_to_json(portable(self._plan))
         try:
             write_whole(folder / "plan.json", json.dumps(document, indent=2) + "\n")
         except OSError as error:

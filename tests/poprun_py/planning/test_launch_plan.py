@@ -24,6 +24,7 @@ from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json, portable
+from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.supervision.job import InstanceResult, LaunchResult
 
 REACHED = Survey(
@@ -85,7 +86,8 @@ def test_json_round_trip_keeps_the_command_and_every_instance(config):
     plan = planned(
         LaunchConfig(**{**{f: getattr(config, f) for f in config.__slots__}, "program": ("x",)})
     )
-    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), ENVIRON)
+    given = {**ENVIRON, **dict(plan.instances[0].user_env)}
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), given)
     assert again.command == plan.command
     assert again.instances == plan.instances
     assert again.topology == plan.topology
@@ -138,16 +140,34 @@ def test_a_plans_folder_is_absolute():
         plan_from_json({**_PLAN, "folder": "here"}, ENVIRON)
 
 
-def test_secrets_are_not_in_the_plan_but_come_from_the_environment():
-    plan = planned(LaunchConfig(program=("x",), env=("HF_TOKEN", "PLAIN")))
+def test_values_of_variables_are_not_in_the_plan_but_come_from_the_environment():
+    given = {"HF_TOKEN": "hush", "PLAIN": "p", "TYPED": "hush too"}
+    plan = planned(LaunchConfig(program=("x",), env=("HF_TOKEN", "PLAIN", "TYPED=hush too")))
     data = plan_to_json(plan)
-    assert data["instances"][0]["user_env"] == {"HF_TOKEN": None, "PLAIN": "p"}
+    assert data["instances"][0]["user_env"] == dict.fromkeys(given)
     assert "hush" not in json.dumps(data)
     assert not any("hush" in word for word in plan.command)
-    again = plan_from_json(data, ENVIRON)
-    assert dict(again.instances[0].user_env) == {"HF_TOKEN": "hush", "PLAIN": "p"}
-    with pytest.raises(UsageError, match="HF_TOKEN is not kept in a saved plan"):
-        plan_from_json(data, {})
+    again = plan_from_json(data, {**ENVIRON, "TYPED": "hush too"})
+    assert dict(again.instances[0].user_env) == given
+    again.require_fit()
+
+
+def test_a_plan_whose_values_are_missing_can_be_looked_at_but_not_run():
+    data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
+    looked_at = plan_from_json(data, {"A": "1"})
+    (warning,) = plan_warnings(looked_at)
+    assert warning.startswith("this can be looked at, not launched: ")
+    with pytest.raises(UsageError, match=r"does not keep the values that .* set B in the env"):
+        looked_at.require_fit()
+    many = {"user_env": dict.fromkeys(f"V{n}" for n in range(10))}
+    data["instances"][0] |= many
+    assert "set V0, V1, V2, V3, V4, V5, V6, V7 and 2 more in" in plan_from_json(data, {}).refusal
+
+
+def test_a_plan_of_before_with_values_is_read():
+    data = plan_to_json(planned(LaunchConfig(program=("x",), env=("A=1", "B=2"))))
+    data["instances"][0]["user_env"] = {"A": "1", "B": "2"}
+    assert dict(plan_from_json(data, {}).instances[0].user_env) == {"A": "1", "B": "2"}
 
 
 _JSON = st.recursive(
@@ -295,7 +315,7 @@ def test_thousands_of_instances_share_one_part_of_the_command():
     assert told["RANK"] == "4095"
     assert told["POPDIST_REPLICA_INDEX_OFFSET"] == "8190"
     assert told["A"] == "1"
-    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), {})
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), {"A": "1"})
     assert again.channel_variables(7) == plan.channel_variables(7)
     few = planned(LaunchConfig(num_instances=2, num_replicas=2, program=("x",), env=("A=1",)))
     assert not few.compact
