@@ -109,7 +109,7 @@ def _processes(proc: Path) -> Iterator[str]:
             continue
         # Threads of the kernel have no words; what has ended and is not collected holds nothing.
         if words and int(pid) != os.getpid():
-            shown = words.decode(errors="replace").strip()[:_SHOWN_CHARACTERS]
+            shown = " ".join(words.decode(errors="replace").split())[:_SHOWN_CHARACTERS]
             yield f"{pid} (started at {fields[19]}): {shown}"
 
 
