@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -61,12 +63,48 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
           "COLUMNS", "LINES")  # fmt: skip
 
 
+_FOLDER = pytest.StashKey[Path]()
+
+
+def pytest_configure(config):
+    """Give the whole run a folder for temporary files: programs that are killed leave theirs.
+
+    The workers of xdist inherit it. Its name is short, for paths of Unix sockets have 107 bytes,
+    and other users, as whom some tests run programs, may use it as they may use /tmp.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    folder.chmod(0o1777)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    if config.option.basetemp is None:
+        config.option.basetemp = folder / "p"
+    config.stash[_FOLDER] = folder
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Keep it where a test failed: somebody may want to look."""
+    if exitstatus == pytest.ExitCode.TESTS_FAILED and _FOLDER in config.stash:
+        terminalreporter.write_line(f"the files of the tests are kept in {config.stash[_FOLDER]}")
+        del config.stash[_FOLDER]
+
+
+def pytest_unconfigure(config):
+    """Remove it."""
+    if _FOLDER in config.stash:
+        shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
     """Give the tests a cache folder, where nothing was measured before, and a place for pods."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        # What else would go into the user's home.
+        home = tmp_path_factory.mktemp("home")
+        for name in ("IPYTHONDIR", "MPLCONFIGDIR", "WANDB_CONFIG_DIR"):
+            patch.setenv(name, str(home / name.lower()))
         yield
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# Every host has its own mounted over it; ssh finds no other, wherever HOME is.
+_SSH_FOLDER = Path("/root/.ssh")
 SUBNET = "10.99.0"
 PROGRAMS = ("unshare", "nsenter", "ip", "tc", "sshd", "ssh", "ssh-keygen")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -151,6 +153,8 @@ class LabHost:
                 "XDG_CACHE_HOME": str(self.folder / "cache"),
                 # As for who comes through ssh: its own /dev/shm has its leases.
                 "POPRUN_LEASES": "",
+                # A host has its own /tmp, and nothing of this machine's folders in there.
+                "TMPDIR": "/tmp",
                 **(env or {}),
             },
             **settings,
@@ -223,8 +227,10 @@ class Lab:
         self.num_hosts = num_hosts
         self.hosts: list[LabHost] = []
         self._switch: subprocess.Popen | None = None
+        self._makes_ssh_folder = False
 
     def __enter__(self) -> Lab:
+        self._makes_ssh_folder = not _SSH_FOLDER.exists()
         try:
             self._make_keys()
             self._start_switch()
@@ -249,6 +255,9 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
+        if self._makes_ssh_folder:
+            with contextlib.suppress(OSError):
+                _SSH_FOLDER.rmdir()
 
     def names(self, count: int | None = None) -> str:
         """Return the first hosts' names as ``--host`` takes them."""

@@ -144,6 +144,7 @@ def open_browser(folder: Path) -> Iterator[Page]:
             "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder}", "about:blank",
         ],
         pass_fds=passed,
+        env={**os.environ, "XDG_CONFIG_HOME": f"{folder}/config"},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     for each in passed:
