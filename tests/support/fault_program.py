@@ -130,4 +130,5 @@ def main():
                 sys.exit(popdist_py.RESUME_EXIT_CODE)
 
 
-main()
+if __name__ == "__main__":
+    main()
