@@ -140,7 +140,7 @@ class Mpirun:
         self._selector = selector
         self._log = log
         self._said = bytearray()
-        self._steps = StopSteps(ask=lambda: self._signal(signal.SIGTERM), force=self._kill)
+        self._steps = StopSteps(ask=self._ask, force=self._kill)
         self.is_awaited = False  # whether it has nothing left to do
         parent = os.getpid()
 
@@ -180,6 +180,16 @@ class Mpirun:
         """What it wrote; useful where it explains a failure."""
         return self._said.decode(errors="replace").strip()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped by a signal: programs then wait for it where they leave MPI."""
+        return processes.state(self.pid, signal.SIGCONT)[0] in "Tt"
+
     def has_just_ended(self) -> bool:
         """Tell, once, that it has ended."""
         if self.ended_at is not None or self._process.poll() is None:
@@ -195,6 +205,7 @@ class Mpirun:
     def await_end(self, seconds: float, now: float) -> None:
         """It has nothing left to do: kill it if it does not end by itself."""
         self.is_awaited = True
+        self._go_on()
         self._steps.force_after(seconds, now)
 
     def has_started_all(self) -> None:
@@ -234,6 +245,15 @@ class Mpirun:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
+
+    def _ask(self) -> None:
+        self._signal(signal.SIGTERM)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """One that was stopped cannot end: it would be killed, and leave files behind."""
+        if self.is_stopped:
+            self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:

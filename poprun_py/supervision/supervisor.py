@@ -523,7 +523,10 @@ class _Supervisor:
             return
         if self._watch.counts_steps:
             silence = max(self._watch.silence(index, now) for index in hung)
-            self._stopping.decide(Cause.HANG, f"no step for {silence:.1f} s", hung=hung)
+            reason = f"no step for {silence:.1f} s"
+            if self._mpirun is not None and self._mpirun.is_stopped:
+                reason += f" while mpirun ({self._mpirun.pid}) is stopped"
+            self._stopping.decide(Cause.HANG, reason, hung=hung)
             self._ask_for_stacks(self._end_with_stacks)
         else:
             self._is_judging = True

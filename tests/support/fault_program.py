@@ -69,6 +69,7 @@ FAULTS = {
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill_wrapper": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "kill_mpirun": lambda: os.kill(mpirun(), signal.SIGKILL),
+    "stop_mpirun": lambda: os.kill(mpirun(), signal.SIGSTOP),
     "kill_launcher": lambda: os.kill(parent_of(parent_of(os.getppid())), signal.SIGKILL),
 }
 
@@ -130,4 +131,5 @@ def main():
                 sys.exit(popdist_py.RESUME_EXIT_CODE)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -103,3 +103,12 @@ def test_compiling_between_steps_is_no_hang_and_a_silent_call_is_one(poprun, scr
     assert done.returncode == 124
     assert "hangs: no step for " in done.stderr
     assert ", in inference call 1 after training step 5\n" in done.stderr
+
+
+@pytest.mark.sweep
+def test_a_stopped_mpirun_is_named_and_ends_with_the_job(tmp_path):
+    env = {**fail_at(1, 5, "stop_mpirun"), "STEPS": "20"}
+    fault = Fault(title="", code=124, env=env, options=("--hang-timeout", "1.5"), seconds=5,
+                  says="no step for .* while mpirun .* is stopped")  # fmt: skip
+    _, wrong = measure_calmly(fault, tmp_path)
+    assert not wrong

@@ -1,48 +1,89 @@
-"""A hundred random faults in a row, each with its exit code, report, survivors and time.
-
-SOAK_FAULTS sets how many, SOAK_SEED which.
-"""
+"""The soak itself: which cases it draws, that it goes on with its record, and a few cases."""
 
 from __future__ import annotations
 
-import os
-import random
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from support.faults import FAULTS, fail_at, measure_calmly
+from soak.record import Record, last_attempts
+from soak.soaks import ALL_ROWS, Soak, draw, possible_rows
 
-pytestmark = [pytest.mark.mpi, pytest.mark.soak, pytest.mark.timeout(3600)]
-
-CODES = {
-    "exit": 3, "os_exit": 9, "exception": 1, "segv": 139, "kill": 137, "abort": 134, "term": 143,
-    "memory_error": 1,
-}  # fmt: skip
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "random_faults.py"
 
 
-def random_fault(dice: random.Random):
-    """Return a fault of the table, or an instance, step and way to fail drawn at random."""
-    from support.faults import Fault
-
-    if dice.random() < 0.3:
-        return dice.choice(FAULTS)
-    instance, step, how = dice.randrange(2), dice.randrange(0, 40), dice.choice(sorted(CODES))
-    env = fail_at(instance, step, how)
-    for name in ("PLAIN", "CHILDREN"):
-        if dice.random() < 0.3:
-            env[name] = "1"
-    return Fault(
-        title=f"{how} in instance {instance} at step {step} {env}", code=CODES[how], env=env,
-        named=instance, seconds=3,
-    )  # fmt: skip
+def test_titles_tell_rows_apart():
+    assert len({row.title for row in ALL_ROWS}) == len(ALL_ROWS)
 
 
-def test_random_faults(tmp_path):
-    seed = int(os.environ.get("SOAK_SEED", "1"))
-    dice = random.Random(seed)
-    failures = []
-    for number in range(int(os.environ.get("SOAK_FAULTS", "100"))):
-        fault = random_fault(dice)
-        seen, wrong = measure_calmly(fault, tmp_path / str(number))
-        if wrong:
-            failures.append(f"{number} {fault.title}: {', '.join(wrong)}\n{seen.stderr}")
-    assert not failures, f"seed {seed}\n" + "\n".join(failures)
+def test_more_cases_of_a_seed_begin_with_the_same_ones_and_every_row_comes_up():
+    rows = ALL_ROWS
+    deck = sum(row.weight for row in rows)
+    many = draw(rows, 3 * deck, seed=1)
+    assert draw(rows, 10, seed=1) == many[:10]
+    assert draw(rows, 10, seed=2) != many[:10]
+    for row in rows:
+        assert many.count(row) == 3 * row.weight
+
+
+def test_a_record_that_was_cut_off_goes_on(tmp_path):
+    path = tmp_path / "record"
+    record = Record(path, {"seed": 1})
+    record.add({"number": 0, "attempt": 1, "wrong": ["exit code 3"]})
+    record.add({"number": 1, "attempt": 1, "wrong": []})
+    with path.open("a") as file:
+        file.write('{"number": 0, "att')
+    again = Record(path, {"seed": 1})
+    again.add({"number": 0, "attempt": 2, "wrong": []})
+    assert [line["number"] for line in Record(path, {"seed": 1}).lines] == [0, 1, 0]
+    assert [(line["number"], line["wrong"]) for line in last_attempts(again.lines)] == [
+        (0, []),
+        (1, []),
+    ]
+
+
+def test_the_record_of_another_draw_is_left_alone(tmp_path):
+    Record(tmp_path / "record", {"seed": 1})
+    with pytest.raises(ValueError, match="another draw"):
+        Record(tmp_path / "record", {"seed": 2})
+
+
+def test_a_machine_without_a_lab_leaves_rows_out_and_says_why(monkeypatch):
+    monkeypatch.setattr("soak.soaks.missing", lambda: "sshd not installed")
+    rows, left_out = possible_rows()
+    assert all(row.hosts == 1 for row in rows)
+    assert set(left_out) >= {row.title for row in ALL_ROWS if row.hosts > 1}
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+@pytest.mark.timeout(300)
+def test_a_few_cases_and_more_of_the_same_record(tmp_path):
+    path = tmp_path / "record"
+    words = [sys.executable, SCRIPT, "--json", path, "--rows", "(SIGKILL|SIGSTOP) of a program$"]
+    for cases in (2, 4):
+        done = subprocess.run(
+            [*words, f"--cases={cases}"], capture_output=True, text=True, timeout=250
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["number"] for line in lines[1:]} == {0, 1, 2, 3}
+    assert all(line["resumed"] for line in lines[1:])
+    assert done.stdout.startswith("4 cases, ")
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_what_is_not_as_expected_is_wrong(tmp_path):
+    row = next(row for row in ALL_ROWS if row.title == "a program ends by itself: exit code 3")
+    expected = replace(row.expected, codes=(5,), seconds=0.0001, says="another reason")
+    soak = Soak(tmp_path, seed=1)
+    wrong = soak.do(0, 1, replace(row, expected=expected))["wrong"]
+    soak.close()
+    assert wrong[0] == "exit code 3"
+    assert wrong[1].startswith("took ")
+    assert wrong[2] == "did not say 'another reason'"
+    assert len(wrong) == 3
