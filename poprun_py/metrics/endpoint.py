@@ -6,12 +6,15 @@ endpoint_recorder.py does, in the launcher.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from typing import Any, Final
 
@@ -23,9 +26,12 @@ from poprun_py.metrics.exposition import families
 
 __all__ = ["main"]
 
-# A scraper that says or takes nothing for so long is let go; so many are served at a time.
-_SILENCE_SECONDS: Final = 5.0
+# A scraper that has not asked after so long, or takes nothing for so long, is let go.
+_SECONDS: Final = 5.0
+# So many are served at a time, and so much is read of each.
 _MOST_SCRAPERS: Final = 256
+_MOST_BYTES: Final = 16 << 10
+_HEAD_END: Final = b"\r\n\r\n"
 _PATH: Final = "/metrics"
 
 
@@ -41,8 +47,32 @@ class _Collector(Collector):
         return families(self._first, json.loads(self.last))
 
 
+def _head(connection: socket.socket, seconds: float) -> bytes:
+    """Return the head of a request; nothing if it is too long, or not there in time."""
+    head, deadline = b"", time.monotonic() + seconds
+    while _HEAD_END not in head:
+        left = deadline - time.monotonic()
+        if left <= 0 or len(head) >= _MOST_BYTES:
+            return b""
+        connection.settimeout(left)
+        part = connection.recv(_MOST_BYTES - len(head))
+        if not part:
+            return b""
+        head += part
+    return head
+
+
 class _Handler(MetricsHandler):
-    timeout = _SILENCE_SECONDS
+    timeout = _SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        try:
+            self.rfile = io.BytesIO(_head(self.request, self.timeout))
+        except TimeoutError:
+            self.rfile = io.BytesIO()
+        self.request.settimeout(self.timeout)
 
     def do_GET(self) -> None:
         if self.path.partition("?")[0] == _PATH:
@@ -62,17 +92,29 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listener
         self._room = threading.BoundedSemaphore(_MOST_SCRAPERS)
+        # In the order in which they have come.
+        self._served: dict[socket.socket, None] = {}
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if not self._room.acquire(blocking=False):
+            self._cut_off_first()
+            if not self._room.acquire(timeout=_SECONDS):
+                self.shutdown_request(request)
+                return
+        self._served[request] = None
+        super().process_request(request, client_address)
+
+    def _cut_off_first(self) -> None:
+        """Make room: who asks at once has its answer long before it is the first."""
+        for first in list(self._served)[:1]:
+            with suppress(OSError):
+                first.shutdown(socket.SHUT_RDWR)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._served.pop(request, None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 
 import pytest
-from conftest import wait_until
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 
 from poprun_py.errors import UsageError
@@ -43,29 +47,45 @@ def test_only_the_metrics_are_served(served):
         scrape(served, "/")
 
 
-def test_who_says_nothing_is_let_go(served, monkeypatch):
-    monkeypatch.setattr(endpoint._Handler, "timeout", endpoint._Handler.timeout / 50)
+@pytest.mark.parametrize("words", [b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nA: b\r\n"])
+def test_who_does_not_ask_is_let_go_however_slowly_it_speaks(served, monkeypatch, words):
+    monkeypatch.setattr(endpoint._Handler, "timeout", 0.2)
     with socket.create_connection(served, timeout=20) as silent:
-        silent.sendall(b"GET /metr")
-        assert silent.recv(1) == b""
+        silent.sendall(words)
+        end = time.monotonic() + 20
+        while not select.select([silent], [], [], 0.01)[0]:
+            assert time.monotonic() < end
+            with contextlib.suppress(ConnectionError):
+                silent.sendall(b"x")
+        with contextlib.suppress(ConnectionResetError):
+            assert silent.recv(1) == b""
 
 
-def test_who_comes_when_there_is_no_room_is_sent_away_and_may_come_again(served, monkeypatch):
+def test_nothing_is_kept_of_who_says_too_much(served):
+    request = b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 100_000
+    with socket.create_connection(served, 20) as loud, contextlib.suppress(ConnectionError):
+        loud.sendall(request)
+        assert loud.recv(1) == b""
+    assert "poprun_number" in scrape(served)
+
+
+def test_who_asks_is_served_whoever_is_there_already(served, monkeypatch):
     monkeypatch.setattr(endpoint._Handler, "timeout", 60)
-    with (
-        socket.create_connection(served),
-        socket.create_connection(served),
-        socket.create_connection(served, timeout=20) as third,
-    ):
-        assert third.recv(1) == b""
+    with contextlib.ExitStack() as crowd:
+        for _ in range(10):
+            crowd.enter_context(socket.create_connection(served))
+        for _ in range(3):
+            assert "poprun_number" in scrape(served)
 
-    def is_served():
-        try:
-            return "poprun_number" in scrape(served)
-        except OSError:
-            return False
 
-    wait_until(is_served)
+@settings(max_examples=20)
+@given(st.binary(max_size=100))
+def test_random_requests_are_refused(words):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(words)
+        theirs.shutdown(socket.SHUT_WR)
+        assert endpoint._head(ours, 20) in (b"", words)
 
 
 def test_a_port_is_one_of_this_machine_only_and_of_one_job(served):
