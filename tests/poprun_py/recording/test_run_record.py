@@ -132,8 +132,8 @@ def test_the_plan_of_each_attempt_is_kept_without_values_of_env(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert "hush" not in path.read_text()
         data = json.loads(path.read_text())
-        with pytest.raises(UsageError, match="MINE is not kept in a saved plan"):
-            plan_from_json(data, {})
+        with pytest.raises(UsageError, match="set MINE in the environment of this launch"):
+            plan_from_json(data, {}).require_fit()
         again = plan_from_json(data, {"MINE": "hush"})
         assert again.instances == plan.instances
         assert again.config.program == ("x", "y")
