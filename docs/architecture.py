@@ -29,6 +29,7 @@ _LEFT_OUT = (
     "atomic_file",
     "command_name",
     "errors",
+    "json_text",
     "rich_lines",
     "terminal",
     "versions",

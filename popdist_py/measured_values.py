@@ -22,18 +22,19 @@ _MOST_VALUES = 1000  # of one file; those that were stored first go
 
 def recall(file: str, key: str) -> Any:
     """Return what ``remember`` stored on this machine, by whichever job; None if there is none."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):
         return json.loads(_path(file).read_text()).get(_own(key))
     return None
 
 
 def remember(file: str, key: str, value: Any) -> None:
     """Store a value that JSON knows; do nothing where no file can be written."""
-    path = _path(file)
-    with suppress(OSError):
+    # Without a home there is no path, and what nests too deeply is no cache.
+    with suppress(OSError, RuntimeError):
+        path = _path(file)
         path.parent.mkdir(parents=True, exist_ok=True)
         values: dict[str, Any] = {}
-        with suppress(OSError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError, RecursionError):
             values = dict(json.loads(path.read_text()))
         values.pop(_own(key), None)
         values[_own(key)] = value

@@ -282,8 +282,7 @@ def _plan(config: LaunchConfig, console: Terminal) -> tuple[LaunchPlan, Lease | 
 
 
 def _load_plan(config: LaunchConfig) -> LaunchPlan:
-    import json
-
+    from poprun_py.json_text import read_json
     from poprun_py.planning.inputs import read_text_file
     from poprun_py.planning.plan_file import plan_from_json
 
@@ -295,7 +294,7 @@ def _load_plan(config: LaunchConfig) -> LaunchPlan:
         )
     text = read_text_file(config.from_plan, config.named("from_plan"))
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = read_json(text)
+    except ValueError as error:
         raise UsageError(f"{config.shown('from_plan')}: not JSON ({error})") from None
     return plan_from_json(data, os.environ)

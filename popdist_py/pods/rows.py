@@ -42,7 +42,7 @@ def read_pod_text(text: str) -> Pod:
     """Return the pod that the database keeps (DamagedError)."""
     try:
         return pod_of(json.loads(text), "the pod's database")
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise DamagedError("the pod's database describes no pod") from None
 
 

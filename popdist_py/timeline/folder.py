@@ -84,5 +84,5 @@ def read_clock(path: Path) -> ClockLine | None:
         return clock_line([ClockSample(*map(int, sample)) for sample in found])
     except FileNotFoundError:
         return LOCAL
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
         return None

@@ -24,7 +24,7 @@ from poprun_py.errors import UsageError
 from poprun_py.runs.comparison import Comparison, compare
 from poprun_py.runs.fairness import remarks_on, who_was_slow
 from poprun_py.runs.measurement import measure
-from poprun_py.runs.recorded_run import RecordedRun, read_run
+from poprun_py.runs.recorded_run import NOT_A_RUN, RecordedRun, read_run
 from poprun_py.runs.run_files import find_run
 from poprun_py.runs.targets import Target, parse_target
 from poprun_py.terminal import can_print, print_error, print_out, wants_colour
@@ -90,7 +90,18 @@ def main(words: Sequence[str]) -> int:
     target = parse_target(values["target"]) if values["target"] is not None else None
     check_page_name(values["output"])
     runs = _read(values["runs"], values["parent"])
-    comparison = _compare(runs, target, values)
+    try:
+        _show(_compare(runs, target, values), runs, values)
+    except NOT_A_RUN as error:
+        names = ", ".join(values["runs"])
+        raise UsageError(
+            f"the reports of {names} cannot be compared ({error!r:.200}): was one edited?"
+        ) from None
+    return 0
+
+
+def _show(comparison: Comparison, runs: Sequence[RecordedRun], values: dict[str, Any]) -> None:
+    """Print a comparison, and write its page if one is wanted."""
     if values["form"] == "json":
         print_json(comparison.to_json())
     else:
@@ -105,7 +116,6 @@ def main(words: Sequence[str]) -> int:
 
         save_page(Path(values["output"]), comparison_page(comparison, runs))
         print_error(f"{command_name()}: the page is {values['output']}")
-    return 0
 
 
 def _read(names: Sequence[str], parent: str) -> list[RecordedRun]:

@@ -14,6 +14,7 @@ from poprun_py.config.launch_config import LaunchConfig, options
 from poprun_py.config.option_kinds import Option, option_name
 from poprun_py.config.origins import Origin, in_file
 from poprun_py.errors import UsageError, nearest
+from poprun_py.json_text import read_json
 
 __all__ = [
     "config_from_dict",
@@ -116,8 +117,8 @@ def parse_config(text: str, path: str) -> dict[str, Any]:
     """
     if path.endswith(".json"):
         try:
-            data = json.loads(text, object_pairs_hook=_once)
-        except (ValueError, RecursionError) as error:
+            data = read_json(text)
+        except ValueError as error:
             raise UsageError(f"{path}: not JSON ({error})") from None
     elif path.endswith(".toml"):
         data = _parsed_toml(text, path)
@@ -157,15 +158,6 @@ def _parsed_toml(text: str, path: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML ({error})") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a table of JSON's pairs; TOML refuses a key that stands twice by itself."""
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(k for k in keys if keys.count(k) > 1)!r} is given twice")
-    return table
 
 
 def dump_config(config: LaunchConfig, path: str) -> str:

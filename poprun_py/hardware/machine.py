@@ -6,7 +6,6 @@ planning/cpu_placement.py gives parts of them to instances.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from poprun_py.errors import UsageError
 from poprun_py.hardware.sysfs import format_cpu_list, parse_cpu_list
+from poprun_py.json_text import read_json
 
 __all__ = ["HARDWARE_VERSION", "Core", "HardwareError", "Machine", "NumaNode", "load_machines"]
 
@@ -152,7 +152,7 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
         HardwareError: it is no such file, of another version, or names none of the hosts.
     """
     try:
-        data = json.loads(text)
+        data = read_json(text)
         if not isinstance(data, dict) or "hosts" not in data:
             return (Machine.from_json(data),) * len(host_names)
         described = data["hosts"]
@@ -168,7 +168,7 @@ def load_machines(text: str, path: str, host_names: Sequence[str]) -> tuple[Mach
             for name in dict.fromkeys(host_names)
             if name in described
         }
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HardwareError(
             f"{path}: not JSON ({error}); expected the output of --print-hardware=json"
         ) from None

@@ -133,10 +133,11 @@ def _collect(pending: _Pending, deadline: float) -> HostReport:
         return HostReport(host=host, problem=problem)
     try:
         facts = json.loads(line.removeprefix(host_probe.MARK))
-    except ValueError:
+        sent = float(facts["time"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         problem = explain(host.name, "a damaged answer", sys.executable)
         return HostReport(host=host, problem=problem)
-    off = max(0.0, facts["time"] - ended, pending.begun - facts["time"])
+    off = max(0.0, sent - ended, pending.begun - sent)
     return HostReport(host=host, facts=facts, clock_seconds=off)
 
 

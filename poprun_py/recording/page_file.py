@@ -10,9 +10,8 @@ import time
 from pathlib import Path
 
 from popdist_py.atomic_file import write_whole
-from poprun_py.errors import UsageError
 from poprun_py.pages.run_page import run_page
-from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.recorded_run import NOT_A_RUN, no_report, read_run
 from poprun_py.runs.run_files import RunFiles
 from poprun_py.views.run_report import moment
 
@@ -37,10 +36,8 @@ def page_text(files: RunFiles, folder: Path | None = None) -> str:
         excerpt = read_excerpt(files.timeline)
     try:
         return run_page(run, moment(time.time()), excerpt, _address(files.folder, folder))
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UsageError(
-            f"{files.report}: no page can be made of this report ({error!r}); was it edited?"
-        ) from None
+    except NOT_A_RUN as error:
+        raise no_report(files, error) from None
 
 
 def _address(run: Path, folder: Path | None) -> str:

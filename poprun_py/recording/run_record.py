@@ -15,6 +15,7 @@ from typing import Any
 
 from popdist_py.atomic_file import write_whole
 from poprun_py.errors import LaunchError, UsageError
+from poprun_py.json_text import read_json
 from poprun_py.output.run_folder import RunFolder, run_id
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.job import LaunchResult
@@ -171,11 +172,11 @@ class RunRecord:
         if text is None:
             return
         try:
-            report = json.loads(text)
+            report = read_json(text)
             attempts = report["attempts"]
             if not isinstance(attempts, list) or not all(isinstance(a, dict) for a in attempts):
                 raise ValueError("no list of attempts")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise folder.not_a_report(str(error)) from None
         self._earlier = report
         # An attempt without an end lost its launcher: the lock of the folder is ours.

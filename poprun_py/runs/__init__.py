@@ -2,5 +2,5 @@
 
 Here live the readers of a run's files, and what follows from their numbers.
 Nothing here runs a job, writes a file or makes text for people.
-May call: observation, planning, errors.
+May call: observation, planning, errors, json_text.
 """

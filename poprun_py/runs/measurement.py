@@ -16,13 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final
 
-from poprun_py.errors import UsageError
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
 from poprun_py.observation.stragglers import stands_out
 from poprun_py.planning.user_program import call_folder, short_name
-from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
+from poprun_py.runs.recorded_run import (
+    NOT_A_RUN,
+    RecordedAttempt,
+    RecordedRun,
+    moment_of,
+    no_report,
+)
 from poprun_py.runs.targets import Target, losses, reached_at
 
 __all__ = ["Measured", "Slowest", "began_at", "measure"]
@@ -114,8 +119,8 @@ def measure(run: RecordedRun, target: Target | None = None) -> Measured:
     """
     try:
         return _measured(run, target)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{run.files.report} is no report of a run ({error!r})") from None
+    except NOT_A_RUN as error:
+        raise no_report(run.files, error) from None
 
 
 def _measured(run: RecordedRun, target: Target | None) -> Measured:
@@ -239,7 +244,7 @@ def _last_view(attempt: RecordedAttempt) -> JobView | None:
     if isinstance(observation, dict):
         try:
             return JobView.from_json(observation)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except NOT_A_RUN:
             pass  # of another version of the launcher
     return attempt.looks[-1][1] if attempt.looks else None
 

@@ -16,11 +16,30 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from poprun_py.errors import UsageError
+from poprun_py.json_text import read_json
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
 from poprun_py.runs.run_files import AttemptFiles, RunFiles
 
-__all__ = ["LoggedValues", "RecordedAttempt", "RecordedRun", "moment_of", "read_run"]
+__all__ = [
+    "NOT_A_RUN",
+    "LoggedValues",
+    "RecordedAttempt",
+    "RecordedRun",
+    "moment_of",
+    "no_report",
+    "read_run",
+]
+
+# What code raises that computes with values which no launcher has written.
+NOT_A_RUN: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 _Read = TypeVar("_Read")
 # Of one attempt; of looks, the instances in all of them.
@@ -86,16 +105,23 @@ def read_run(files: RunFiles) -> RecordedRun:
     """
     troubles: list[str] = []
     try:
-        report = json.loads(files.report.read_text(encoding="utf-8"))
+        report = read_json(files.report.read_bytes())
         reports = {each["number"]: each for each in report["attempts"]}
         report["run_id"], report["plan"]["num_instances"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or repr(error)
-        raise UsageError(f"{files.report} is no report of a run ({why})") from None
+    except OSError as error:
+        raise UsageError(f"{files.report} is no report of a run ({error.strerror})") from None
+    except NOT_A_RUN as error:
+        raise no_report(files, error) from None
     attempts = tuple(
         _read_attempt(each, reports.get(each.number, {}), troubles) for each in files.attempts()
     )
     return RecordedRun(files=files, report=report, attempts=attempts, troubles=tuple(troubles))
+
+
+def no_report(files: RunFiles, error: Exception) -> UsageError:
+    """Return the refusal of a run whose report says what no report does."""
+    why = str(error) if type(error) is ValueError else repr(error)
+    return UsageError(f"{files.report} is no report of a run ({why:.200}); was it edited?")
 
 
 def moment_of(text: object) -> float | None:
@@ -186,10 +212,10 @@ def _values(data: Mapping[str, Any]) -> LoggedValues:
 
 def _document(path: Path, troubles: list[str]) -> Mapping[str, Any] | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         troubles.append(f"{path.name} cannot be read: {error}")
         return None
     return document if isinstance(document, dict) else None
@@ -208,7 +234,7 @@ def _lines(
             for line in filter(is_kept, file):
                 try:
                     yield read(json.loads(line))
-                except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                except NOT_A_RUN:
                     bad += line.endswith("\n")  # else the writer was killed
     except FileNotFoundError:
         return

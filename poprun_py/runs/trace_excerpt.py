@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from poprun_py.runs.recorded_run import NOT_A_RUN
+
 __all__ = ["Excerpt", "TraceSpan", "read_excerpt"]
 
 # Of the unpacked trace: some 80,000 spans.
@@ -65,7 +67,7 @@ def read_excerpt(path: Path) -> Excerpt | None:
             if len(spans) <= _MOST_SPANS:
                 break
         return Excerpt(begin / 1e6, (end - begin) / 1e6, len(chosen), tuple(spans[:_MOST_SPANS]))
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, EOFError, zlib.error, *NOT_A_RUN):
         return None  # none, half of one, or something else
 
 

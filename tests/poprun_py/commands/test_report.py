@@ -80,7 +80,7 @@ def test_what_is_refused(made, capsys):
 def test_report_that_says_nonsense_is_refused(made, capsys):
     report = json.loads((made / "report.json").read_text())
     (made / "report.json").write_text(json.dumps(report | {"exit_code": [], "program": 7}))
-    assert "no page can be made of this report" in refused(capsys, "latest")
+    assert "is no report of a run" in refused(capsys, "latest")
 
 
 def test_help_teaches(capsys):
