@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-sweep test-all test-hosts test-numa fuzz soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -37,6 +37,10 @@ test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion
 
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)
+
+fuzz: $(DEV_STAMP) ## look for bytes that readers trip over, guided by coverage (ARGS="--seconds 60 TARGET")
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[fuzz]' || true
+	$(BIN)/python tests/fuzz/coverage_guided.py $(ARGS)
 
 soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 steps
 	$(BIN)/python -m pytest -q tests -m soak $(ARGS)

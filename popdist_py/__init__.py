@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from popdist_py.debugger import breakpoint
     from popdist_py.errors import (
         CollectiveMismatchError,
+        ForgedObjectError,
         InstanceLostError,
         NotInitialisedError,
         PopdistError,
@@ -63,6 +64,7 @@ __all__ = [
     "RESUME_EXIT_CODE",
     "CollectiveMismatchError",
     "CsvSink",
+    "ForgedObjectError",
     "InstanceLostError",
     "Metrics",
     "MetricsSink",
@@ -125,6 +127,7 @@ _NAMES_OF_MODULE = {
     "debugger": ("breakpoint",),
     "errors": (
         "CollectiveMismatchError",
+        "ForgedObjectError",
         "InstanceLostError",
         "NotInitialisedError",
         "PopdistError",

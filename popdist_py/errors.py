@@ -4,6 +4,7 @@ PopdistError                    any error that this library reports
 |-- WireError                   the variables set by the launcher are incomplete or contradict
 |-- NotInitialisedError         a collective was called before popdist_py.init()
 |-- CollectiveMismatchError     instances disagree on shape, dtype, operation or name
+|-- ForgedObjectError           an object came that no instance of the job has sent
 `-- InstanceLostError           another instance ended inside a collective
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 __all__ = [
     "CollectiveMismatchError",
+    "ForgedObjectError",
     "InstanceLostError",
     "NotInitialisedError",
     "PopdistError",
@@ -32,6 +34,10 @@ class NotInitialisedError(PopdistError):
 
 class CollectiveMismatchError(PopdistError):
     """The instances called one collective with different shapes, dtypes, operations or names."""
+
+
+class ForgedObjectError(PopdistError):
+    """What came in the place of an object of another instance was not sent by this job."""
 
 
 class InstanceLostError(PopdistError):

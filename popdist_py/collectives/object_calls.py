@@ -1,11 +1,15 @@
 """Collectives of Python objects: pickles that travel as bytes of any length.
 
 How bytes travel is the communicator's matter. In place of an object that cannot be pickled, the
-reason travels. The pickles come from instances of the same job, and from nowhere else.
+reason travels. Unpickling runs what a pickle names. Between hosts it may have come over MPI, whose
+sockets take what anybody says: there each is signed with the secret of the job, and one that no
+instance of the job has made is refused.
 """
 
 from __future__ import annotations
 
+import hmac
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +19,15 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.signature import Signature
+from popdist_py.environment import job_secret
+from popdist_py.errors import ForgedObjectError
 from popdist_py.value_tree import leaves
 
 __all__ = ["ObjectCalls"]
 
 # Arrays inside of an object are copied once, by protocol 5; the default protocol copies them twice.
 _PROTOCOL = 5
+_HASH, _SIGNATURE_BYTES = "sha256", 32
 
 
 class _MovesBytes(Protocol):
@@ -83,6 +90,8 @@ def _pickled(value: object, name: str) -> Array:
         data = pickle.dumps(value, _PROTOCOL)
     except Exception as error:  # the classes of the objects decide what is raised
         data = pickle.dumps(_Unpicklable(_reason(value, name or "obj", error)))
+    if secret := job_secret(os.environ):
+        data = hmac.digest(secret, data, _HASH) + data
     return np.frombuffer(data, np.uint8)
 
 
@@ -105,9 +114,31 @@ def _loaded(rows: Sequence[Array], instances: Sequence[int], call: Signature) ->
 
     Raises:
         TypeError: one of them could not pickle its object.
+        ForgedObjectError: what has come was not made by this job.
     """
-    values = [pickle.loads(row.data) for row in rows]
+    values = [
+        pickle.loads(_vouched(row.data, instance, call))
+        for row, instance in zip(rows, instances, strict=True)
+    ]
     for instance, value in zip(instances, values, strict=True):
         if isinstance(value, _Unpicklable):
             raise TypeError(f"{call}: on instance {instance}, {value.reason}")
     return values
+
+
+def _vouched(data: memoryview, instance: int, call: Signature) -> memoryview:
+    """Return a pickle that an instance of this job has made.
+
+    Raises:
+        ForgedObjectError: it has not.
+    """
+    secret = job_secret(os.environ)
+    if not secret:
+        return data
+    signature, data = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, hmac.digest(secret, data, _HASH)):
+        raise ForgedObjectError(
+            f"{call}: what came in the place of instance {instance}'s object was not sent by this "
+            "job, and was not loaded: somebody else writes to its connections"
+        )
+    return data

@@ -52,6 +52,7 @@ class MpiGroup(CombinedCalls):
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.lost_error: InstanceLostError | None = None
+        self._told: list[MPI.Request] = []  # each keeps what it sends
         self.lost_instance = -1
 
     def start_all_reduce(self, array: Array, op: str) -> Any:
@@ -176,9 +177,12 @@ class MpiGroup(CombinedCalls):
 
     def _announce(self) -> None:
         """Tell all other ranks which call this instance waits in."""
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._comm.isend(self._num_calls, rank, _ANNOUNCEMENT_TAG)
+        number = np.array([self._num_calls])
+        self._told += [
+            self._comm.Isend(number, rank, _ANNOUNCEMENT_TAG)
+            for rank in range(self.size)
+            if rank != self.rank
+        ]
 
     def _timeout_error(self, call: object) -> InstanceLostError:
         missing = [
@@ -190,8 +194,10 @@ class MpiGroup(CombinedCalls):
 
     def _announcements(self, rank: int) -> list[int]:
         calls = []
-        while self._comm.iprobe(rank, _ANNOUNCEMENT_TAG):
-            calls.append(self._comm.recv(None, rank, _ANNOUNCEMENT_TAG))
+        while self._comm.Iprobe(rank, _ANNOUNCEMENT_TAG):
+            number = np.zeros(1, np.int64)
+            self._comm.Recv(number, rank, _ANNOUNCEMENT_TAG)
+            calls.append(int(number[0]))
         return calls
 
 

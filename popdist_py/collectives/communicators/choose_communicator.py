@@ -32,7 +32,7 @@ def join(settings: CollectiveSettings) -> Communicator:
     local = world.Split_type(MPI.COMM_TYPE_SHARED, key=world.Get_rank())
     window = _window_or_none(local, settings)
     # If one host cannot share memory, none does: all instances must use the same protocol.
-    if world.allreduce(window is not None, MPI.LAND) and window is not None:
+    if all(MpiMeeting(world).all_gather(window is not None)) and window is not None:
         links = MpiLinks(world, settings)
         return SharedCommunicator(MpiMeeting(world), MpiMeeting(local), window, settings, links)
     return MpiCommunicator(world, settings)
@@ -40,7 +40,7 @@ def join(settings: CollectiveSettings) -> Communicator:
 
 def _window_or_none(local: MPI.Comm, settings: CollectiveSettings) -> Window | None:
     """Return the window of this host's instances, or None if they cannot share memory."""
-    if not local.allreduce(settings.shared_memory and is_supported(), MPI.LAND):
+    if not all(MpiMeeting(local).all_gather(settings.shared_memory and is_supported())):
         return None
     try:
         return make_window(MpiMeeting(local))

@@ -282,10 +282,12 @@ class Messages:
                 self._fail_if_nobody_can_send(work)
 
         self._announced = _unfinished(self._announced)
-        self._requested = _unfinished(self._requested)
+        # Others may still send what nobody waits for any more.
+        self._requested = {key: work for key, work in self._requested.items() if key[0] != rank}
 
     def _sent(self, number: int, error: BaseException | None = None) -> None:
-        self._finish(self._announced.pop(number), error)
+        if number in self._announced:  # a receiver may have asked twice
+            self._finish(self._announced.pop(number), error)
 
     def _deliver(self, message: _Message) -> None:
         work = self._mailbox.deliver(message, message.source, message.header.tag)
