@@ -279,13 +279,14 @@ class ControlChannel:
             if kind == protocol.INSPECT and channel.family == socket.AF_UNIX:
                 # Only this user reaches the folder that the socket is in.
                 self._selector.unregister(channel)
-                self._listener.inspected(json.loads(payload), lambda text: _reply(channel, text))
+                self._listener.inspected(_value(kind, payload), lambda text: _reply(channel, text))
                 return
             peer = self._peer(channel, hello_of(kind, payload))
         except BlockingIOError:
             return
-        except (OSError, ValueError, IndexError):
-            self._selector.unregister(channel)
+        except (OSError, ValueError, IndexError, RecursionError):
+            if channel in self._selector.get_map():
+                self._selector.unregister(channel)
             channel.close()
             return
         self.peers[peer.index] = peer

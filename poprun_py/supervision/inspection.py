@@ -1,7 +1,9 @@
 """Asking the launchers of running jobs: for stacks, how the instances do, or what the jobs hold.
 
 ``holdings`` is what a launcher answers to the last. Only the jobs of this user are found, and for
-root all: a launcher's socket is in a private folder.
+root all: a launcher's socket is in a private folder. Everybody can make a folder of such a name in
+/tmp; one that is not of the launcher's own user is passed over, and nothing that an answer holds
+reaches the terminal but as text.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from poprun_py.errors import StartError
 from poprun_py.instance import processes, protocol
+from poprun_py.json_text import read_json
 from poprun_py.supervision.private_folder import ANY_FOLDER, SOCKET_NAME, folder_prefix
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def ask(pid: int) -> str:
         raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
     if answer is None:
         raise StartError(f"--stacks {pid}: the job has just ended")
-    return answer
+    return _printable(answer)
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
@@ -98,7 +101,7 @@ def launcher_status(pid: int) -> dict[str, Any] | None:
     for folder in _temporary_folders(pid):
         for path in folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"):
             with contextlib.suppress(StartError):
-                return _status(path, "--status")
+                return _status(path, "--status") if _is_launchers(path) else None
     return None
 
 
@@ -108,6 +111,8 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
     Raises:
         StartError: it does not answer.
     """
+    from poprun_py.observation.job_view import JobView  # a launch, which imports this, needs none
+
     pid = _launcher_of(path)
     if processes.state(pid, signal.SIGCONT)[0] in "Tt":
         raise StartError(
@@ -116,11 +121,19 @@ def _status(path: Path, option: str) -> dict[str, Any] | None:
         )
     try:
         answer = _answer(path, "status", _STATUS_SECONDS)
-        return json.loads(answer) if answer else None
+        if not answer:
+            return None
+        status: dict[str, Any] = _told(answer)
+        JobView.from_json(status)
     except _ENDED:
         return None
     except (OSError, ValueError) as error:
         raise StartError(f"{option}: launcher {pid} does not answer ({error})") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError):
+        raise StartError(
+            f"{option}: launcher {pid} does not answer as this version does: ask with its own"
+        ) from None
+    return status
 
 
 def _launcher_of(path: Path) -> int:
@@ -165,7 +178,7 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
         try:
             answer = _answer(path, "holdings", _HOLDINGS_SECONDS)
             if answer:
-                found[pid] = json.loads(answer)
+                found[pid] = _told(answer)
         except _ENDED:
             continue
         except (OSError, ValueError):
@@ -186,6 +199,45 @@ def _answer(path: Path, want: str, seconds: float) -> str | None:
     return None
 
 
+def _told(answer: str) -> Any:
+    """Return what an answer says, its texts as they may be printed.
+
+    Raises:
+        ValueError: it says nothing.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, str):
+            return _printable(value)
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        if isinstance(value, dict):
+            return {_printable(name): plain(each) for name, each in value.items()}
+        return value
+
+    return plain(read_json(answer))
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal obeys; lines stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def _is_launchers(path: Path) -> bool:
+    """Tell whether a socket's folder belongs to the user of the launcher that it is named after."""
+    pid = _launcher_of(path)
+    try:
+        owner = path.parent.stat().st_uid
+    except OSError:
+        return False
+    if not pid or os.geteuid() not in (0, owner):
+        return False
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == owner
+    except OSError:  # it has ended, or its system hides it
+        return True
+
+
 def _sockets() -> Iterator[tuple[int, Path]]:
     """Return the process id and the socket of every launcher on this host, in order."""
     import psutil
@@ -195,10 +247,8 @@ def _sockets() -> Iterator[tuple[int, Path]]:
     for folder in folders:
         try:
             for path in folder.glob(f"{ANY_FOLDER}/{SOCKET_NAME}"):
-                pid = _launcher_of(path)
-                # Everybody may make such a folder in /tmp.
-                if pid and os.geteuid() in (0, path.parent.stat().st_uid):
-                    found.add((pid, path))
+                if _is_launchers(path):
+                    found.add((_launcher_of(path), path))
         except OSError:
             continue
     yield from sorted(found)
@@ -214,7 +264,8 @@ def _socket_of(pid: int, option: str) -> Path:
     for current in line:
         for folder in _temporary_folders(current):
             for path in folder.glob(f"{folder_prefix(current)}*/{SOCKET_NAME}"):
-                return path
+                if _is_launchers(path):
+                    return path
     raise StartError(
         f"{option}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"

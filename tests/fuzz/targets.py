@@ -51,7 +51,7 @@ def pieces(data: bytes, most: int = 97) -> Iterator[bytes]:
     """Cut a stream into pieces of lengths that its own bytes decide."""
     at = 0
     while at < len(data):
-        size = 1 + data[at] * 7 % most
+        size = 1 + (data[at] + at) * 7 % most
         yield data[at : at + size]
         at += size
 

@@ -1,0 +1,108 @@
+"""Who is asked what a job does: launchers of this user, whatever others put in /tmp, or answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import threading
+
+import pytest
+from support.run_folders import view_of
+
+from poprun_py.errors import StartError
+from poprun_py.instance import protocol
+from poprun_py.supervision import inspection
+
+NOBODY = 65534
+STATUS = view_of(2, 5.0).to_json()
+
+
+@pytest.fixture
+def launcher(tmp_path, monkeypatch):
+    """Return what answers like the launcher of a process, with any bytes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(inspection, "_STATUS_SECONDS", 1.0)
+    monkeypatch.setattr(inspection, "_ANSWER_SECONDS", 1.0)
+    with contextlib.ExitStack() as stack:
+
+        def made(answer, pid=0, owner=0):
+            folder = tmp_path / f"poprun-{pid or os.getpid()}-{os.urandom(3).hex()}"
+            folder.mkdir()
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(folder / "control"))
+            listener.listen()
+            if owner:
+                os.chown(folder, owner, owner)
+
+            def serve():
+                with contextlib.suppress(OSError):
+                    while True:
+                        with listener.accept()[0] as asked:
+                            asked.recv(1000)
+                            asked.sendall(answer)
+
+            thread = threading.Thread(target=serve, daemon=True)
+            thread.start()
+            stack.callback(thread.join, 10)
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+
+        yield made
+
+
+def frame(text):
+    return protocol.pack(protocol.STACKS, text if isinstance(text, bytes) else text.encode())
+
+
+def test_an_answer_is_told(launcher):
+    launcher(frame(json.dumps(STATUS)))
+    assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
+    assert inspection.running_jobs()[os.getpid()] == STATUS
+
+
+@pytest.mark.parametrize("answer", [
+    frame(b"[" * 100_000), frame(b"{"), frame(b"\xff"), frame(b"[]"), frame(b"7"), frame(b'"x"'),
+    frame(json.dumps({**STATUS, "instances": [{}]})), frame(json.dumps({"run_id": 7})),
+    frame(json.dumps({**STATUS, "slowest": 3})), b"\0\xff\xff\xff\xff", b"Y\0\0\0\x09half",
+    frame(json.dumps(STATUS)[:-1] + ', "pid": 9}'),
+], ids=repr)  # fmt: skip
+def test_a_launcher_that_says_nonsense_does_not_answer(launcher, answer):
+    launcher(answer)
+    with pytest.raises(StartError, match=r"does not answer|has just ended") as caught:
+        inspection.ask_status(str(os.getpid()))
+    assert len(str(caught.value)) < 400
+    inspection.running_jobs()
+
+
+def test_an_answer_does_not_reach_the_terminal_but_as_text(launcher):
+    launcher(frame(json.dumps({**STATUS, "program": "\x1b]0;mine\x07train.py\r"})))
+    status, _ = inspection.ask_status(str(os.getpid()))
+    assert status["program"] == "?]0;mine?train.py?"
+
+
+def test_stacks_are_told_as_text(launcher):
+    launcher(frame("instance 0:\n\t\x1b[2Jmain"))
+    assert inspection.ask(os.getpid()) == "instance 0:\n\t?[2Jmain"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to another user")
+def test_a_folder_that_another_user_made_for_our_process_is_passed_over(launcher):
+    launcher(frame("lies"), owner=NOBODY)
+    with pytest.raises(StartError, match="no job of yours"):
+        inspection.ask(os.getpid())
+    with pytest.raises(StartError, match="no job of yours"):
+        inspection.ask_status(str(os.getpid()))
+    assert os.getpid() not in inspection.running_jobs()
+    assert inspection.launcher_status(os.getpid()) is None
+    launcher(frame("truth"))
+    assert inspection.ask(os.getpid()) == "truth"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_root_sees_the_jobs_of_others(launcher):
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY) as theirs:
+        launcher(frame(json.dumps(STATUS)), theirs.pid, NOBODY)
+        assert inspection.ask_status(str(theirs.pid)) == (STATUS, [])
+        theirs.communicate()
