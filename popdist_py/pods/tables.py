@@ -220,6 +220,8 @@ def _plain_errors(file: Path) -> Iterator[None]:
     """Say in one line what SQLite says in several ways."""
     try:
         yield
+    except UnicodeDecodeError:
+        raise _damaged(file, "a text in it is not UTF-8") from None
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_CONSTRAINT")):

@@ -14,8 +14,9 @@ import pytest
 from conftest import ROOT, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.damage import damaged
 
-from popdist_py.checkpoint import Checkpoints
+from popdist_py.checkpoint import Checkpoint, Checkpoints
 
 
 def names(folder):
@@ -222,3 +223,12 @@ def test_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         assert found.step >= last
         assert found.data == bytes([found.step % 256]) * 2_000_000
         last = found.step
+
+
+def test_a_file_that_is_damaged_anywhere_is_never_loaded(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, b"good")
+    path = checkpoints.save(2, b"a training")
+    for how, data in damaged(path.read_bytes()):
+        path.write_bytes(data)
+        assert checkpoints.latest() == Checkpoint(1, b"good"), how

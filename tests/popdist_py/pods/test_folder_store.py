@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
+from support.damage import damaged
 from support.pod_contract import POD16, PodContract, holder
 
 from popdist_py.pods.database import FolderStore
@@ -206,6 +207,21 @@ def test_a_damaged_database_is_said_and_left(folder, damage):
         FolderStore(folder)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("every", [997, pytest.param(61, marks=pytest.mark.sweep)])
+def test_a_database_that_is_damaged_anywhere_answers_or_is_said(folder, every):
+    with closing(FolderStore(folder)) as store:
+        store.create_partition(_ask())
+    file = folder / "pod.sqlite"
+    for _, data in damaged(file.read_bytes(), every=every):
+        for path in folder.glob("pod.sqlite-*"):
+            path.unlink()
+        file.write_bytes(data)
+        with suppress(PodError), closing(FolderStore(folder)) as store:
+            store.pod()
+            store.attachments()
+            [store.partition(each.name) for each in store.partitions()]
 
 
 def test_a_database_that_is_damaged_in_use_is_said(folder, store):

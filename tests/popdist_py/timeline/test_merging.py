@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from support.damage import damaged
 from support.trace_tables import events, query
 
 from popdist_py.timeline.clocks import ClockSample
@@ -231,3 +232,27 @@ def test_other_files_of_the_folder_are_no_instances(folder):
     (folder / "instance-12.0.spans").touch()
     (folder / "instance-2.lock").touch()
     assert instances_in(folder) == [2, 12]
+
+
+def test_files_of_an_instance_that_are_damaged_anywhere_leave_the_others(folder, tmp_path):
+    for instance in range(2):
+        write(folder, instance, [("step", "device", 0, 30, -1)])
+    save_clock(clock_path(instance_prefix(folder, 1)), [ClockSample(1, 2, 3)])
+    torch = instance_prefix(folder, 1).with_name("instance-1.torch-4711-0.json")
+    torch.write_text('{"traceEvents": [{"ph": "X", "cat": "op", "name": "a", "ts": 1, "dur": 1}]}')
+    spans = instance_prefix(folder, 1).with_name("instance-1.0.spans")
+    path = tmp_path / "timeline.json.gz"
+    for file, every in ((spans, 4001), (torch, 3), (clock_path(instance_prefix(folder, 1)), 1)):
+        before = file.read_bytes()
+        for how, data in damaged(before, every=every):
+            file.write_bytes(data)
+            merged = merge_files(recorded_instances([folder]), path)
+            assert merged.num_spans >= 1, (file.name, how)
+        file.write_bytes(before)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[[1e999, 1, 1]]", "[[NaN, 1, 1]]", '{"a": 1}'])
+def test_a_clock_that_tells_nonsense_is_not_known(folder, tmp_path, text):
+    write(folder, 0, [("step", "device", 0, 30, -1)])
+    clock_path(instance_prefix(folder, 0)).write_text(text)
+    merge_files(recorded_instances([folder]), tmp_path / "timeline.json.gz")

@@ -6,6 +6,7 @@ import gzip
 import json
 
 import pytest
+from support.damage import damaged
 
 from poprun_py.runs.trace_excerpt import Excerpt, TraceSpan, read_excerpt
 
@@ -121,3 +122,25 @@ def test_what_is_no_trace_gives_nothing(tmp_path, data):
     (tmp_path / "t.gz").write_bytes(data)
     assert read_excerpt(tmp_path / "t.gz") is None
     assert read_excerpt(tmp_path / "missing.gz") is None
+
+
+def test_a_trace_that_is_damaged_anywhere_is_none_or_as_it_was(tmp_path):
+    path = tmp_path / "t.gz"
+    write(path, trace(3))
+    whole, before = read_excerpt(path), path.read_bytes()
+    for how, data in damaged(before):
+        path.write_bytes(data)
+        # Of the header some bytes, such as the time, tell nothing. Another trace may follow.
+        assert read_excerpt(path) in (None, whole) or how.endswith("follows"), how
+
+
+@pytest.mark.parametrize("line", [
+    '{"ph":"X","name":"step","pid":1,"tid":1,"ts":' + "9" * 400 + ',"dur":1}',
+    '{"ph":"X","name":"step","pid":1,"tid":1,"ts":0,"dur":' + "[" * 50_000 + "}",
+    '{"ph":"X","name":"step","pid":1,"tid":1,"ts":1e999,"dur":1}',
+    '{"ph":"X","name":"step","pid":[],"tid":{},"ts":1,"dur":1}',
+])  # fmt: skip
+def test_nonsense_in_a_trace_is_no_excerpt(tmp_path, line):
+    path = tmp_path / "t.gz"
+    path.write_bytes(gzip.compress(f"[\n{line},\n{line}\n]".encode()))
+    read_excerpt(path)
