@@ -22,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 TEXTS = {
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
-    "security": "SECURITY.md",
 }
 _SCHEME = "project:"
 # [text](../examples/train.py), in a page of docs/ or of a folder in it

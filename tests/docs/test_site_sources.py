@@ -56,7 +56,7 @@ def test_the_first_page_leads_to_every_page():
     linked = set(re.findall(r"\]\(([\w/-]+\.md)", first))
     below_options = {f"options/{path.name}" for path in (DOCS / "options").glob("*.md")}
     names = {str(path.relative_to(DOCS)) for path in PAGES} - below_options - {"index.md"}
-    assert names - linked == {"changelog.md", "contributing.md", "security.md"}
+    assert names - linked == {"changelog.md", "contributing.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
