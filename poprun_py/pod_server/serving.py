@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +45,8 @@ NETWORK_ADVICE: Final = (
 _COULD_NOT_START: Final = 3
 _THREADS: Final = 4
 _MOST_CONNECTIONS: Final = 512
+# So many may come before those leave who are cut off.
+_ROOM: Final = 64
 _MOST_HEADER_BYTES: Final = 16 << 10
 # A request has to be there within it, and a connection may lie idle for so long. Clients that
 # renew speak more often, so that their connections stay open while strangers are cut off.
@@ -203,6 +206,25 @@ class PodServer(TcpWSGIServer):  # type: ignore[misc]
             bind_socket=False,
             sockinfo=(listener.family, listener.type, listener.proto, listener.getsockname()),
         )
+
+    def readable(self) -> bool:
+        """Tell whether connections are accepted; a crowd makes room for others first."""
+        self._make_room()
+        accepts: bool = super().readable()
+        return accepts
+
+    def _make_room(self) -> None:
+        """Cut off the first of those who have the most connections: others keep theirs."""
+        over = len(self._map) + _ROOM - self.adj.connection_limit
+        if over <= 0:
+            return
+        waiting = [each for each in self.active_channels.values() if not each.requests]
+        counts = Counter(each.addr[0] for each in waiting)
+        for each in waiting[: len(waiting) - _ROOM]:  # the last have come only now
+            if over > 0 and counts[each.addr[0]] == max(counts.values()):
+                each.will_close = True
+                counts[each.addr[0]] -= 1
+                over -= 1
 
     def maintenance(self, now: float) -> None:
         """Cut off who is idle, and who sends a request drop by drop."""

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import urllib3
+from conftest import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.memory_pod import POD, MemoryPod
@@ -251,3 +252,34 @@ def test_slow_senders_are_cut_while_others_are_served():
                     assert pool.request("GET", wire.VERSION_PATH).status == 200
             assert time.monotonic() - since < 15
             assert idle.recv(1) == b""
+
+
+def test_who_asks_is_served_however_many_others_hold_connections():
+    """A crowd holds all that the server takes, and more come; another has had one before."""
+    ask = b"GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n"
+    with served(MemoryPod()) as port, contextlib.ExitStack() as crowd:
+
+        def connected(source):
+            return crowd.enter_context(
+                socket.create_connection(("127.0.0.1", port), 10, source_address=(source, 0))
+            )
+
+        kept, held = connected("127.0.0.7"), [connected("127.0.0.9") for _ in range(700)]
+        for _ in range(3):
+            with connected("127.0.0.8") as new:
+                new.sendall(ask)
+                assert new.recv(12) == b"HTTP/1.1 200"
+            held += [connected("127.0.0.9") for _ in range(100)]
+        kept.sendall(ask)
+        assert kept.recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: sum(map(has_ended, held)) >= len(held) - 512)
+
+
+def has_ended(connection):
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
