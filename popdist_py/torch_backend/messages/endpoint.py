@@ -156,8 +156,8 @@ class Endpoint:
     def connect(self, rank: int, probe: int) -> tuple[socket.socket, bytes] | None:
         """Return a connection to a rank of this host, and what must be sent first.
 
-        None if the rank is not known yet, or is on another host: once it has answered, it is in
-        ``answers``.
+        None if the rank is not known yet, has no room at the moment, or is on another host: once it
+        has answered, it is in ``answers``.
 
         Args:
             rank: of the other process.
@@ -171,7 +171,8 @@ class Endpoint:
             return None
         claim = _CLAIM.pack(self._rank, probe)
         if self._is_near(card):
-            return _neighbour(card), claim
+            neighbour = _neighbour(card)
+            return None if neighbour is None else (neighbour, claim)
         address = self._look_up(f"{_key(rank)}/tcp")
         if address is None:
             return None
@@ -221,21 +222,26 @@ class Endpoint:
             return None
 
 
-def _neighbour(card: _Card) -> socket.socket:
+def _neighbour(card: _Card) -> socket.socket | None:
     """Return a connection to a rank of this host.
+
+    None while strangers have taken all room that it has: every user may connect to it, and it turns
+    them away when it listens. To wait for it here would be to wait for what they do.
 
     Raises:
         OSError: it has ended; another user may have its name now.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         connection.connect(f"\0{card.unix}")
         if peer_of(connection)[1] != os.geteuid():
             raise ConnectionRefusedError
+    except BlockingIOError:
+        connection.close()
+        return None
     except OSError:
         connection.close()
         raise
-    connection.setblocking(False)
     return connection
 
 

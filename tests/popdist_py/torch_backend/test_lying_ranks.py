@@ -6,11 +6,15 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -129,3 +133,58 @@ def test_what_nobody_waits_for_any_more_ends_no_connection(ranks):
         slow.sendall(small.pack() + bytes(4))
         zero.receive(torch.zeros(1), 1, 4).wait()
         assert not received.any()
+
+
+FLOOD = """
+import os, resource, select, socket, sys
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+name = "\\0" + sys.argv[1]
+os.setuid(65534)
+held, met = [], 0
+while not select.select([0], [], [], 0)[0]:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        stranger.connect(name)
+        stranger.send(bytes(12))
+        met += 1
+    except OSError:
+        pass
+    held = [*held[-6000:], stranger]
+print(met)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_user_who_floods_the_socket_keeps_no_rank_out(caplog):
+    """The socket has no folder: every user of the host may connect to it."""
+    with opened() as (zero, two, reach):
+        with reach() as own:
+            name = own.getpeername()[1:].decode()
+        flood = subprocess.Popen([sys.executable, "-c", FLOOD, name], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, text=True)  # fmt: skip
+        try:
+            # Nobody listens at rank 0 yet: there is no room left, and who sends waits for nobody.
+            wait_until(lambda: not has_room(name))
+            began = time.monotonic()
+            sent = two.send(torch.ones(3), 0, 1)
+            assert time.monotonic() - began < 5
+            received = torch.zeros(3)
+            zero.receive(received, 2, 1).wait()
+            sent.wait()
+            assert received.tolist() == [1, 1, 1]
+            assert exchanged(zero, two)
+        finally:
+            met, _ = flood.communicate("enough", timeout=20)
+        assert int(met) > 10
+        assert caplog.text.count("is not of this job") == 1
+
+
+def has_room(name):
+    """Tell whether a socket takes another connection."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as one:
+        try:
+            one.connect(f"\0{name}")
+        except BlockingIOError:
+            return False
+        return True
