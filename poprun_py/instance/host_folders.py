@@ -241,7 +241,11 @@ def _is_left(descriptor: int) -> bool:
 
 def _empty(descriptor: int) -> None:
     """Remove everything in a folder; links are not followed, but for those of ``note_daemon``."""
-    for name in os.listdir(descriptor):
+    try:
+        names = os.listdir(descriptor)
+    except OSError:  # also where this process may open no more files
+        return
+    for name in names:
         try:
             if name.startswith(_DAEMON):
                 _remove_files_of(name, os.readlink(name, dir_fd=descriptor))
