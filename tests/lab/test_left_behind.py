@@ -83,7 +83,7 @@ def start(lab, notes):
         "--num-replicas", "4", "--no-check", "--share-cores", "yes",
         shared_memory_program.__file__, notes, "training",
     )  # fmt: skip
-    wait_until(lambda: len(list(notes.iterdir())) == 4 or job.poll() is not None)
+    wait_until(lambda: len(list(notes.iterdir())) == 4 or job.poll() is not None, 90)
     assert job.poll() is None, job.communicate()
     return job
 

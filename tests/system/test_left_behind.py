@@ -63,7 +63,7 @@ def start(call, place, notes, phase):
     """Start a job; returns its launcher once its programs wait in a phase."""
     notes.mkdir()
     job = call(*place.options, PROGRAM, notes, phase, env=place.env, start=True)
-    wait_until(lambda: len(list(notes.iterdir())) == 2 or job.poll() is not None)
+    wait_until(lambda: len(list(notes.iterdir())) == 2 or job.poll() is not None, 90)
     assert job.poll() is None, job.communicate()
     return job
 
