@@ -22,6 +22,10 @@ ALLOWED = (
     # kind, pattern, why it may be there
     ("home", ".cache", "pip, uv, torch and browsers keep downloads and what they compiled"),
     ("file", "/dev/shm/poprun-py-leases", "the folder that all users' jobs share stays, empty"),
+    # Tests take the folder of TMPDIR away from programs, whose libraries then turn to /tmp.
+    ("file", "/tmp/torchinductor_*", "torch keeps what it compiled for the next program"),
+    ("file", "/tmp/torchelastic_*", "torchrun's logs, which it leaves where it is ended"),
+    ("file", "/tmp/pymp-*", "multiprocessing removes it at exit, which a killed Python never has"),
 )
 # Of a command line, which for mpirun has thousands.
 _SHOWN_CHARACTERS = 160

@@ -1,4 +1,4 @@
-"""What an instance finds on its host: its rank, the launcher, a free port.
+"""What an instance finds on its host: rank, launcher, the job's folders, what programs are told.
 
 Runs in the wrapper in front of every program: standard library only, and cheap to import.
 """
@@ -7,9 +7,17 @@ import os
 import sys
 import time
 
-from poprun_py.instance import protocol
+from poprun_py.instance import host_folders, protocol
 from poprun_py.instance.fast_stdlib import socket
+from poprun_py.instance.host_folders import HeldFolder
 
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -106,6 +114,43 @@ def secret_of_programs(token: str) -> str:
     return digest(token.encode(), b"programs", "sha256").hex()
 
 
+def name_of_folder(token: str) -> str:
+    """Return how the job's folder in memory is called on every host: it tells no other secret."""
+    from hmac import digest
+
+    return host_folders.name_of("host", digest(token.encode(), b"folders", "sha256")[:6])
+
+
+def share_memory_in(folders: "list[HeldFolder]") -> None:
+    """Tell Open MPI to keep shared memory in the job's folder in memory, if there is one."""
+    places = [f.path for f in folders if f.path.startswith(f"{host_folders.MEMORY}/")]
+    variables = host_folders.memory_variables(places[-1] if places else None, os.environ)
+    for name, value in variables.items():
+        if value is not None:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
+
+
+def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
+    """Return what to set beside ``environ`` so that Pythons find what it asks for.
+
+    It keeps MPI to its network, and gives programs the SDK's names and our back end. The hook,
+    popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
+    install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES and POPDIST_TORCH_BACKEND in every
+    Python that starts, also behind a shell script.
+    """
+    gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
+    replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
+    keeps_mpi = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
+    if not gives_names and not replaces_back_end and not keeps_mpi:
+        return {}
+    path = environ.get("PYTHONPATH", "")
+    # First, once: Python runs the sitecustomize that it finds first.
+    rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
+    return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest])}
+
+
 def rank() -> int:
     """Return the instance index: as planned, else (a job too large for the command) as MPI says."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
@@ -159,13 +204,29 @@ def free_port() -> int:
     return port
 
 
-def remove_run_folder(address: str) -> None:
-    """Remove the private folder of a launcher that was killed before it could do so itself."""
-    kind, _, path = address.partition(":")
-    if kind != "unix":
-        return
-    for remove, what in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):
+def hold_folders(address: str, name: str) -> "list[HeldFolder]":
+    """Have the job's folders on this host; the last is in memory, unless there is none.
+
+    Args:
+        address: of the launcher. Where it is on this host, the folders are its own.
+        name: of the folder in memory, where the launcher may be on another host; else empty.
+    """
+    folders: list[HeldFolder | None] = []
+    files = os.environ.get("PMIX_SERVER_TMPDIR", "")
+    if name:
+        if host_folders.is_ours(os.path.dirname(files)):
+            # The launcher is on this host after all.
+            folders.append(HeldFolder.join(os.path.dirname(files)))
         try:
-            remove(what)
+            folders.append(HeldFolder.make(host_folders.MEMORY, name))
         except OSError:
-            return
+            folders.append(None)  # Open MPI then keeps to its own places
+    else:
+        private = os.path.dirname(address.partition(":")[2])
+        in_memory = os.path.join(host_folders.MEMORY, os.path.basename(private))
+        folders += [HeldFolder.join(private), HeldFolder.join(in_memory)]
+    held = [folder for folder in folders if folder is not None]
+    if held and not any(files.startswith(f"{folder.path}/") for folder in held):
+        # Killed, it leaves them.
+        held[-1].note_daemon(files, os.getppid())
+    return held

@@ -9,6 +9,8 @@ import os
 import time
 from contextlib import suppress
 
+from poprun_py.instance.host_folders import HeldFolder, name_of
+
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def note_end(prefix: str) -> None:
 def _private_path() -> str:
     """Return a path for what this process keeps; the program may leave this folder."""
     base = os.path.abspath(os.environ.get("TMPDIR") or "/tmp")
-    return os.path.join(base, f"poprun-files-{os.getpid()}-{os.urandom(6).hex()}")
+    return os.path.join(base, name_of(f"files-{os.getpid()}"))
 
 
 class GivenFile:
@@ -80,17 +82,15 @@ class ProgramFiles:
 
     def __init__(self, told: "dict[str, str]") -> None:
         self._told = told
-        self._folder = ""
-        folder = _private_path()
+        self._held: HeldFolder | None = None
         # Without a folder nothing is kept, as the run's own folder shows.
         with suppress(OSError):
-            os.mkdir(folder, 0o700)
-            self._folder = folder
+            self._held = HeldFolder.make(*os.path.split(_private_path()))
 
     @property
     def prefix(self) -> str:
         """What the paths of the program's files begin with; empty if there can be none."""
-        return self._folder and os.path.join(self._folder, _NAME)
+        return os.path.join(self._held.path, _NAME) if self._held is not None else ""
 
     def variables(self) -> "dict[str, str]":
         """Return the variables that tell the program where to leave files."""
@@ -103,7 +103,8 @@ class ProgramFiles:
 
         # What begins with a dot was being written when the program was killed.
         for name in sorted(name for name in self._names() if not name.startswith(".")):
-            with suppress(OSError), open(os.path.join(self._folder, name), "rb") as file:
+            path = f"{self.prefix.removesuffix(_NAME)}{name}"
+            with suppress(OSError), open(path, "rb") as file:
                 own = name.removeprefix(f"{_NAME}.").encode()
                 effort = 0 if own in _UNCOMPRESSED else _COMPRESSION
                 while part := file.read(_PART_BYTES):
@@ -112,17 +113,13 @@ class ProgramFiles:
 
     def remove(self) -> None:
         """Remove the files of this host."""
-        if not self._folder:
-            return
-        with suppress(OSError):
-            for name in self._names():
-                os.unlink(os.path.join(self._folder, name))
-            os.rmdir(self._folder)
-        self._folder = ""
+        if self._held is not None:
+            self._held.remove()
+        self._held = None
 
     def _names(self) -> "list[str]":
         """Return the names of the files; none where the program removed their folder."""
         try:
-            return os.listdir(self._folder) if self._folder else []
+            return os.listdir(self._held.path) if self._held is not None else []
         except OSError:
             return []

@@ -15,7 +15,13 @@ import select
 import sys
 import time
 
-from poprun_py.instance import binding, launcher_link, processes, protocol, start_hook
+from poprun_py.instance import (
+    binding,
+    host_folders,
+    launcher_link,
+    processes,
+    protocol,
+)
 from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
 from poprun_py.instance.program_output import ProgramOutput
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any, NoReturn
 
+    from poprun_py.instance.host_folders import HeldFolder
     from poprun_py.instance.keyboard import Keyboard
     from poprun_py.instance.observation import SignsOfLife
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
@@ -53,18 +60,20 @@ def main(argv: list[str]) -> int:
     launcher_link.set_other_names()
     launcher_link.drop_empty()
     address = os.environ.get("POPRUN_CONTROL")
+    shared = ""
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
-        os.environ.update(start_hook.variables(os.environ))
+        os.environ.update(launcher_link.hook_variables(os.environ))
         _replace(program, 2)
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = launcher_link.connect(address, token)
     if address.startswith("tcp:"):
         # Shown at the greeting; it does not travel.
         os.environ["POPDIST_SECRET"] = launcher_link.secret_of_programs(token)
+        shared = launcher_link.name_of_folder(token)
         token = ""
-    return Wrapper(channel, program, token).run()
+    return Wrapper(channel, program, token, shared).run()
 
 
 def _unshield(word: str) -> str:
@@ -91,10 +100,13 @@ def _replace(program: list[str], report: int) -> "NoReturn":
 class Wrapper:
     """The parent of one program and its end of the control channel.
 
-    ``token`` is what it shows the launcher in its first frame.
+    ``token`` is what it shows the launcher in its first frame; ``shared`` is the
+    name of their folder in memory, where the launcher may be on another host.
     """
 
-    def __init__(self, channel: socket.socket, program: list[str], token: str) -> None:
+    def __init__(
+        self, channel: socket.socket, program: list[str], token: str, shared: str = ""
+    ) -> None:
         self._channel = channel
         self._token = token
         self._connected = True
@@ -130,11 +142,15 @@ class Wrapper:
         self._spans = ""  # what the paths of the program's files of spans begin with
         self._lease: Lease | None = None  # for all instances of the job on this host
         self._paused: list[int] = []  # processes of the program that we stopped
+        self._shared = shared
+        self._folders: list[HeldFolder] = []  # of the job on this host
 
     def run(self) -> int:
         """Carry the program from start to end and return what mpirun is told."""
         processes.become_subreaper()
         self._hello()
+        # While the others start.
+        self._folders = launcher_link.hold_folders(os.environ["POPRUN_CONTROL"], self._shared)
         start = self._wait_for_go()
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
@@ -145,12 +161,13 @@ class Wrapper:
                 os.environ[name] = value
         launcher_link.set_other_names()
         launcher_link.drop_empty()
+        launcher_link.share_memory_in(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
-        os.environ.update(start_hook.variables(os.environ))
+        os.environ.update(launcher_link.hook_variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
         if "files" in start:
             self._keep_files(start["files"])
@@ -167,6 +184,7 @@ class Wrapper:
         )
         for kind, payload in self._early:
             self._handle(kind, payload)
+        self._sweep()
         code = self._loop(wake)
         self._give_back()
         self._channel.close()
@@ -238,6 +256,13 @@ class Wrapper:
     def _give_back(self) -> None:
         if self._lease is not None:
             self._lease.close()
+        for folder in self._folders:
+            folder.leave()
+
+    def _sweep(self) -> None:
+        """Remove what dead jobs have left on this host; the launcher looks on its own."""
+        if self._shared and os.environ.get("LOCAL_RANK", "0") == "0":
+            host_folders.sweep(host_folders.temporary_folders())
 
     def _handle(self, kind: bytes, payload: bytes) -> None:
         if kind == protocol.SIGNAL:
@@ -574,5 +599,4 @@ class Wrapper:
         self._unsent.clear()
         if self._files is not None:
             self._files.remove()
-        launcher_link.remove_run_folder(os.environ.get("POPRUN_CONTROL", ""))
         self._stop(ORPHAN_GRACE_SECONDS)

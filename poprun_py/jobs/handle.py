@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from poprun_py.console import Log
 from poprun_py.errors import StartError, UsageError
+from poprun_py.instance.host_folders import HeldFolder
 from poprun_py.jobs import registry
 from poprun_py.jobs.checks import require_instance, require_seconds, require_stream
 from poprun_py.jobs.child import Child
@@ -54,14 +55,14 @@ class JobHandle(ShownJob, Generic[T]):
         work: Work,
         child: Child,
         *,
-        folder: Path | None,
+        folder: HeldFolder | None,
         echoes: tuple[Echo, ...] = (),
         listeners: Mapping[str, Log] | None = None,
     ) -> None:
         self.name = work.name
         self._read = work.read
         self._child = child
-        self._folder = folder
+        self._folder = None if folder is None else Path(folder.path)
         self._began = time.monotonic()
         self._owner = os.getpid()
         self._lock = threading.Lock()

@@ -13,10 +13,10 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.launch_options import LaunchOptions, Word
 from poprun_py.console import Log
 from poprun_py.errors import UsageError, start_errors
+from poprun_py.instance.host_folders import HeldFolder, name_of
 from poprun_py.jobs.checks import checked_environ, require_descriptors
 from poprun_py.jobs.child import Child, Stream
 from poprun_py.jobs.handle import JobHandle
-from poprun_py.jobs.left_folders import PREFIX, sweep
 from poprun_py.jobs.order import Order
 from poprun_py.jobs.output import SHOWN
 from poprun_py.jobs.screen import Echo, has_own_descriptors
@@ -205,11 +205,11 @@ class _Folder:
     """The private folder of a job, if it needs one: removed again unless the job is started."""
 
     def __init__(self) -> None:
-        self._path: Path | None = None
+        self._held: HeldFolder | None = None
 
     @property
     def name(self) -> str | None:
-        return None if self._path is None else str(self._path)
+        return None if self._held is None else self._held.path
 
     def make(self) -> Path:
         """Make it.
@@ -220,20 +220,17 @@ class _Folder:
         import tempfile
 
         with start_errors("no folder for the job can be made"):
-            self._path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        sweep(self._path.parent)
-        return self._path
+            self._held = HeldFolder.make(tempfile.gettempdir(), name_of("job"))
+        return Path(self._held.path)
 
-    def keep(self) -> Path | None:
+    def keep(self) -> HeldFolder | None:
         """Leave it to the job."""
-        path, self._path = self._path, None
-        return path
+        held, self._held = self._held, None
+        return held
 
     def __enter__(self) -> _Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._path is not None:
-            from shutil import rmtree
-
-            rmtree(self._path, ignore_errors=True)
+        if self._held is not None:
+            self._held.remove()

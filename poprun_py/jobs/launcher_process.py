@@ -18,7 +18,8 @@ _ROOT = str(Path(__file__).parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from poprun_py.jobs.channel import Channel  # noqa: E402 (found from here on)
+from poprun_py.instance.host_folders import HeldFolder  # noqa: E402 (found from here on)
+from poprun_py.jobs.channel import Channel  # noqa: E402
 from poprun_py.supervision.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 
 __all__ = ["main"]
@@ -43,13 +44,14 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
 def main() -> NoReturn:
     """Launch one job, and say how it ended."""
     channel = Channel.inherited(int(sys.argv[1]))
-    folder = None
+    folder: HeldFolder | None = None
     kind, value = "", None
     try:
         _catch_signals()
         if message := channel.receive():
             order = message[1]
-            folder = order.folder
+            if order.folder is not None:
+                folder = HeldFolder.join(order.folder)
             channel.signal_end(HANGUP_ONCE)
             if channel.is_closed:  # before the kernel was asked
                 raise _Stopped(HANGUP_ONCE)
@@ -64,9 +66,7 @@ def main() -> NoReturn:
     if kind:
         channel.send(kind, value)
     if folder is not None and channel.is_closed:
-        from shutil import rmtree
-
-        rmtree(folder, ignore_errors=True)
+        folder.remove()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -10,10 +10,9 @@ import functools
 import os
 import threading
 import weakref
-from pathlib import Path
 from typing import Any, Protocol
 
-from poprun_py.jobs.left_folders import hold
+from poprun_py.instance.host_folders import HeldFolder
 
 __all__ = ["RunningJob", "add", "discard", "remove_with"]
 
@@ -48,20 +47,14 @@ def discard(job: RunningJob) -> None:
         _running.discard(job)
 
 
-def remove_with(job: RunningJob, folder: Path | None) -> weakref.finalize[..., Any]:
+def remove_with(job: RunningJob, folder: HeldFolder | None) -> weakref.finalize[..., Any]:
     """Return what removes a job's folder: when called, with the handle, or at exit."""
-    lock = None if folder is None else hold(folder)
-    return weakref.finalize(job, _remove, folder, lock, os.getpid())
+    return weakref.finalize(job, _remove, folder, os.getpid())
 
 
-def _remove(folder: Path | None, lock: int | None, owner: int) -> None:
-    if folder is None or os.getpid() != owner:
-        return
-    from shutil import rmtree
-
-    rmtree(folder, ignore_errors=True)
-    if lock is not None:
-        os.close(lock)
+def _remove(folder: HeldFolder | None, owner: int) -> None:
+    if folder is not None and os.getpid() == owner:
+        folder.remove()
 
 
 def _stop_all() -> None:

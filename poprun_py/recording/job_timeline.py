@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from poprun_py.config.option_kinds import AUTO
 from poprun_py.errors import StartError, UsageError, explain_os_error
+from poprun_py.instance.host_folders import HeldFolder
 from poprun_py.output.program_files import FilePlace, place_of_spans
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.private_folder import make_private_folder
@@ -47,6 +48,7 @@ class JobTimeline:
         self._size = config.timeline_size << 20
         self._path: Path | None = None
         self._folders: list[Path] = []
+        self._held: list[HeldFolder] = []  # those of them that are in nobody's run folder
         self._first = 1  # the number of the attempt whose folder is the first
         self._has_dropped = False
         self._is_in_run = False
@@ -71,7 +73,7 @@ class JobTimeline:
         """
         if self._path is None:
             return None
-        folder = _make_folder(attempt_folder)
+        folder = self._make_folder(attempt_folder)
         if not self._folders and attempt_folder is not None:
             self._first = int(attempt_folder.rpartition("-")[2])
         self._folders.append(folder)
@@ -118,29 +120,42 @@ class JobTimeline:
     def keep(self) -> list[Path]:
         """Return the folders of the spans, which stay there from now on."""
         kept, self._folders = self._folders, []
-        return kept
+        private = {Path(held.path) for held in self._held}
+        return [_kept(folder) if folder in private else folder for folder in kept]
+
+    def _make_folder(self, attempt_folder: str | None) -> Path:
+        """Make the folder for the files of an attempt, which its owner alone can enter.
+
+        Raises:
+            StartError: it cannot be made.
+        """
+        if attempt_folder is None:
+            self._held.append(make_private_folder())
+            return Path(self._held[-1].path)
+        folder = Path(attempt_folder, _FOLDER)
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise StartError(explain_os_error(error, f"{folder} cannot be made")) from None
+        return folder
 
     def close(self) -> None:
         """Remove what no run folder keeps."""
         for folder in self._folders:
             if folder.name != _FOLDER:
                 shutil.rmtree(folder, ignore_errors=True)
+        for held in self._held:
+            held.close()
 
 
-def _make_folder(attempt_folder: str | None) -> Path:
-    """Make the folder for the files of an attempt, which its owner alone can enter.
-
-    Raises:
-        StartError: it cannot be made.
-    """
-    if attempt_folder is None:
-        return make_private_folder()
-    folder = Path(attempt_folder, _FOLDER)
+def _kept(folder: Path) -> Path:
+    """Give a folder a name of which no later job thinks that nobody wants it."""
+    kept = folder.with_name(f"{folder.name}-kept")
     try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise StartError(explain_os_error(error, f"{folder} cannot be made")) from None
-    return folder
+        folder.rename(kept)
+    except OSError:
+        return folder
+    return kept
 
 
 def _keep_earlier(path: Path) -> None:

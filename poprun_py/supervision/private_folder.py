@@ -1,6 +1,7 @@
-"""The folder that holds a launcher's socket and mpirun's files: where it is, and who may enter it.
+"""A launcher's folders: for its socket and mpirun's files, and for memory that instances share.
 
-Its name holds the launcher's process id, by which ``--stacks`` finds it.
+Their name holds the launcher's process id, by which ``--stacks`` finds them. Who may remove them,
+and when: ``instance/host_folders.py``.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from poprun_py.errors import StartError
+from poprun_py.instance import launcher_link
+from poprun_py.instance.host_folders import MEMORY, HeldFolder, name_of, sweep, temporary_folders
 
 __all__ = [
     "ANY_FOLDER",
     "SOCKET_NAME",
     "folder_prefix",
     "is_full",
+    "make_memory_folder",
     "make_private_folder",
     "mpirun_files_in",
     "remove_folder_of",
@@ -35,30 +39,38 @@ def folder_prefix(pid: int) -> str:
     return f"poprun-{pid}-"
 
 
-def make_private_folder() -> Path:
+def make_private_folder() -> HeldFolder:
     """Make a folder for temporary files that only this user can enter.
-
-    What tempfile does, without its imports: they take longer than a launch may add to mpirun.
 
     Raises:
         StartError: no such folder can be made.
     """
     bases = _bases()
     for base in bases:
-        folder = Path(base, f"{folder_prefix(os.getpid())}{os.urandom(6).hex()}").absolute()
         with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700)
-            return folder
+            return HeldFolder.make(base, name_of(str(os.getpid())))
     raise StartError(f"no folder for temporary files can be made in {bases[0]}")
 
 
-def remove_folder_of(pid: int) -> None:
-    """Remove the folder that launcher ``pid``, which was killed, could not remove itself."""
-    import shutil
+def make_memory_folder(private: Path, token: str) -> HeldFolder | None:
+    """Make the folder in memory of a job on this host; None where none can be.
 
-    for base in _bases():
-        for folder in Path(base).glob(f"{folder_prefix(pid)}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+    Args:
+        private: the launcher's folder.
+        token: what instances that are reached by the network know; empty where none are.
+    """
+    with contextlib.suppress(OSError):
+        name = launcher_link.name_of_folder(token) if token else private.name
+        return HeldFolder.make(MEMORY, name)
+    return None
+
+
+def remove_folder_of(pid: int) -> None:
+    """Remove the folders that launcher ``pid``, which was killed, could not remove itself.
+
+    Where wrappers are left, the last of them does.
+    """
+    sweep(temporary_folders(), pid)
 
 
 def _bases() -> list[str]:

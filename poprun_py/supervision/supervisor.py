@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import time
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import MPI_NETWORK
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
+from poprun_py.instance.host_folders import sweep, temporary_folders
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
@@ -48,7 +48,12 @@ from poprun_py.supervision.job import (
     describe,
 )
 from poprun_py.supervision.mpirun_process import Mpirun, enough_files
-from poprun_py.supervision.private_folder import is_full, make_private_folder, mpirun_files_in
+from poprun_py.supervision.private_folder import (
+    is_full,
+    make_memory_folder,
+    make_private_folder,
+    mpirun_files_in,
+)
 from poprun_py.supervision.startup import Startup
 from poprun_py.supervision.stop_policy import StopPolicy
 from poprun_py.supervision.time_limits import Limits, Timed
@@ -90,7 +95,7 @@ def supervise(
     """
     folder = make_private_folder()
     try:
-        supervisor = _Supervisor(job, folder, log, on_started, descriptors)
+        supervisor = _Supervisor(job, Path(folder.path), log, on_started, descriptors)
         try:
             with supervisor:
                 return supervisor.run()
@@ -99,7 +104,7 @@ def supervise(
                 job.explain_failed_start()
             raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 class _Supervisor:
@@ -166,6 +171,9 @@ class _Supervisor:
             resources.callback(self._keyboard.close)
             resources.callback(self._control.close)
             self._control.open(self._selector, self._folder, self._job.listen)
+            token = self._control.token if self._job.listen is not None else ""
+            if (memory := make_memory_folder(self._folder, token)) is not None:
+                resources.callback(memory.remove)
             # Orphans of a killed wrapper become the launcher's children, and are ended at the end.
             if not processes.become_subreaper():
                 # A program that launches jobs by itself does not expect to collect others' orphans.
@@ -202,7 +210,9 @@ class _Supervisor:
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
             )
-        self._observer = observer = self._make_observer(began)  # while mpirun starts
+        # While mpirun starts.
+        self._observer = observer = self._make_observer(began)
+        sweep(temporary_folders())
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())

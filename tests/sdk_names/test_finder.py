@@ -14,7 +14,7 @@ from sdk_names.conftest import NAMES, PACKAGES
 from support.surroundings import new_environment
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.instance import start_hook
+from poprun_py.instance.launcher_link import hook_variables
 
 # Prints of each package whether its file is ours, another's, or missing; nothing is imported.
 WHOSE = """
@@ -234,15 +234,15 @@ def test_a_pasted_command_finds_the_names(script, tmp_path):
 
 def test_a_launcher_in_an_instance_puts_the_hook_on_the_path_once_and_first():
     asked = {"POPDIST_SDK_NAMES": "auto", "PYTHONPATH": "/lib"}
-    made = start_hook.variables(asked)
+    made = hook_variables(asked)
     assert made["PYTHONPATH"].endswith("start_hook:/lib")
-    assert start_hook.variables(asked | made) == made
+    assert hook_variables(asked | made) == made
     # Behind a folder with another sitecustomize it would not run.
     behind = made["PYTHONPATH"].removesuffix(":/lib")
-    assert start_hook.variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
-    assert start_hook.variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
-    assert start_hook.variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
+    assert hook_variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
+    assert hook_variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
+    assert hook_variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
     # Another back end of torch.distributed needs the hook as well.
     other = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_TORCH_BACKEND": "popdist"}
-    assert start_hook.variables(other) == made
-    assert start_hook.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+    assert hook_variables(other) == made
+    assert hook_variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}

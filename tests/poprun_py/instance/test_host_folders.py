@@ -1,0 +1,209 @@
+"""A job's folders: the last who has one removes it, the dead's are swept, no one else's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import poprun_py
+from poprun_py.instance import host_folders
+from poprun_py.instance.host_folders import HeldFolder, memory_variables, name_of, sweep
+from poprun_py.instance.processes import start_of
+
+FILES = Path("/proc/self/fd")
+SECRET = bytes(6)
+
+
+@pytest.fixture
+def dead():
+    """The id of a process that has ended."""
+    with subprocess.Popen(["true"]) as process:
+        pass
+    return process.pid
+
+
+@pytest.mark.parametrize("kind", ["12", "files-12", "host", "job"])
+def test_the_name_of_a_folder_is_ours(kind):
+    assert host_folders.is_ours(f"/any/{name_of(kind)}")
+    assert name_of(kind, SECRET) == f"poprun-{kind}-000000000000"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "tmp", "poprun", "poprun-py-leases", "poprun-000000000000", "poprun-12-00000000000",
+        "poprun-12-00000000000g", "poprun-x-000000000000", "poprun-12-12-000000000000",
+        "poprun-12-000000000000-kept", "poprun-files-000000000000", "my-12-000000000000",
+    ],
+)  # fmt: skip
+def test_other_names_are_not_ours(name, tmp_path):
+    assert not host_folders.is_ours(f"/any/{name}")
+    if name:
+        (tmp_path / name).mkdir()
+        sweep([str(tmp_path)])
+        assert (tmp_path / name).is_dir()
+        assert HeldFolder.join(str(tmp_path / name)) is None
+
+
+def test_the_last_who_has_a_folder_removes_it(tmp_path):
+    first = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
+    second = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
+    third = HeldFolder.join(first.path)
+    assert first.path == second.path == third.path
+    Path(first.path, "within").mkdir()
+    Path(first.path, "within", "file").touch()
+    Path(first.path, "outside").symlink_to(tmp_path)
+    for folder in (first, third):
+        folder.leave()
+        assert Path(folder.path).is_dir()
+    second.leave()
+    assert list(tmp_path.iterdir()) == []
+    second.leave()  # nothing happens
+    second.remove()
+    assert HeldFolder.join(second.path) is None
+
+
+def test_what_the_dead_left_is_swept_and_what_the_living_have_is_not(tmp_path, dead):
+    held = HeldFolder.make(str(tmp_path), name_of(str(dead)))
+    left = [tmp_path / name_of(kind) for kind in (str(dead), f"files-{dead}", "host", "job")]
+    # A launcher of an earlier version has no lock.
+    earlier = tmp_path / name_of(str(os.getpid()))
+    for folder in (*left, earlier):
+        folder.mkdir(mode=0o700)
+        (folder / "file").touch()
+    link = tmp_path / name_of("host")
+    link.symlink_to(earlier)
+    sweep([str(tmp_path), "/no/such/folder"])
+    assert not any(folder.exists() for folder in left)
+    assert (earlier / "file").exists()
+    assert link.is_symlink()
+    assert Path(held.path).exists()
+    held.close()
+    sweep([str(tmp_path)], dead=os.getpid())
+    assert not earlier.exists()
+    assert Path(held.path).exists()
+    sweep([str(tmp_path)])
+    assert sorted(tmp_path.iterdir()) == [link]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has folders of other users")
+def test_another_users_folder_is_neither_swept_nor_used(tmp_path):
+    folder = tmp_path / name_of("host", SECRET)
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 12345, 12345)
+    sweep([str(tmp_path)])
+    assert folder.is_dir()
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        HeldFolder.make(str(tmp_path), folder.name)
+
+
+def test_a_folder_that_others_may_enter_is_not_used(tmp_path):
+    folder = tmp_path / name_of("host", SECRET)
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(PermissionError):
+        HeldFolder.make(str(tmp_path), folder.name)
+    assert HeldFolder.join(str(folder)) is None
+
+
+def test_where_no_locks_are_nothing_is_swept(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    held = HeldFolder.make(str(tmp_path), name_of("host"))
+    left = tmp_path / name_of("host")
+    left.mkdir(mode=0o700)
+    sweep([str(tmp_path)])
+    held.leave()
+    assert len(list(tmp_path.iterdir())) == 2
+    held = HeldFolder.join(held.path)
+    held.remove()
+    assert list(tmp_path.iterdir()) == [left]
+
+
+def test_a_folder_that_is_swept_while_it_is_made_is_made_again(tmp_path):
+    """Who makes a folder has no lock on it for a moment: it may be gone then, and is noticed."""
+    ended = threading.Event()
+
+    def sweep_on():
+        while not ended.is_set():
+            sweep([str(tmp_path)])
+
+    sweeper = threading.Thread(target=sweep_on)
+    sweeper.start()
+    try:
+        for _ in range(300):
+            held = HeldFolder.make(str(tmp_path), name_of("host"))
+            Path(held.path, "file").touch()
+            held.leave()
+    finally:
+        ended.set()
+        sweeper.join()
+
+
+def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
+    program = "import sys; input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as daemon:
+        files = tmp_path / f"prted.{daemon.pid}"
+        others = tmp_path / "others"
+        for folder in (files / "within", others):
+            folder.mkdir(parents=True)
+        for _ in range(2):  # every instance writes it down
+            held = HeldFolder.make(str(tmp_path), name_of("host", SECRET))
+            held.note_daemon(str(files), daemon.pid)
+            held.note_daemon(str(others), daemon.pid)  # not by its name
+            held.note_daemon(f"relative.{daemon.pid}", daemon.pid)
+            assert len(list(Path(held.path).iterdir())) == 1
+        sweep([str(tmp_path)])
+        assert files.exists()
+        left = HeldFolder.make(str(tmp_path), name_of("host"))
+        left.note_daemon(str(files), daemon.pid)
+        left.leave()  # the daemon lives, and removes its files by itself
+        assert files.exists()
+        daemon.communicate(b"\n")
+    assert start_of(daemon.pid) == 0
+    held.remove()
+    assert sorted(tmp_path.iterdir()) == [others]
+
+
+def test_only_what_nobody_chose_tells_open_mpi_where_to_share_memory():
+    chosen = {
+        "OMPI_MCA_btl_sm_backing_directory": "/tmp",
+        "OMPI_MCA_osc_sm_backing_directory": f"/dev/shm/{name_of('7')}",  # by an outer job
+    }
+    told = memory_variables("/dev/shm/ours", chosen)
+    assert "OMPI_MCA_btl_sm_backing_directory" not in told
+    assert told["OMPI_MCA_osc_sm_backing_directory"] == "/dev/shm/ours"
+    assert memory_variables(None, chosen)["OMPI_MCA_osc_sm_backing_directory"] is None
+
+
+def test_the_folder_of_a_job_is_held_until_its_handle_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = len(list(FILES.iterdir()))
+    with poprun_py.start(["true"], share_cores=True) as job:
+        job.wait(60)
+        [folder] = tmp_path.iterdir()
+        sweep([str(tmp_path)])
+        assert folder.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(FILES.iterdir())) <= before
+
+
+def test_a_start_takes_no_time_to_look():
+    """What a wrapper imports for it is what it has anyway."""
+    script = "import sys; from poprun_py.instance import host_folders; print(*sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert not {"contextlib", "re", "shutil", "pathlib", "fcntl"} & set(told)
