@@ -112,6 +112,14 @@ def rank() -> int:
     return int(next((os.environ[name] for name in names if name in os.environ), "0"))
 
 
+def is_first_elsewhere(channel: socket.socket) -> bool:
+    """Whether this instance is the first of its host, and the launcher is on another one."""
+    if channel.family == socket.AF_UNIX or channel.getsockname()[0] == channel.getpeername()[0]:
+        return False
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
+
+
 def drop_empty() -> None:
     """Unset what is set empty so that Open MPI does not give it another instance's value."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -6,11 +6,13 @@ that starts, also behind a shell script.
 """
 
 import os
+import sys
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
@@ -27,3 +29,14 @@ def variables(environ: "Mapping[str, str]") -> dict[str, str]:
     # First, once: Python runs the sitecustomize that it finds first.
     rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
     return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest])}
+
+
+def lent_sockets() -> "ModuleType":
+    """Return the hook's popdist_lent_sockets; the package around it takes long to import."""
+    sys.path.insert(0, _HOOK)
+    try:
+        import popdist_lent_sockets  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(_HOOK)
+    module: ModuleType = popdist_lent_sockets
+    return module

@@ -114,6 +114,7 @@ class Wrapper:
             again_seconds=KILL_AGAIN_SECONDS,
         )
         self._bound: dict[str, Any] = {}
+        self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
         self._vitals = Vitals()
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
@@ -135,6 +136,7 @@ class Wrapper:
         """Carry the program from start to end and return what mpirun is told."""
         processes.become_subreaper()
         self._hello()
+        self._keep_daemon()  # while other instances start
         start = self._wait_for_go()
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
@@ -163,7 +165,12 @@ class Wrapper:
         self._start()
         self._send(
             protocol.STARTED,
-            {"pid": self._pid, "bound": self._bound, "found": binding.read_back(self._pid)},
+            {
+                "pid": self._pid,
+                "bound": self._bound,
+                "found": binding.read_back(self._pid),
+                **self._daemon,
+            },
         )
         for kind, payload in self._early:
             self._handle(kind, payload)
@@ -196,6 +203,17 @@ class Wrapper:
         if rank == 0:
             hello["port"] = launcher_link.free_port()
         self._channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
+
+    def _keep_daemon(self) -> None:
+        """Have MPI's daemon on this host, our parent, listen on the network of the job alone."""
+        network = os.environ.get("POPDIST_NETWORK")
+        if not network or not launcher_link.is_first_elsewhere(self._channel):
+            return
+        try:
+            # Only the first instance on another host than the launcher's pays for it.
+            self._daemon["daemon_ports"] = start_hook.lent_sockets().move_of(os.getppid(), network)
+        except OSError as error:
+            self._daemon["daemon_problem"] = str(error.strerror)
 
     def _wait_for_go(self) -> "dict[str, Any]":
         """Block until the launcher has heard from every instance and lets the program start."""
