@@ -29,6 +29,10 @@ STARTS = {
     "mpi4py": "from mpi4py import MPI",
     "explicit": "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; MPI.Init_thread()",
+    # No MPI, but what takes its place above.
+    "gloo": "import torch.distributed as dist, types; dist.init_process_group('gloo')\n"
+    "world = types.SimpleNamespace(rank=dist.get_rank(), barrier=dist.barrier)\n"
+    "MPI = types.SimpleNamespace(COMM_WORLD=world)",
 }
 LOOPBACK = {"127.0.0.1", "::1"}
 
@@ -50,6 +54,7 @@ def seen(poprun, tmp_path, *words) -> list[Listening]:
     [
         ("Open MPI 5", "popdist"),
         ("MPICH", "popdist"),
+        ("Open MPI 5", "gloo"),
         *(
             pytest.param(mpi, start, marks=pytest.mark.sweep)
             for mpi, start in (
