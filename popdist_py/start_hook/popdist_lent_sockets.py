@@ -40,8 +40,9 @@ _LIBC.ptrace.restype = ctypes.c_long
 def move_of(process: int, network: str) -> list[int]:
     """Move what another process listens on everywhere to this machine's address on a network.
 
-    Only sockets whose port the kernel chose: it gives others no second address. Meanwhile the process stands still, and the kernel drops what comes: who connects sends again
-    after a second. Where somebody waits to be accepted the socket stays; look again.
+    Only sockets whose port the kernel chose: it gives others no second address. Meanwhile the
+    process stands still, and the kernel drops what comes: who connects sends again after a second.
+    Where somebody waits to be accepted the socket stays; look again.
 
     Args:
         process: its id; of this user, and in some systems started by this process.
