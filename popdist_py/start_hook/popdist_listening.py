@@ -1,12 +1,11 @@
 """Sockets of MPI that listen on every address of this machine, and how they get a single one.
 
-No MPI has an option for it. A process moves its own sockets; the launcher those of an mpirun, by
-descriptors that the kernel lends it. Nothing here knows which sockets are MPI's. Imported when a
+No MPI has an option for it. Here a process moves its own; those of other processes are moved by
+popdist_lent_sockets.py. Nothing here knows which sockets are MPI's. Imported when a
 program imports MPI, so it imports nothing of the library.
 """
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
@@ -26,8 +25,6 @@ _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = "/proc/self/net/if_inet6"
 # tcp_info of a socket that listens: connections that wait to be accepted, and how many may.
 _TCP_INFO_BYTES, _TCP_INFO_QUEUE = 32, "=24xII"
-# The interpreter's lock is kept: no thread of ours comes between the calls.
-_LIBC = ctypes.PyDLL(None, use_errno=True)
 
 
 def descriptors() -> set[int]:
@@ -99,6 +96,40 @@ def _address_of_interface(name: str, family: int, probe: socket.socket) -> "str 
     return None
 
 
+@contextlib.contextmanager
+def sharing_port(listener: socket.socket, address: str) -> "Iterator[socket.socket]":
+    """A socket at an address, with the port of one that listens everywhere."""
+    with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
+        for each in (listener, narrow):
+            # Both have the port for a moment; no other user's socket may. Connections that have
+            # been accepted already have it as well.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            narrow.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        narrow.bind((address, listener.getsockname()[1]))
+        yield narrow
+
+
+def queue(listener: socket.socket) -> "tuple[int, int]":
+    """Return how many connections wait to be accepted, and how many may."""
+    told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    waiting, most = struct.unpack(_TCP_INFO_QUEUE, told)
+    return waiting, most
+
+
+@contextlib.contextmanager
+def borrowed(descriptor: int) -> "Iterator[socket.socket]":
+    """A socket of a descriptor that is closed afterwards; OSError if it is none."""
+    try:
+        found = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    with found:
+        yield found
+
+
 # --- sockets of this process ------------------------------------------------------------------
 
 
@@ -106,7 +137,8 @@ def move_own(network: str, before: "set[int]") -> int:
     """Move what this process listens on everywhere to its address on ``network``.
 
     There is no moment in which nobody listens: a second socket with the same port takes the
-    descriptor over, and its place where the process waits for it (epoll).
+    descriptor over, and its place where the process waits for it (epoll). Where somebody waits to
+    be accepted the socket stays; who is about to come there is cut off.
 
     Args:
         network: as for ``address_in``.
@@ -117,7 +149,7 @@ def move_own(network: str, before: "set[int]") -> int:
     """
     moved = 0
     for descriptor in sorted(descriptors() - before):
-        with contextlib.suppress(OSError), _borrowed(os.dup(descriptor)) as listener:
+        with contextlib.suppress(OSError), borrowed(os.dup(descriptor)) as listener:
             if listens_everywhere(listener):
                 address = address_in(network, listener.family)
                 moved += address is not None and _replace(descriptor, listener, address)
@@ -125,16 +157,10 @@ def move_own(network: str, before: "set[int]") -> int:
 
 
 def _replace(descriptor: int, listener: socket.socket, address: str) -> bool:
-    waiting, most = _queue(listener)
+    waiting, most = queue(listener)
     if waiting:
         return False  # whoever came already would be cut off
-    with socket.socket(listener.family, socket.SOCK_STREAM) as narrow:
-        for each in (listener, narrow):
-            # Both have the port for a moment; no other user's socket may.
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if listener.family == socket.AF_INET6:
-            narrow.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        narrow.bind((address, listener.getsockname()[1]))
+    with sharing_port(listener, address) as narrow:
         narrow.listen(most)
         narrow.setblocking(os.get_blocking(descriptor))
         waits = [*_waits(descriptor)]
@@ -157,90 +183,3 @@ def _waits(descriptor: int) -> "Iterator[tuple[int, int]]":
                     words = line.split()
                     if words[:2] == ["tfd:", str(descriptor)]:
                         yield number, int(words[words.index("events:") + 1], 16)
-
-
-# --- sockets of another process ---------------------------------------------------------------
-
-
-def move_of(process: int, network: str) -> "list[int]":
-    """Move what another process listens on everywhere, on ports that the kernel chose.
-
-    For a few microseconds nobody listens: at a time when nobody connects.
-
-    Args:
-        process: its id; of this user, and in most systems started by this process.
-        network: as for ``address_in``.
-
-    Returns:
-        The ports.
-
-    Raises:
-        OSError: the kernel does not lend this process the other's sockets.
-    """
-    ports = []
-    handle = os.pidfd_open(process)
-    try:
-        for name in os.listdir(f"/proc/{process}/fd"):
-            # What was closed meanwhile is no socket that listens.
-            with contextlib.suppress(FileNotFoundError):
-                if not os.readlink(f"/proc/{process}/fd/{name}").startswith("socket:"):
-                    continue
-                with _borrowed(_lent(handle, int(name))) as listener:
-                    port = listens_everywhere(listener) and _rebind(listener, network)
-                    ports += [port] if port else []
-    finally:
-        os.close(handle)
-    return ports
-
-
-def _lent(handle: int, descriptor: int) -> int:
-    """Return a descriptor of this process for one of another's: pidfd_getfd(2)."""
-    lent: int = _LIBC.syscall(438, handle, descriptor, 0)
-    if lent < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
-    return lent
-
-
-def _rebind(listener: socket.socket, network: str) -> int:
-    """Bind a socket that listens to an address; return its port, or 0 if it stayed as it was."""
-    waiting, most = _queue(listener)
-    everywhere, port, *_ = listener.getsockname()
-    address = address_in(network, listener.family)
-    if waiting or address is None:
-        return 0
-    unconnected = struct.pack("=H14x", socket.AF_UNSPEC)
-    wanted, before = (_packed(listener.family, each, port) for each in (address, everywhere))
-    number = listener.fileno()
-    _LIBC.connect(number, unconnected, len(unconnected))
-    failed = _LIBC.bind(number, wanted, len(wanted)) and _LIBC.bind(number, before, len(before))
-    _LIBC.listen(number, most)
-    return 0 if failed or listens_everywhere(listener) else port
-
-
-def _packed(family: int, address: str, port: int) -> bytes:
-    """Return an address as C has it: sockaddr_in or sockaddr_in6."""
-    head = struct.pack("=H", family) + struct.pack("!H", port)
-    number = socket.inet_pton(family, address)
-    if family == socket.AF_INET:
-        return head + number + bytes(8)
-    return head + bytes(4) + number + bytes(4)
-
-
-def _queue(listener: socket.socket) -> "tuple[int, int]":
-    """Return how many connections wait to be accepted, and how many may."""
-    told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    waiting, most = struct.unpack(_TCP_INFO_QUEUE, told)
-    return waiting, most
-
-
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> "Iterator[socket.socket]":
-    """A socket of a descriptor that is closed afterwards; OSError if it is none."""
-    try:
-        borrowed = socket.socket(fileno=descriptor)
-    except OSError:
-        os.close(descriptor)
-        raise
-    with borrowed:
-        yield borrowed

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+# The libraries that may have PMIx: its own; those of Open MPI 4.
+_PMIX = ("/libpmix.so", "/mca_pmix_", "/libopen-pal.so")
+_SHARED_MEMORY = {"sm", "vader"}
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -57,12 +60,19 @@ class _MpiFinder:
         listening = _listening()
         before = listening.descriptors()
         result = start(*args, **kwargs)
-        meet = None if self._is_alone else _fence()
-        if before and (self._is_alone or meet is not None):
+        connects = not self._is_alone or not _has_shared_memory()
+        meet = _fence() if connects else None
+        if before and (meet is not None or not connects):
             listening.move_own(self._network, before)
         if meet is not None:
             meet()
         return result
+
+
+def _has_shared_memory() -> bool:
+    """Whether the instances of one host need no connections among themselves."""
+    transports = os.environ.get("OMPI_MCA_btl", "sm")  # noqa: SIM112 (Open MPI's spelling)
+    return transports[:1] != "^" and bool(_SHARED_MEMORY.intersection(transports.split(",")))
 
 
 def _listening() -> "ModuleType":
@@ -79,16 +89,16 @@ def _listening() -> "ModuleType":
 def _fence() -> "Callable[[], object] | None":
     """Return what waits until every instance is here without MPI; None if MPI has not started.
 
-    Before, an instance of another host may not connect to this one.
+    Before, no other instance may connect to this one: it would be cut off.
     """
     import ctypes
 
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
-        paths = {line.split(maxsplit=5)[-1].strip() for line in lines if "/libpmix.so" in line}
-    if not paths:
-        return None
-    fence = ctypes.CDLL(paths.pop()).PMIx_Fence
-    return lambda: fence(None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
+        paths = {line.split(maxsplit=5)[-1].strip() for line in lines if ".so" in line}
+    for path in (path for name in _PMIX for path in paths if name in path):
+        if fence := getattr(ctypes.CDLL(path), "PMIx_Fence", None):
+            return lambda: fence(None, ctypes.c_size_t(0), None, ctypes.c_size_t(0))
+    return None
 
 
 def start() -> None:

@@ -1,5 +1,6 @@
 """Registers the back end popdist in a Python of a job when it imports torch.distributed, if ever.
 
+The store in which the processes of torch.distributed find one another is kept to its address.
 Where the library is installed PyTorch does so by itself; a checkout, a torch before 2.5 and
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 have this. Imported when Python starts, so it imports nothing that
 is not there by then.
@@ -38,6 +39,7 @@ class _TorchFinder:
             def execute_and_register(module: "ModuleType") -> None:
                 execute(module)
                 _register()
+                _keep_store()
 
             found.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return found
@@ -52,6 +54,47 @@ def _register() -> None:
         pass  # the package was removed
     finally:
         sys.path.pop()
+
+
+def _keep_store() -> None:
+    """Have the store of a rendezvous listen at the address that it is told; torch does everywhere.
+
+    Not where that is a name: it may lead to another address here than on other hosts.
+    """
+    rendezvous = sys.modules.get("torch.distributed.rendezvous")
+    store = getattr(rendezvous, "TCPStore", None)
+    if store is None:
+        return
+
+    def made(host_name: str, port: int, *args: object, **settings: object) -> object:
+        if settings.get("is_master") and "master_listen_fd" not in settings:
+            listener = _listener(host_name, port)
+            if listener >= 0:
+                settings["master_listen_fd"] = listener
+        return store(host_name, port, *args, **settings)
+
+    rendezvous.TCPStore = made  # type: ignore[union-attr]
+
+
+def _listener(address: str, port: int) -> int:
+    """Return the descriptor of a socket that listens there; -1 if it cannot."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        socket.inet_pton(family, address)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        return -1
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(4096)
+    except OSError:
+        # The store of this process is there already, or the address is of a proxy.
+        listener.close()
+        return -1
+    return listener.detach()
 
 
 def start() -> None:

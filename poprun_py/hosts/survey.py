@@ -36,19 +36,24 @@ __all__ = [
 ]
 
 
+_THIS_MACHINE = "this machine"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
     """How hosts are reached, and what is known of them.
 
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
-    use it as the instances do. ``hostnames`` is what each host calls itself, where that is known.
-    ``has_fabric``: some host has a faster network than TCP, or nobody knows. ``rivals`` are the
-    other jobs on the other hosts, by name; only hosts that have some.
+    use it as the instances do, and ``own_address`` at which address, where that is known.
+    ``hostnames`` is what each host calls itself, where that is known. ``has_fabric``: some host has
+    a faster network than TCP, or nobody knows. ``rivals`` are the other jobs on the other hosts, by
+    name; only hosts that have some.
     """
 
     shell: Shell
     network: str = ""
     shares_network: bool = True
+    own_address: str = ""
     addresses: Mapping[str, str]
     machines: Mapping[str, Machine]
     hostnames: Mapping[str, str]
@@ -82,6 +87,7 @@ def survey(
         shell=shell,
         network=network.name,
         shares_network=shares,
+        own_address=_own_address(hosts, network),
         addresses=network.addresses,
         machines={name: machine for name, report in reports.items() if (machine := report.machine)},
         hostnames=_hostnames(hosts, reports),
@@ -217,7 +223,7 @@ def _network(
             choose_network(theirs, wanted=wanted, option=option)
         return Network(wanted or "", {}), True
     resolved = {name: address for name in theirs if (address := _resolve(name))}
-    with_us = {**theirs, "this machine": ours} if not any(h.is_local for h in hosts) else theirs
+    with_us = {**theirs, _THIS_MACHINE: ours} if not any(h.is_local for h in hosts) else theirs
     try:
         network = choose_network(with_us, wanted=wanted, option=option, resolved=resolved)
     except StartError:
@@ -227,6 +233,11 @@ def _network(
     if network.name:
         return network, True
     return choose_network(theirs, wanted=wanted, option=option, resolved=resolved), False
+
+
+def _own_address(hosts: Sequence[Host], network: Network) -> str:
+    name = next((host.name for host in hosts if host.is_local), _THIS_MACHINE)
+    return network.addresses.get(name, "")
 
 
 def _resolve(name: str) -> str:

@@ -11,13 +11,6 @@ from poprun_py.instance import host_folders, protocol
 from poprun_py.instance.fast_stdlib import socket
 from poprun_py.instance.host_folders import HeldFolder
 
-# As typing's, which takes longer to import than everything here.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_HOOK = os.path.join(_ROOT, "popdist_py", "start_hook")
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
@@ -132,29 +125,18 @@ def share_memory_in(folders: "list[HeldFolder]") -> None:
             os.environ.pop(name, None)
 
 
-def hook_variables(environ: "Mapping[str, str]") -> dict[str, str]:
-    """Return what to set beside ``environ`` so that Pythons find what it asks for.
-
-    It keeps MPI to its network, and gives programs the SDK's names and our back end. The hook,
-    popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
-    install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES and POPDIST_TORCH_BACKEND in every
-    Python that starts, also behind a shell script.
-    """
-    gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
-    replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
-    keeps_mpi = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
-    if not gives_names and not replaces_back_end and not keeps_mpi:
-        return {}
-    path = environ.get("PYTHONPATH", "")
-    # First, once: Python runs the sitecustomize that it finds first.
-    rest = [entry for entry in path.split(os.pathsep) if entry != _HOOK] if path else []
-    return {"PYTHONPATH": os.pathsep.join([_HOOK, *rest])}
-
-
 def rank() -> int:
     """Return the instance index: as planned, else (a job too large for the command) as MPI says."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     return int(next((os.environ[name] for name in names if name in os.environ), "0"))
+
+
+def is_first_elsewhere(channel: socket.socket) -> bool:
+    """Whether this instance is the first of its host, and the launcher is on another one."""
+    if channel.family == socket.AF_UNIX or channel.getsockname()[0] == channel.getpeername()[0]:
+        return False
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+    return next((os.environ[name] for name in names if name in os.environ), "0") == "0"
 
 
 def drop_empty() -> None:

@@ -21,6 +21,7 @@ from poprun_py.instance import (
     launcher_link,
     processes,
     protocol,
+    start_hook,
 )
 from poprun_py.instance.cgroup_memory import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
     if not address:
         _bind()
         os.environ.setdefault("MASTER_PORT", "29500")
-        os.environ.update(launcher_link.hook_variables(os.environ))
+        os.environ.update(start_hook.variables(os.environ))
         _replace(program, 2)
     token = os.environ.pop("POPRUN_TOKEN", "")
     channel = launcher_link.connect(address, token)
@@ -126,6 +127,7 @@ class Wrapper:
             again_seconds=KILL_AGAIN_SECONDS,
         )
         self._bound: dict[str, Any] = {}
+        self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
         self._vitals = Vitals()
         self._sample_seconds: float | None = None  # how often the launcher wants to hear of steps
@@ -151,6 +153,7 @@ class Wrapper:
         self._hello()
         # While the others start.
         self._folders = launcher_link.hold_folders(os.environ["POPRUN_CONTROL"], self._shared)
+        self._keep_daemon()  # while other instances start
         start = self._wait_for_go()
         if "keyboard" in start:
             self._prepare_keyboard(start["keyboard"])
@@ -167,7 +170,7 @@ class Wrapper:
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
-        os.environ.update(launcher_link.hook_variables(os.environ))
+        os.environ.update(start_hook.variables(os.environ))
         os.environ.update(self._vitals.variables(self._program, os.environ))
         if "files" in start:
             self._keep_files(start["files"])
@@ -180,7 +183,12 @@ class Wrapper:
         self._start()
         self._send(
             protocol.STARTED,
-            {"pid": self._pid, "bound": self._bound, "found": binding.read_back(self._pid)},
+            {
+                "pid": self._pid,
+                "bound": self._bound,
+                "found": binding.read_back(self._pid),
+                **self._daemon,
+            },
         )
         for kind, payload in self._early:
             self._handle(kind, payload)
@@ -214,6 +222,17 @@ class Wrapper:
         if rank == 0:
             hello["port"] = launcher_link.free_port()
         self._channel.sendall(protocol.pack(protocol.HELLO, dumps(hello).encode()))
+
+    def _keep_daemon(self) -> None:
+        """Have MPI's daemon on this host, our parent, listen on the network of the job alone."""
+        network = os.environ.get("POPDIST_NETWORK")
+        if not network or not launcher_link.is_first_elsewhere(self._channel):
+            return
+        try:
+            # Only the first instance on another host than the launcher's pays for it.
+            self._daemon["daemon_ports"] = start_hook.lent_sockets().move_of(os.getppid(), network)
+        except OSError as error:
+            self._daemon["daemon_problem"] = str(error.strerror)
 
     def _wait_for_go(self) -> "dict[str, Any]":
         """Block until the launcher has heard from every instance and lets the program start."""

@@ -258,6 +258,7 @@ def _mpi_request(
         agent=reached.shell.words if reached is not None else (),
         network=reached.network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
+        address=reached.own_address if reached is not None else "",
         is_launched_inside=any(host.is_local for host in hosts),
         ignores_slurm=not spans_hosts and "SLURM_JOBID" in environ,
         ignores_host_file=not spans_hosts and any(n in environ for n in DEFAULT_HOST_FILES),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from popdist_py.environment import LOOPBACK
@@ -22,6 +23,7 @@ __all__ = [
     "collapsed",
     "is_too_long",
     "make_command",
+    "network_of_mpirun",
     "shield",
 ]
 
@@ -29,6 +31,7 @@ OPEN_MPI_5 = "Open MPI 5"
 OPEN_MPI_4 = "Open MPI 4"
 MPICH = "MPICH"
 
+_LOOPBACK_ADDRESS = "127.0.0.1"
 # Linux takes 2 MiB of arguments and environment together, unless the stack is limited.
 _MAX_BYTES = 1_500_000
 
@@ -67,9 +70,10 @@ class MpiRequest:
 
     ``hosts`` is empty when the job stays on this machine, else pairs of name and instances. Then
     ``agent`` starts a command on another host (empty: Slurm does), and ``network`` is the interface
-    or CIDR of the traffic; ``network_is_ours`` tells whether this machine is on it too,
-    ``is_launched_inside`` whether it is one of the hosts. A job that stays here ignores an
-    allocation around it that has other hosts: ``ignores_slurm``, ``ignores_host_file``.
+    or CIDR of the traffic; ``network_is_ours`` tells whether this machine is on it too, at
+    ``address`` where that is known, ``is_launched_inside`` whether it is one of the hosts. A job
+    that stays here ignores an allocation around it that has other hosts: ``ignores_slurm``,
+    ``ignores_host_file``.
     """
 
     contexts: tuple[Context, ...]
@@ -77,6 +81,7 @@ class MpiRequest:
     agent: tuple[str, ...] = ()
     network: str = ""
     network_is_ours: bool = True
+    address: str = ""
     is_launched_inside: bool = True
     ignores_slurm: bool = False
     ignores_host_file: bool = False
@@ -97,6 +102,19 @@ def shield(word: str) -> str:
 def make_command(mpi: Mpi, request: MpiRequest) -> tuple[str, ...]:
     """Return the command that starts every instance of ``request`` with ``mpi``."""
     return _DIALECTS[mpi.kind](mpi.path, request)
+
+
+def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
+    """Return the network on which alone a command's daemons connect to mpirun; None if any may do.
+
+    ``network`` is the one between the hosts, empty where that is not known.
+    """
+    for word, value in pairwise(command):
+        if word in {"prte_if_include", "oob_tcp_if_include"}:
+            return value if "," not in value else None
+        if word == "-localhost":
+            return network or None
+    return None
 
 
 def is_too_long(command: Sequence[str]) -> bool:
@@ -285,7 +303,11 @@ def _mpich(path: str, request: MpiRequest) -> tuple[str, ...]:
     words = [path, *request.global_args]
     if not request.hosts and "UCX_NET_DEVICES" not in request.global_args:
         words += ["-genv", "UCX_NET_DEVICES", LOOPBACK]
-    if not any(word.lstrip("-") == "bind-to" for word in request.global_args):
+    user = {word.lstrip("-") for word in request.global_args}
+    if address := request.address if request.hosts else _LOOPBACK_ADDRESS:
+        # Where mpirun's proxies connect to it: the name of this machine may be another's address.
+        words += [] if user & {"localhost", "iface"} else ["-localhost", address]
+    if "bind-to" not in user:
         words += ["-bind-to", "none"]
     if request.hosts:
         words += ["-hosts", ",".join(f"{name}:{slots}" for name, slots in request.hosts)]

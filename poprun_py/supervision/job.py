@@ -52,7 +52,7 @@ class Job:
     itself, empty where that is not known. Of ``timeout_seconds`` earlier runs have used
     ``spent_seconds``. ``only_output_from`` names the instances that are shown; None for all.
     ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
-    standard input. ``network`` is the interface at which alone MPI may listen, None for all.
+    standard input. ``network`` is that at which alone mpirun may listen, None for all.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
     finds one; it is None if there is no other host to ask. ``leases`` is what some instances lease
     on other hosts before any program starts; ``refusal_of`` takes such an instance and its answer,

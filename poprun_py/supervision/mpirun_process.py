@@ -13,16 +13,16 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from poprun_py.errors import StartError
-from poprun_py.instance import processes
+from poprun_py.instance import processes, start_hook
 from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
 from poprun_py.supervision.job import Job, describe
 
-__all__ = ["Mpirun", "enough_files"]
+__all__ = ["Mpirun", "enough_files", "lines_of_daemon"]
 
 _CHUNK = 1 << 16
 # Open files of mpirun: its own, and those of an instance of this host, or of another host.
@@ -61,6 +61,17 @@ def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
     return (wanted, limits[1]) if soft < wanted else limits
 
 
+def lines_of_daemon(host: str, report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a wrapper did about the sockets of its MPI daemon, in lines for the log."""
+    for port in report.get("daemon_ports", ()):
+        yield f"port {port} of the MPI daemon of host {host} is kept to the job's network"
+    if problem := report.get("daemon_problem"):
+        yield (
+            f"the MPI daemon of host {host} listens on every address of it: the system does not "
+            f"lend its sockets to the first instance there ({problem})"
+        )
+
+
 class _Ports:
     """Where mpirun listens while it starts: on every address of the machine, until it is seen.
 
@@ -91,10 +102,10 @@ class _Ports:
         """Move what listens on every address now."""
         if self.is_done or self._network is None:
             return
-        from popdist_py.start_hook import popdist_listening  # while mpirun starts
-
         try:
-            ports = popdist_listening.move_of(self._process, self._network)
+            ports = start_hook.lent_sockets().move_of(self._process, self._network)
+        except ProcessLookupError:
+            return  # it has ended, as others will notice
         except OSError as error:
             self.is_done = True
             self._log(

@@ -47,7 +47,7 @@ from poprun_py.supervision.job import (
     StackGroup,
     describe,
 )
-from poprun_py.supervision.mpirun_process import Mpirun, enough_files
+from poprun_py.supervision.mpirun_process import Mpirun, enough_files, lines_of_daemon
 from poprun_py.supervision.private_folder import (
     is_full,
     make_memory_folder,
@@ -195,9 +195,11 @@ class _Supervisor:
         address, token = self._control.address, self._control.token
         environ = {
             **mpirun_files_in(self._folder, job.command, job.environ),
-            **job.environ,
+            **{name: value for name, value in job.environ.items() if name != "_"},
             "POPRUN_CONTROL": address,
             "POPRUN_TOKEN": token,
+            # MPICH 5 gives other hosts all variables but the last. A shell sets this one too.
+            "_": job.command[0],
         }
         with start_errors(_CANNOT_RUN):
             self._mpirun = mpirun = Mpirun(
@@ -374,6 +376,8 @@ class _Supervisor:
     def _on_start(self, peer: Peer, report: dict[str, Any], now: float) -> None:
         """A program runs; once all do, tell how they are bound."""
         peer.started = report
+        for line in lines_of_daemon(peer.host, report):
+            self._log(line)
         if self._watch is not None:
             self._watch.life.started(peer.index, now)
         if self._observer is not None:

@@ -1,34 +1,77 @@
-"""What instances on several hosts listen on, read back from the kernel of each."""
+"""What a job on several hosts listens on, read back from the kernel of each host."""
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
+from conftest import wait_until
+from lab.lab import Lab, LabHost
+from support.listening import Listening, all_in_network_of, an_mpi
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 
+# The instances wait until the test has looked at all processes of their hosts.
 PROGRAM = """
-import os, psutil
+import os, sys, time
 import popdist_py
 popdist_py.init()
 from mpi4py import MPI
-MPI.COMM_WORLD.barrier()
-for each in psutil.Process().net_connections("inet"):
-    if each.status == psutil.CONN_LISTEN:
-        print("listens", MPI.COMM_WORLD.rank, each.laddr.ip, flush=True)
-print("total", MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1), flush=True)
+world, folder = MPI.COMM_WORLD, sys.argv[1]
+world.Bcast(bytearray(100_000))
+if world.rank == 0:
+    os.mkdir(folder + "/ready")
+limit = time.monotonic() + 60
+while not os.path.exists(folder + "/seen") and time.monotonic() < limit:
+    time.sleep(0.01)
+print("size", world.allreduce(1), flush=True)
 """
+# Of hosts, beside the job's network: it is to carry nothing.
+OTHER = "10.98.0"
 
 
-def test_instances_listen_on_the_network_of_the_job_alone(lab, tmp_path):
+@pytest.fixture(scope="module")
+def lab(lab_permitted, tmp_path_factory):
+    """Two hosts on two networks, which see the other MPIs as well."""
+    folders = filter(None, os.environ.get("TEST_MPIS", "").split(os.pathsep))
+    visible = tuple({Path(each).resolve() for each in folders})
+    with Lab(tmp_path_factory.mktemp("lab"), 2, visible) as hosts:
+        for number, host in enumerate(hosts.hosts, start=1):
+            for words in ("link add other type veth peer name end",
+                          f"address add {OTHER}.{number}/24 dev other",
+                          "link set other up", "link set end up"):  # fmt: skip
+                done = host.run("ip", *words.split(), env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"})
+                assert done.returncode == 0, done.stderr
+        yield hosts
+
+
+def listening_on(host: LabHost) -> list[Listening]:
+    """Return what the processes of a job on a host listen on."""
+    return [each for each in all_in_network_of(host.init_pid) if each.name != "sshd"]
+
+
+@pytest.mark.parametrize("mpi", ["Open MPI 5", "Open MPI 4", "MPICH"])
+def test_a_job_listens_on_its_network_and_on_loopback_alone(lab, tmp_path, mpi):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    done = lab[0].poprun(
-        "--host", lab.names(2), "--num-instances", "2", "--num-replicas", "2", program
-    )
-    assert done.returncode == 0, done.stderr
-    words = [line.rpartition(">:")[2].split() for line in done.stdout.splitlines()]
-    assert ["total", "3"] in words
-    found = {(int(each[1]), each[2]) for each in words if each[0] == "listens"}
-    networks = [entry for entry in found if entry[1] != "::1"]
-    assert {rank for rank, _ in networks} == {0, 1}
-    assert all(address.startswith("10.") for _, address in networks), found
+    job = lab[0].start(
+        sys.executable, "-m", "poprun_py", *an_mpi(mpi), "--host", lab.names(2),
+        "--num-instances", "4", "--num-replicas", "4", program, tmp_path,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: (tmp_path / "ready").exists() or job.poll() is not None, 90)
+        found = [listening_on(host) for host in lab.hosts]
+        (tmp_path / "seen").mkdir()
+        stdout, stderr = job.communicate(timeout=60)
+    finally:
+        job.kill()
+    assert job.returncode == 0, stderr
+    assert stdout.count("size 4") == 4
+    for host, each in zip(lab.hosts, found, strict=True):
+        assert {one.address for one in each} <= {host.address, "127.0.0.1", "::1"}, each
+        assert host.address in {one.address for one in each if one.name == "python"}
+    if mpi != "MPICH":
+        # Its proxies do not listen.
+        assert {one.name for one in found[1]} & {"prted", "orted"}

@@ -6,8 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import subprocess
-import sys
 
 import pytest
 
@@ -72,40 +70,6 @@ def test_a_socket_to_which_somebody_has_come_stays():
         sockets.enter_context(theirs)
         assert listening.move_own("lo", before) == 0
         assert listening.listens_everywhere(ours)
-
-
-OTHER = """
-import socket, sys
-everywhere = [socket.create_server(("", 0))]
-everywhere.append(socket.create_server(("::", 0), family=socket.AF_INET6))
-print(*(each.getsockname()[1] for each in everywhere), flush=True)
-sys.stdin.readline()
-for each in everywhere:
-    print(each.getsockname()[0], each.accept()[0] is not None, flush=True)
-"""
-
-
-def test_sockets_of_another_process_move():
-    with subprocess.Popen(
-        [sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout is not None
-        assert other.stdin is not None
-        ports = [*map(int, other.stdout.readline().split())]
-        assert sorted(listening.move_of(other.pid, "lo")) == sorted(ports)
-        assert listening.move_of(other.pid, "lo") == []
-        other.stdin.write("\n")
-        other.stdin.flush()
-        for address, port in zip(("127.0.0.1", "::1"), ports, strict=True):
-            with socket.create_connection((address, port), 5):
-                assert other.stdout.readline().split() == [address, "True"]
-
-
-def test_a_process_that_is_gone_is_an_error():
-    with subprocess.Popen([sys.executable, "-c", ""]) as other:
-        other.wait()
-        with pytest.raises(OSError):
-            listening.move_of(other.pid, "lo")
 
 
 def test_networks_are_interfaces_or_ranges():

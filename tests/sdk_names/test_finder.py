@@ -14,7 +14,7 @@ from sdk_names.conftest import NAMES, PACKAGES
 from support.surroundings import new_environment
 
 from poprun_py import LaunchConfig, plan
-from poprun_py.instance.launcher_link import hook_variables
+from poprun_py.instance import start_hook
 
 # Prints of each package whether its file is ours, another's, or missing; nothing is imported.
 WHOSE = """
@@ -234,15 +234,43 @@ def test_a_pasted_command_finds_the_names(script, tmp_path):
 
 def test_a_launcher_in_an_instance_puts_the_hook_on_the_path_once_and_first():
     asked = {"POPDIST_SDK_NAMES": "auto", "PYTHONPATH": "/lib"}
-    made = hook_variables(asked)
+    made = start_hook.variables(asked)
     assert made["PYTHONPATH"].endswith("start_hook:/lib")
-    assert hook_variables(asked | made) == made
+    assert start_hook.variables(asked | made) == made
     # Behind a folder with another sitecustomize it would not run.
     behind = made["PYTHONPATH"].removesuffix(":/lib")
-    assert hook_variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
-    assert hook_variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
-    assert hook_variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
+    assert start_hook.variables({**asked, "PYTHONPATH": f"/lib:{behind}"}) == made
+    assert start_hook.variables({**asked, "PYTHONPATH": ""}) == {"PYTHONPATH": behind}
+    assert start_hook.variables({**asked, "POPDIST_SDK_NAMES": "no"}) == {}
     # Another back end of torch.distributed needs the hook as well.
     other = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_TORCH_BACKEND": "popdist"}
-    assert hook_variables(other) == made
-    assert hook_variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+    assert start_hook.variables(other) == made
+    assert start_hook.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+
+
+def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(start_hook, "_FABRIC", str(tmp_path / "absent"))
+    monkeypatch.setattr(start_hook, "_ROUTES", str(tmp_path / "routes"))
+    to_bytes = "{:08X}".format
+    near = to_bytes(int.from_bytes(bytes([10, 99, 3, 0]), sys.byteorder))
+    far = to_bytes(int.from_bytes(bytes([10, 98, 0, 0]), sys.byteorder))
+    gateway = to_bytes(int.from_bytes(bytes([10, 99, 3, 1]), sys.byteorder))
+    (tmp_path / "routes").write_text(
+        "Iface\tDestination\tGateway\tFlags\n"
+        f"eth9\t00000000\t{gateway}\t0003\n"
+        f"eth8\t{far}\t{gateway}\t0003\n"
+        f"eth1\t{near}\t00000000\t0001\n"
+    )
+
+    def kept(network: str, **environ: str) -> dict[str, str]:
+        made = start_hook.variables({"POPDIST_NETWORK": network, **environ})
+        return {name: value for name, value in made.items() if name != "PYTHONPATH"}
+
+    assert kept("ib0") == {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert kept("10.99.3.0/24") == kept("10.99.0.0/16") == {"GLOO_SOCKET_IFNAME": "eth1"}
+    assert kept("10.98.0.0/16") == kept("fd00::/64") == {}
+    assert kept("10.99.3.0/24", GLOO_SOCKET_IFNAME="mine") == {}
+    assert kept("eth1", PMI_RANK="0") == {"GLOO_SOCKET_IFNAME": "eth1", "UCX_NET_DEVICES": "eth1"}
+    assert kept("eth1", PMI_RANK="0", UCX_NET_DEVICES="all") == {"GLOO_SOCKET_IFNAME": "eth1"}
+    (tmp_path / "absent").mkdir()
+    assert kept("eth1", PMI_RANK="0") == {"GLOO_SOCKET_IFNAME": "eth1"}

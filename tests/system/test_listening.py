@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
+import psutil
 import pytest
+from conftest import wait_until
+from support.listening import Listening, an_mpi, of_processes
 
 pytestmark = pytest.mark.mpi
 
-# Instance 0 looks at all processes of its job when every instance has started MPI.
+# The instances wait until the test has looked at all processes of their job.
 PROGRAM = """
-import os, psutil
+import os, time
 {start}
-def line(where, connection):
-    return f"listens {{where.name()}} {{connection.laddr.ip}}"
 MPI.COMM_WORLD.barrier()
 if MPI.COMM_WORLD.rank == 0:
-    launcher = psutil.Process(int(os.environ['LAUNCHER']))
-    for each in [launcher, *launcher.children(recursive=True)]:
-        for connection in each.net_connections("inet"):
-            if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE):
-                print(line(each, connection), flush=True)
+    os.mkdir("ready")
+limit = time.monotonic() + 40
+while not os.path.exists("seen") and time.monotonic() < limit:
+    time.sleep(0.01)
 MPI.COMM_WORLD.barrier()
 """
 JOB = ("--num-instances", "2", "--num-replicas", "2")
@@ -31,46 +29,56 @@ STARTS = {
     "mpi4py": "from mpi4py import MPI",
     "explicit": "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; MPI.Init_thread()",
+    # No MPI, but what takes its place above.
+    "gloo": "import torch.distributed as dist, types; dist.init_process_group('gloo')\n"
+    "world = types.SimpleNamespace(rank=dist.get_rank(), barrier=dist.barrier)\n"
+    "MPI = types.SimpleNamespace(COMM_WORLD=world)",
 }
+LOOPBACK = {"127.0.0.1", "::1"}
 
 
-def listening(tmp_path, start: str, *options: str) -> list[str]:
-    """Run a job of two instances and return which process listens at which address."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(start=STARTS[start]), encoding="utf-8")
-    launch = (
-        "import os; os.environ['LAUNCHER'] = str(os.getpid()); "
-        "import runpy; runpy.run_module('poprun_py', run_name='__main__')"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", launch, *JOB, *options, "--env", "LAUNCHER", str(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == 0, ended.stderr
-    found = [
-        line.partition("listens ")[2] for line in ended.stdout.splitlines() if "listens" in line
-    ]
-    assert found
+def seen(poprun, tmp_path, *words) -> list[Listening]:
+    """Run a job whose program waits, and return what all of its processes listen on."""
+    job = poprun(*JOB, *words, start=True)
+    wait_until((tmp_path / "ready").exists, 60, "the program did not come that far")
+    launcher = psutil.Process(job.pid)
+    found = of_processes([job.pid, *(each.pid for each in launcher.children(recursive=True))])
+    (tmp_path / "seen").mkdir()
+    _, stderr = job.communicate(timeout=60)
+    assert job.returncode == 0, stderr
     return found
 
 
 @pytest.mark.parametrize(
-    "start",
-    ["popdist", *(pytest.param(s, marks=pytest.mark.sweep) for s in ("mpi4py", "explicit"))],
+    ("mpi", "start"),
+    [
+        ("Open MPI 5", "popdist"),
+        ("MPICH", "popdist"),
+        ("Open MPI 5", "gloo"),
+        *(
+            pytest.param(mpi, start, marks=pytest.mark.sweep)
+            for mpi, start in (
+                ("Open MPI 5", "mpi4py"),
+                ("Open MPI 5", "explicit"),
+                ("Open MPI 4", "popdist"),
+                ("Open MPI 4", "explicit"),
+                ("MPICH", "mpi4py"),
+            )
+        ),
+    ],
 )
-def test_a_job_on_one_host_listens_on_loopback_alone(tmp_path, start):
-    found = listening(tmp_path, start)
-    assert {line.split()[-1] for line in found} <= {"127.0.0.1", "::1"}
-    assert any(line.startswith("prterun") for line in found)
-    assert any(line.startswith("python") for line in found)
+def test_a_job_on_one_host_listens_on_loopback_alone(poprun, script, tmp_path, mpi, start):
+    program = script(PROGRAM.format(start=STARTS[start]))
+    found = seen(poprun, tmp_path, *an_mpi(mpi), program)
+    assert {each.address for each in found} <= LOOPBACK
+    names = {each.name for each in found}
+    assert names >= {"prterun", "python"} or mpi != "Open MPI 5"
+    assert names & {"prterun", "mpirun", "orterun", "orterun_wrapper"}
 
 
 @pytest.mark.sweep
-def test_processes_that_are_started_later_are_reached_over_loopback(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_processes_that_are_started_later_are_reached_over_loopback(poprun, script):
+    program = script(
         textwrap.dedent(
             """
             import sys
@@ -86,19 +94,22 @@ def test_processes_that_are_started_later_are_reached_over_loopback(tmp_path):
                 parent.send(b"x" * 100_000 and "hello", 0)
                 parent.Disconnect()
             """
-        ),
-        encoding="utf-8",
+        )
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "poprun_py", *JOB, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = poprun(*JOB, program)
     assert ended.returncode == 0, ended.stderr
     assert "from the child: hello" in ended.stdout
 
 
-def test_without_shared_memory_messages_go_over_loopback(tmp_path):
-    found = listening(tmp_path, "mpi4py", "--mpi-global-args", "--mca btl self,tcp")
-    assert {line.split()[-1] for line in found} <= {"127.0.0.1", "::1"}
+def test_without_shared_memory_messages_go_over_loopback(poprun, script, tmp_path):
+    program = script(PROGRAM.format(start=STARTS["mpi4py"]))
+    found = seen(poprun, tmp_path, "--mpi-global-args", "--mca btl self,tcp", program)
+    assert {each.address for each in found} <= LOOPBACK
+
+
+@pytest.mark.sweep
+def test_jobs_start_however_mpirun_waits_when_its_sockets_move(poprun):
+    mpi = an_mpi("MPICH")
+    for _ in range(10):
+        ended = poprun(*mpi, "--num-instances", "1", "--num-replicas", "1", "true")
+        assert ended.returncode == 0, ended.stderr
