@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import MPI_NETWORK
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
+from poprun_py.instance.control_group import process_state
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,
@@ -120,6 +121,7 @@ class _Supervisor:
         self._log = self._output.log
         self._paused_seconds = 0.0
         self._had_no_room = False
+        self._processes = process_state()
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -643,11 +645,15 @@ class _Supervisor:
     def _result(self, mpirun: Mpirun, seconds: float, view: JobView) -> LaunchResult:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
+        processes_now = process_state()
         result = outcome.judge(
             outcome.Ending(
                 job=self._job,
                 files=self._folder.parent,
                 had_no_room=self._had_no_room,
+                processes_refused=processes_now.get("refused", 0)
+                > self._processes.get("refused", 0),
+                most_processes=processes_now.get("limit", 0),
                 peers=self._peers,
                 last_words=self._output.last_words,
                 seconds=seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from conftest import ROOT, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from popdist_py.checkpoint import Checkpoints
+from popdist_py.checkpoint import Checkpoint, Checkpoints
 
 
 def names(folder):
@@ -222,3 +223,19 @@ def test_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         assert found.step >= last
         assert found.data == bytes([found.step % 256]) * 2_000_000
         last = found.step
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_the_older_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, b"whole")
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(
+        OSError, match=r"No space left on device: '.*/step-000000000002.checkpoint'"
+    ):
+        checkpoints.save(2, b"lost")
+    assert checkpoints.latest() == Checkpoint(1, b"whole")
+    assert len(list(tmp_path.iterdir())) == 1
