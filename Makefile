@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-sweep test-all test-hosts test-numa soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-sweep test-all test-hosts test-numa test-soak soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -38,8 +38,16 @@ test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)
 
-soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 steps
+test-soak: $(DEV_STAMP) ## run the tests that take an hour: a training of 200,000 steps, and more
 	$(BIN)/python -m pytest -q tests -m soak $(ARGS)
+
+# A record that was cut off goes on; more cases of a seed begin with the same ones.
+N ?= 100
+SEED ?= 1
+JOBS ?= 3
+RECORD ?= build/soak-$(SEED).jsonl
+soak: $(DEV_STAMP) ## do N=100 random faults to trainings, and resume these (root, for all kinds)
+	$(BIN)/python benchmarks/random_faults.py --cases $(N) --seed $(SEED) --jobs $(JOBS) --json $(RECORD) $(ARGS)
 
 system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq
