@@ -39,7 +39,8 @@ _NO_PROCESS = os.strerror(errno.EAGAIN)
 class Ending:
     """What was seen of a run when everything had ended.
 
-    ``files`` is where MPI's files lay; ``had_no_room``: an instance failed while that was full.
+    ``files`` is where MPI's files lay; ``had_no_room``: an instance or mpirun failed while that was
+    full.
     ``processes_refused``: somebody in the launcher's control group was refused another process, and
     ``most_processes`` is how many it allows.
     """

@@ -646,11 +646,13 @@ class _Supervisor:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
         processes_now = process_state()
+        # An mpirun that could not start says nothing of the folder.
+        had_no_room = self._had_no_room or (mpirun.code != 0 and is_full(self._folder.parent))
         result = outcome.judge(
             outcome.Ending(
                 job=self._job,
                 files=self._folder.parent,
-                had_no_room=self._had_no_room,
+                had_no_room=had_no_room,
                 processes_refused=processes_now.get("refused", 0)
                 > self._processes.get("refused", 0),
                 most_processes=processes_now.get("limit", 0),

@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,6 +136,10 @@ _TROUBLES: tuple[tuple[str, Change, Change, str], ...] = (
 _GOES_ON = Expected(codes=(0,), seconds=20)
 # The next save comes after at most four steps; from an early phase on, after the start.
 _START_SECONDS, _SAVE_SECONDS = 10, 4
+# MPI needs it to start, finds out in one of several ways, and the launcher says which folder it is.
+_NO_ROOM = Expected(
+    codes=(3, 1, 14, 135), seconds=_START_SECONDS, says="MPI keeps files of its own in .*/t,"
+)
 
 
 def _folder_rows(title: str, change: Change, undo: Change, error: str) -> Iterator[Row]:
@@ -165,7 +169,7 @@ def _expected(folder: Folder, error: str, lasts: bool) -> tuple[Expected, dict[s
     if folder is OUTPUT:
         return replace(_GOES_ON, says=f"/o.*{error}" if lasts else ""), {}
     if folder is TEMPORARY:
-        return _GOES_ON, {}
+        return _GOES_ON, {"start": replace(_NO_ROOM, codes=(0, *_NO_ROOM.codes))}
     refused = Expected(codes=(1,), seconds=_SAVE_SECONDS, says=f"{error}: '.*/c/[^/]*step-")
     maybe = replace(refused, codes=(1, 0), seconds=_GOES_ON.seconds)
     early = replace(refused, seconds=_START_SECONDS)
@@ -177,7 +181,38 @@ def _expected(folder: Folder, error: str, lasts: bool) -> tuple[Expected, dict[s
 def rows() -> tuple[Row, ...]:
     """Return the rows about folders and shared memory."""
     found = [row for trouble in _TROUBLES for row in _folder_rows(*trouble)]
-    return (*found, *_shared_memory_rows())
+    return (*found, *_rows_from_the_start(), *_shared_memory_rows())
+
+
+def _from_the_start(folder: Folder, change: Change) -> Prepare:
+    def prepare(job: Job, dice: random.Random) -> Mapping[str, str]:
+        variables = _mounted(folder)(job, dice)
+        change(folder, job)
+        return variables
+
+    return prepare
+
+
+def _rows_from_the_start() -> Iterator[Row]:
+    """Yield what follows where a folder was unusable before: a save finds out at its first step."""
+    refused = Expected(codes=(2,), seconds=_SAVE_SECONDS, says="POPRUN_OUTPUT_DIR .*/o: Read-only file system")
+    warned = replace(_GOES_ON, says="/o.*No space left on device")
+    following = {
+        (OUTPUT, "full"): warned,
+        (OUTPUT, "read-only"): refused,
+        (TEMPORARY, "full"): _NO_ROOM,
+        (TEMPORARY, "read-only"): _GOES_ON,
+    }
+    for title, change, undo, _ in _TROUBLES:
+        for folder in (OUTPUT, TEMPORARY):
+            yield Row(
+                title=f"{folder.title} {title} from the start",
+                needs=needs_mounts,
+                prepare=_from_the_start(folder, change),
+                act=await_start,
+                mend=lambda job, folder=folder, undo=undo: undo(folder, job),
+                expected=following[folder, title],
+            )
 
 
 def _small_shared_memory(job: Job, dice: random.Random) -> dict[str, str]:
