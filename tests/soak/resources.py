@@ -195,7 +195,9 @@ def _from_the_start(folder: Folder, change: Change) -> Prepare:
 
 def _rows_from_the_start() -> Iterator[Row]:
     """Yield what follows where a folder was unusable before: a save finds out at its first step."""
-    refused = Expected(codes=(2,), seconds=_SAVE_SECONDS, says="POPRUN_OUTPUT_DIR .*/o: Read-only file system")
+    refused = Expected(
+        codes=(2,), seconds=_SAVE_SECONDS, says="POPRUN_OUTPUT_DIR .*/o: Read-only file system"
+    )
     warned = replace(_GOES_ON, says="/o.*No space left on device")
     following = {
         (OUTPUT, "full"): warned,
