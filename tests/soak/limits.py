@@ -7,13 +7,11 @@ another time.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 import random
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -85,16 +83,12 @@ def _grouped(controller: str, limits: Sequence[int], prepare: Prepare | None = N
 # --- the clock ------------------------------------------------------------------------------
 
 
-@functools.cache
-def clock_library() -> Path:
-    """Return the library that tells a process another time, compiled when it is first wanted.
+def clock_library(folder: Path) -> Path:
+    """Compile the library that tells a process another time, which takes some milliseconds.
 
     Raises:
-        OSError: there is no compiler.
-        subprocess.CalledProcessError: it fails.
+        subprocess.CalledProcessError: the compiler fails.
     """
-    folder = Path(tempfile.mkdtemp(prefix="soak-clock-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "moved_clock.so"
     command = ["cc", "-O1", "-shared", "-fPIC", "-o", library, _CLOCK]
     subprocess.run(command, check=True, capture_output=True)
@@ -110,7 +104,7 @@ def move_clock(clock: Path, seconds: int) -> None:
 def _own_clock(job: Job, dice: random.Random) -> dict[str, str]:
     clock = job.folder / "clock"
     move_clock(clock, 0)
-    return {"LD_PRELOAD": str(clock_library()), "SOAK_CLOCK": str(clock)}
+    return {"LD_PRELOAD": str(clock_library(job.folder)), "SOAK_CLOCK": str(clock)}
 
 
 def _jump(seconds: int) -> Act:

@@ -102,7 +102,7 @@ def test_a_clock_is_moved_for_processes_that_ask_for_it_and_durations_stay(tmp_p
     clock = tmp_path / "clock"
     move_clock(clock, 0)
     began, since = time.time(), time.monotonic()
-    env = {**os.environ, "LD_PRELOAD": str(clock_library()), "SOAK_CLOCK": str(clock)}
+    env = {**os.environ, "LD_PRELOAD": str(clock_library(tmp_path)), "SOAK_CLOCK": str(clock)}
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env=env,
