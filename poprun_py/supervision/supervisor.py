@@ -121,7 +121,7 @@ class _Supervisor:
         self._log = self._output.log
         self._paused_seconds = 0.0
         self._had_no_room = False
-        self._processes = process_state()
+        self._refused = 0  # processes, in this control group, before the job
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -204,7 +204,8 @@ class _Supervisor:
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
             )
-        self._observer = observer = self._make_observer(began)  # while mpirun starts
+        self._refused = process_state().get("refused", 0)  # while mpirun starts
+        self._observer = observer = self._make_observer(began)  # likewise
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
         self._startup.begin(time.monotonic())
@@ -645,7 +646,8 @@ class _Supervisor:
     def _result(self, mpirun: Mpirun, seconds: float, view: JobView) -> LaunchResult:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
-        processes_now = process_state()
+        is_failed = mpirun.code != 0 or self._stopping.stop is not None
+        now = process_state() if is_failed else {}
         # An mpirun that could not start says nothing of the folder.
         had_no_room = self._had_no_room or (mpirun.code != 0 and is_full(self._folder.parent))
         result = outcome.judge(
@@ -653,9 +655,8 @@ class _Supervisor:
                 job=self._job,
                 files=self._folder.parent,
                 had_no_room=had_no_room,
-                processes_refused=processes_now.get("refused", 0)
-                > self._processes.get("refused", 0),
-                most_processes=processes_now.get("limit", 0),
+                processes_refused=now.get("refused", 0) > self._refused,
+                most_processes=now.get("limit", 0),
                 peers=self._peers,
                 last_words=self._output.last_words,
                 seconds=seconds,
