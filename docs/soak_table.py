@@ -80,13 +80,14 @@ def _counts(values: Iterable[object], order: Sequence[object]) -> str:
 
 
 def _times(lines: Sequence[Line]) -> str:
-    """Return times as on a machine on which nothing else wants a core."""
+    """Return times as they were; the load is told where one needed more than on an idle machine."""
     if not lines:
         return "-"
-    times = [(line["seconds"] / line["load"], line["limit"]) for line in lines]
-    worst, limit = max(times, key=lambda pair: pair[0] / pair[1])
-    median = statistics.median(seconds for seconds, _ in times)
-    return f"{median:.1f} s, {worst:.1f} of {limit:g} s"
+    worst = max(lines, key=lambda line: line["seconds"] / line["limit"])
+    median = statistics.median(line["seconds"] for line in lines)
+    over = worst["seconds"] > worst["limit"]
+    load = f" at a load of {worst['load']:.1f}" if over else ""
+    return f"{median:.1f} s, {worst['seconds']:.1f} of {worst['limit']:g} s{load}"
 
 
 def _share(values: Iterable[bool | None]) -> str:

@@ -28,7 +28,7 @@ def test_the_table_counts_cases_by_the_attempt_that_counts(soak_table):
         {**case, "number": 1, "attempt": 1, "phase": "end", "code": 0, "cause": None},
         {**case, "number": 2, "attempt": 1, "missed": True, "code": 0, "cause": None},
         {**case, "number": 3, "attempt": 1, "left": ["a"], "wrong": ["files left: a"]},
-        {**case, "number": 0, "attempt": 2, "seconds": 0.5, "load": 1.0, "limit": 5},
+        {**case, "number": 0, "attempt": 2, "seconds": 6.0, "load": 1.5, "limit": 5},
     ]
     told, _, *rows = soak_table(lines).splitlines()
     assert told == (
@@ -37,6 +37,6 @@ def test_the_table_counts_cases_by_the_attempt_that_counts(soak_table):
     )
     assert rows[2] == (
         "| SIGKILL of a program | 4 (1 too late) | training (2), end (1) | 137 (2), 0 (2) "
-        "| 0.5 s, 0.5 of 2 s | 2 of 2 | 1 | 4 of 4 **1 wrong** |"
+        "| 1.0 s, 6.0 of 5 s at a load of 1.5 | 2 of 2 | 1 | 4 of 4 **1 wrong** |"
     )
     assert rows[3] == "| other | 0 | - | - | - | - | 0 | - |"

@@ -46,9 +46,9 @@ class Folder:
         return job.folder / self.name
 
 
-OUTPUT = Folder(title="--output-dir", name="o", mebibytes=4, variable="POPRUN_OUTPUT_DIR")
+OUTPUT = Folder(title="`--output-dir`", name="o", mebibytes=4, variable="POPRUN_OUTPUT_DIR")
 CHECKPOINTS = Folder(title="the checkpoints' folder", name="c", mebibytes=16)
-TEMPORARY = Folder(title="TMPDIR", name="t", mebibytes=64)
+TEMPORARY = Folder(title="`TMPDIR`", name="t", mebibytes=64)
 FOLDERS = (OUTPUT, CHECKPOINTS, TEMPORARY)
 
 
@@ -232,7 +232,7 @@ def await_start(job: Job, dice: random.Random) -> Done:
 def _shared_memory_rows() -> Iterator[Row]:
     for program, of in ((NUMPY, ""), (POPTORCH, ", a PopTorch model")):
         yield Row(
-            title=f"/dev/shm of 1 MB{of}",
+            title=f"`/dev/shm` of 1 MB{of}",
             program=program,
             needs=needs_mounts,
             prepare=_small_shared_memory,
