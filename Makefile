@@ -9,7 +9,7 @@ RELEASE_STAMP := $(VENV)/.installed-release
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-sweep test-all test-hosts test-numa fuzz soak system-packages bench seeds figures check release-check format install clean
+.PHONY: help demo docs test test-sweep test-all test-hosts test-numa fuzz test-soak soak system-packages bench seeds figures check release-check format install clean
 
 help: ## list the targets
 	@echo "poprun-py: targets"
@@ -42,8 +42,16 @@ fuzz: $(DEV_STAMP) ## look for bytes that readers trip over, guided by coverage 
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt --config-settings editable_mode=compat -e '.[fuzz]' || true
 	$(BIN)/python tests/fuzz/coverage_guided.py $(ARGS)
 
-soak: $(DEV_STAMP) ## inject 100 random faults; train for an hour or 200,000 steps
+test-soak: $(DEV_STAMP) ## run the tests that take an hour: a training of 200,000 steps, and more
 	$(BIN)/python -m pytest -q tests -m soak $(ARGS)
+
+# A record that was cut off goes on; more cases of a seed begin with the same ones.
+N ?= 100
+SEED ?= 1
+JOBS ?= 3
+RECORD ?= build/soak-$(SEED).jsonl
+soak: $(DEV_STAMP) ## do N=100 random faults to trainings, and resume these (root, for all kinds)
+	$(BIN)/python benchmarks/random_faults.py --cases $(N) --seed $(SEED) --jobs $(JOBS) --json $(RECORD) $(ARGS)
 
 system-packages: ## install the Debian packages that test-hosts, test-numa and tests of pages need (root)
 	apt-get update -qq

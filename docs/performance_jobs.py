@@ -76,7 +76,7 @@ LONG = """
 ## Long runs
 
 {steps:,} steps of a small net on two instances, in {seconds:.0f} s (`benchmarks/long_run.py`;
-`make soak` holds it to its bounds): what each process held in the second fifth of the run, and in
+`make test-soak` holds it to its bounds): what each process held in the second fifth of it, and in
 the last one where that differs. The screen has {line:.0f} bytes a line, and {left} in shared
 memory.
 

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from support.faults import FAULTS, Fault, measure, problems  # noqa: E402
 
 PAGE = ROOT / "docs" / "reliability.md"
-TABLE = re.compile(r"(?<=<!-- fault table -->\n).*(?=<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(?<=<!-- fault table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def cell(fault: Fault, mpirun: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["PARTIAL_SUFFIX", "beside", "replaced_at_end", "write_whole"]
@@ -35,8 +35,12 @@ def beside(path: Path, *, private: bool = False) -> Iterator[Path]:
         if private:
             partial.touch(0o600, exist_ok=False)
         yield partial
-    finally:
-        partial.unlink(missing_ok=True)
+    except BaseException:
+        # A file system that has become read-only refuses this as well: the first error counts.
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -87,6 +87,10 @@ class Checkpoints:
                 f"{partial} vanished while it was written: another job saves to {self.folder}; "
                 "give each job a folder of its own"
             ) from None
+        except OSError as error:
+            if error.filename is None:  # a full disk is noticed where there is no name
+                error.filename = str(path)
+            raise
         self._sync_folder()
         up_to_step = [path for saved_step, path in self._files() if saved_step <= step]
         for old_path in up_to_step[self._keep :]:

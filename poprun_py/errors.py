@@ -17,6 +17,7 @@ import errno
 from collections.abc import Iterable, Iterator
 
 __all__ = [
+    "PROCESSES_ADVICE",
     "JobFailedError",
     "LaunchError",
     "StartError",
@@ -26,6 +27,12 @@ __all__ = [
     "nearest",
     "start_errors",
 ]
+
+# Threads are counted as well.
+PROCESSES_ADVICE = (
+    "raise the limit of processes (ulimit -u, or pids.max of the control group), or start fewer "
+    "instances"
+)
 
 
 class LaunchError(Exception):
@@ -101,6 +108,8 @@ def explain_os_error(error: OSError, problem: str) -> str:
             f"{problem} ({said}): raise the hard limit of open files (ulimit -n N as root, or "
             "/etc/security/limits.conf), or start fewer instances"
         )
+    if error.errno == errno.EAGAIN:
+        return f"{problem} ({said}): {PROCESSES_ADVICE}"
     if error.errno == errno.ENFILE:
         return f"{problem} ({said}): raise the limit of the whole machine (sysctl fs.file-max)"
     return f"{problem} ({said})"

@@ -23,7 +23,7 @@ from poprun_py.instance import (
     protocol,
     start_hook,
 )
-from poprun_py.instance.cgroup_memory import memory_state
+from poprun_py.instance.control_group import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
@@ -190,6 +190,7 @@ class Wrapper:
                 **self._daemon,
             },
         )
+        self._end_unstarted()
         for kind, payload in self._early:
             self._handle(kind, payload)
         self._sweep()
@@ -345,12 +346,17 @@ class Wrapper:
         parent = os.getpid()
         self._bound = _bind()
         self._started_ns = time.monotonic_ns()
-        self._pid = os.fork()
-        if self._pid == 0:
-            try:
-                self._become_program(parent, out_write, err_write, report_write)
-            finally:
-                os._exit(_NOT_EXECUTABLE)
+        try:
+            pid = os.fork()
+        except OSError as error:  # there are too many processes
+            os.write(report_write, f"{self._program[0]}: {error.strerror}".encode())
+        else:
+            if pid == 0:
+                try:
+                    self._become_program(parent, out_write, err_write, report_write)
+                finally:
+                    os._exit(_NOT_EXECUTABLE)
+            self._pid = pid
         for descriptor in (out_write, err_write, report_write):
             os.close(descriptor)
         if self._given is not None:
@@ -362,6 +368,13 @@ class Wrapper:
         if self._keyboard is not None:
             self._keyboard.started()
             self._output.add_terminal(self._keyboard.terminal)
+
+    def _end_unstarted(self) -> None:
+        """Tell of a program that there was no process for."""
+        if not self._pid:
+            import resource
+
+            self._program_ended(_NOT_EXECUTABLE << 8, resource.getrusage(resource.RUSAGE_CHILDREN))
 
     def _become_program(self, parent: int, out: int, err: int, report: int) -> "NoReturn":
         """In the child: own process group, die with the wrapper, output into the pipes, exec."""

@@ -6,6 +6,7 @@ It knows neither the instances nor mpirun's arguments.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import selectors
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from poprun_py.errors import StartError
+from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.instance import processes, start_hook
 from poprun_py.instance.stop_steps import MPIRUN_GRACE_SECONDS, StopSteps
 from poprun_py.supervision.job import Job, describe
@@ -173,7 +174,8 @@ class Mpirun:
                 preexec_fn=prepare,  # safe in a launcher of one thread
             )
         except OSError as error:
-            raise StartError(f"cannot run {command[0]}: {error.strerror}") from None
+            advice = f": {PROCESSES_ADVICE}" if error.errno == errno.EAGAIN else ""
+            raise StartError(f"cannot run {command[0]}: {error.strerror}{advice}") from None
         log(f"mpirun runs with PID {self._process.pid}")
         self._ports = _Ports(self._process.pid, network, log)
         assert self._process.stdout is not None

@@ -5,12 +5,14 @@ It decides which instance failed first, and which exit code the job has.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poprun_py.errors import StartError
+from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import (
     HANG_EXIT_CODE,
@@ -29,20 +31,26 @@ __all__ = ["Ending", "judge"]
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
+# What a wrapper says that was refused another process.
+_NO_PROCESS = os.strerror(errno.EAGAIN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
     """What was seen of a run when everything had ended.
 
-    ``files`` is where MPI's files lay; ``had_no_room``: an instance failed while that was full;
-    ``had_no_shared_memory``: one got SIGBUS while /dev/shm was.
+    ``files`` is where MPI's files lay; ``had_no_room``: an instance or mpirun failed while that was
+    full; ``had_no_shared_memory``: an instance got SIGBUS while /dev/shm was.
+    ``processes_refused``: somebody in the launcher's control group was refused another process, and
+    ``most_processes`` is how many it allows.
     """
 
     job: Job
     files: Path
     had_no_room: bool = False
     had_no_shared_memory: bool = False
+    processes_refused: bool = False
+    most_processes: int = 0
     peers: Mapping[int, Peer]
     last_words: frozenset[int]
     seconds: float
@@ -124,7 +132,11 @@ def _refuse_unstarted(end: Ending, index: int) -> None:
     peer = end.peers[index]
     error = peer.outcome.get("exec_error") if peer.outcome else ""
     if error:
-        raise StartError(f"instance {index} on {peer.host} cannot run {error}")
+        advice = f": {_too_many(end)}" if error.endswith(_NO_PROCESS) else ""
+        raise StartError(f"instance {index} on {peer.host} cannot run {error}{advice}")
+    if not peer.started and end.processes_refused:
+        # mpirun could not start all wrappers, and killed those that it had started.
+        raise StartError(_start_failure(end))
 
 
 def _instance_result(end: Ending, index: int) -> InstanceResult:
@@ -156,6 +168,8 @@ def _start_failure(end: Ending) -> str:
     explanation = " ".join(said)[:500].rstrip(".") if said else "it said nothing"
     explained = ". ".join(filter(None, (explanation, _advice(end))))
     name = Path(end.job.command[0]).name
+    if end.processes_refused:  # mpirun's words do not tell
+        explained = _too_many(end)
     return (
         f"{len(end.peers)} of {len(end.job.variables)} instances started, then {name} "
         f"ended with {describe(end.mpirun_code)}: {explained}"
@@ -164,6 +178,8 @@ def _start_failure(end: Ending) -> str:
 
 def _advice(end: Ending) -> str:
     """Return what to do where the way in which it ended tells it; empty if it does not."""
+    if end.processes_refused:
+        return _too_many(end)
     # Writing to mapped memory of a file system that is full ends with SIGBUS.
     if end.had_no_shared_memory:
         return (
@@ -177,3 +193,11 @@ def _advice(end: Ending) -> str:
         f"MPI keeps files of its own in {end.files}, which has to be writable and have some "
         "room: set TMPDIR to another folder, or make room there"
     )
+
+
+def _too_many(end: Ending) -> str:
+    """Return what to do about a limit of processes that was reached."""
+    if not end.processes_refused:
+        return PROCESSES_ADVICE
+    number = f"{end.most_processes} " if end.most_processes else ""
+    return f"the limit of {number}processes and threads was reached: {PROCESSES_ADVICE}"

@@ -80,7 +80,7 @@ def _bases() -> list[str]:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the file system of ``folder`` has no room left for another file."""
+    """Whether the file system of ``folder`` takes no further file: no room, or read-only by now."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -88,7 +88,7 @@ def is_full(folder: Path) -> bool:
     # Some file systems have no limits: they say 0 of 0.
     has_no_names = status.f_files > 0 and status.f_favail == 0
     has_no_bytes = status.f_blocks > 0 and status.f_bavail * status.f_frsize < _NO_ROOM_BYTES
-    return has_no_names or has_no_bytes
+    return has_no_names or has_no_bytes or bool(status.f_flag & os.ST_RDONLY)
 
 
 def mpirun_files_in(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import MPI_NETWORK
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
+from poprun_py.instance.control_group import process_state
 from poprun_py.instance.host_folders import sweep, temporary_folders
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
@@ -126,6 +127,7 @@ class _Supervisor:
         self._log = self._output.log
         self._paused_seconds = 0.0
         self._had_no_room = self._had_no_shm = False
+        self._refused = 0  # processes, in this control group, before the job
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -213,8 +215,8 @@ class _Supervisor:
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
             )
-        # While mpirun starts.
-        self._observer = observer = self._make_observer(began)
+        self._refused = process_state().get("refused", 0)  # while mpirun starts
+        self._observer = observer = self._make_observer(began)  # likewise
         sweep(temporary_folders())
         if job.timeout_seconds is not None:
             self._limits.begin(time.monotonic(), job.timeout_seconds, job.spent_seconds)
@@ -659,12 +661,18 @@ class _Supervisor:
     def _result(self, mpirun: Mpirun, seconds: float, view: JobView) -> LaunchResult:
         for line in mpirun.words.splitlines():
             self._log(f"mpirun: {line}")
+        is_failed = mpirun.code != 0 or self._stopping.stop is not None
+        now = process_state() if is_failed else {}
+        # An mpirun that could not start says nothing of the folder.
+        had_no_room = self._had_no_room or (mpirun.code != 0 and is_full(self._folder.parent))
         result = outcome.judge(
             outcome.Ending(
                 job=self._job,
                 files=self._folder.parent,
-                had_no_room=self._had_no_room,
+                had_no_room=had_no_room,
                 had_no_shared_memory=self._had_no_shm,
+                processes_refused=now.get("refused", 0) > self._refused,
+                most_processes=now.get("limit", 0),
                 peers=self._peers,
                 last_words=self._output.last_words,
                 seconds=seconds,

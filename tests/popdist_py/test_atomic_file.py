@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from popdist_py.atomic_file import replaced_at_end, write_whole
@@ -67,3 +70,16 @@ def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):
         write_whole(folder, "text")
     assert path.read_text() == "whole"
     assert sorted(tmp_path.iterdir()) == [folder, path]
+
+
+def test_a_folder_that_has_become_read_only_is_told_as_what_happened_first(tmp_path, monkeypatch):
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, "nothing can be removed")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with (
+        pytest.raises(OSError, match="nothing can be written") as caught,
+        replaced_at_end(tmp_path / "file"),
+    ):
+        raise OSError(errno.EROFS, "nothing can be written")
+    assert caught.value.__context__ is None

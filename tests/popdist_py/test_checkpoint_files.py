@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -232,3 +233,19 @@ def test_a_file_that_is_damaged_anywhere_is_never_loaded(tmp_path):
     for how, data in damaged(path.read_bytes()):
         path.write_bytes(data)
         assert checkpoints.latest() == Checkpoint(1, b"good"), how
+
+
+def test_a_full_disk_is_told_with_the_file_and_leaves_the_older_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, b"whole")
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(
+        OSError, match=r"No space left on device: '.*/step-000000000002.checkpoint'"
+    ):
+        checkpoints.save(2, b"lost")
+    assert checkpoints.latest() == Checkpoint(1, b"whole")
+    assert len(list(tmp_path.iterdir())) == 1

@@ -116,11 +116,17 @@ class Case:
             self._wrong.append(f"exit code {code}")
         if seconds > load * expected.seconds:
             self._wrong.append(f"took {seconds:.1f} s")
-        self._judge_cause(job, done)
-        self._judge_left()
+        self._judge_cause(job, done, code)
+        self._judge_processes()
         if row.mend is not None:
             row.mend(job)
-        self._judge_training(job, code)
+        # What a killed launcher cannot remove, the next start of the same user does.
+        swept = row.swept or (code is not None and code < 0)
+        if not swept:
+            self._judge_files()
+        self._judge_training(job, code, goes_on=code != 0 or swept)
+        if swept:
+            self._judge_files()
 
     def _await_nothing(self, code: int | None) -> None:
         """Wait for what ends by itself: after a killed launcher, and on hosts that it cannot reach.
@@ -134,9 +140,12 @@ class Case:
             time.sleep(pause)
             pause = min(0.2, 2 * pause)
 
-    def _judge_cause(self, job: Job, done: Done) -> None:
+    def _judge_cause(self, job: Job, done: Done, code: int | None) -> None:
         """Compare what the launcher says about the first cause."""
         expected, said = self._row.expected_of(done), job.text("err")
+        if code == 0 and len(expected.codes) > 1:  # it was too late to harm
+            self.record["cause"] = None
+            return
         right = re.search(expected.says, said) is not None
         if not right:
             self._wrong.append(f"did not say {expected.says!r}")
@@ -146,17 +155,20 @@ class Case:
             right = False
         self.record["cause"] = right if expected.says or expected.names else None
 
-    def _judge_left(self) -> None:
-        """Look for processes and files that nobody needs any more."""
-        processes = [_command_line(pid) for pid in self._place.left()]
-        files = self._place.left_files()
-        self.record["left"] = processes + files
+    def _judge_processes(self) -> None:
+        """Look for processes that nobody needs any more."""
+        processes = self.record["left"] = [_command_line(pid) for pid in self._place.left()]
         if processes:
             self._wrong.append(f"{len(processes)} processes left: {'; '.join(processes)[:300]}")
+
+    def _judge_files(self) -> None:
+        """Look for files that nobody needs any more."""
+        files = self._place.left_files()
+        self.record["left"] += files
         if files:
             self._wrong.append(f"files left: {' '.join(files)[:300]}")
 
-    def _judge_training(self, job: Job, code: int | None) -> None:
+    def _judge_training(self, job: Job, code: int | None, goes_on: bool) -> None:
         """Compare checkpoints and the end of the training, now or after it has gone on."""
         self.record["resumed"] = None
         if not self._row.resumes:
@@ -166,11 +178,13 @@ class Case:
         right = set(whole) == set(folder.steps())
         if self._row.program == NUMPY:  # torch writes the same state in other bytes
             right &= whole.items() <= self._wanted.states.items()
-        self.record["checkpoint"] = max(whole, default=0)
+        newest = self.record["checkpoint"] = max(whole, default=0)
+        right &= newest >= job.saved()
         if not right:
-            self._wrong.append(f"checkpoints {folder.steps()}, whole and right {sorted(whole)}")
+            found = f"checkpoints {folder.steps()}, whole and right {sorted(whole)}"
+            self._wrong.append(f"{found}, saved {job.saved()}")
         last = job
-        if code != 0:
+        if goes_on:
             last = Job(self._place, (PROGRAMS[self._row.program],), "resumed")
             last.start((), {})
             code = last.wait(_NEVER_SECONDS)

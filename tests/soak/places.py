@@ -14,7 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from conftest import survivors
@@ -22,6 +23,7 @@ from lab.lab import Lab, LabHost
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK_OF_POPRUN"
+_END_SECONDS = 10.0
 # Leases of cores stay on purpose; what torch and a killed Python leave is theirs.
 _KEPT = ("poprun-leases", "torchinductor_", "pymp-")
 
@@ -81,6 +83,7 @@ class OneHost:
         self.folder = folder
         self._mark = mark
         self._holder: subprocess.Popen | None = None
+        self._undo: list[Callable[[], None]] = []
         for name in ("t", "shm", "leases"):
             (folder / name).mkdir(parents=True)
         if may_unshare():
@@ -151,16 +154,24 @@ class OneHost:
 
     def left_files(self) -> list[str]:
         """Return what lies in its temporary folder and its shared memory."""
-        folders = [self.folder / "t"] + ([self.folder / "shm"] if self._holder else [])
+        folders = [self.folder / "t"] + ([Path("/dev/shm")] if self._holder else [])
         return sorted(
             f"{each.name}/{name}" for each in folders for name in names_in(self.inside(each))
         )
 
+    def at_close(self, undo: Callable[[], None]) -> None:
+        """Have something undone at the end, once no process of the case is there."""
+        self._undo.append(undo)
+
     def close(self) -> None:
         """Remove everything of the case."""
-        for pid in self.left():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + _END_SECONDS
+        while (pids := self.left()) and time.monotonic() < deadline:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for undo in self._undo:
+            undo()
         if self._holder is not None:
             self._holder.kill()
             self._holder.wait()

@@ -26,7 +26,8 @@ class Record:
             lines = whole_lines(path)
             if lines[:1] != [draw]:
                 raise ValueError(
-                    f"{path} is the record of another draw: {json.dumps(lines[:1])[:200]}"
+                    f"{path} is the record of another draw ({json.dumps(lines[:1])[:200]}): give "
+                    "another file, or remove that one"
                 )
             self.lines = lines[1:]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))

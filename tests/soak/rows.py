@@ -71,6 +71,7 @@ class Row:
     mend: Callable[[Job], None] | None = None
     needs: Callable[[], str] = lambda: ""  # says why the row cannot be done here
     resumes: bool = True
+    swept: bool = False  # files stay until the next start of the same user
 
     def expected_of(self, done: Done) -> Expected:
         """Return what has to follow a fault as it was done."""

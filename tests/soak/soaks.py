@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.lab import missing
-from soak import kills
+from soak import kills, limits, resources
 from soak.cases import Case, Reference, reference
 from soak.jobs import MachineLoad, Place
 from soak.places import FourHosts, OneHost
 from soak.rows import Row
 
-ALL_ROWS: tuple[Row, ...] = (*kills.rows(),)
+ALL_ROWS: tuple[Row, ...] = (*kills.rows(), *resources.rows(), *limits.rows())
 
 
 def possible_rows(pattern: str = "") -> tuple[list[Row], dict[str, str]]:

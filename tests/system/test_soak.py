@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from soak.limits import clock_library, move_clock
 from soak.record import Record, last_attempts
 from soak.soaks import ALL_ROWS, Soak, draw, possible_rows
 
@@ -87,3 +90,27 @@ def test_what_is_not_as_expected_is_wrong(tmp_path):
     assert wrong[1].startswith("took ")
     assert wrong[2] == "did not say 'another reason'"
     assert len(wrong) == 3
+
+
+def test_a_clock_is_moved_for_processes_that_ask_for_it_and_durations_stay(tmp_path):
+    program = (
+        "import time, sys\n"
+        "print(time.time(), time.monotonic(), flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(time.time(), time.monotonic())\n"
+    )
+    clock = tmp_path / "clock"
+    move_clock(clock, 0)
+    began, since = time.time(), time.monotonic()
+    env = {**os.environ, "LD_PRELOAD": str(clock_library(tmp_path)), "SOAK_CLOCK": str(clock)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=env,
+    ) as process:  # fmt: skip
+        before = [float(word) for word in process.stdout.readline().split()]
+        move_clock(clock, -3600)
+        after = [float(word) for word in process.communicate("\n", timeout=30)[0].split()]
+    taken = time.monotonic() - since
+    assert before[0] - began <= taken
+    assert 0 <= after[1] - before[1] <= taken
+    assert -3600 <= after[0] - before[0] <= taken - 3600

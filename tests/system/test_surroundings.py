@@ -69,9 +69,11 @@ def test_a_folder_for_temporary_files_that_cannot_be_written(poprun, tmp_path):
     assert_trains(poprun(*JOB, PROGRAM, cwd="/", env={"TMPDIR": str(tmp_path)}, through=through))
 
 
-def test_a_folder_for_temporary_files_without_room(poprun, open_folder):
+# A program is refused the first, mpirun the second.
+@pytest.mark.parametrize("size", ["64k", "4k"])
+def test_a_folder_for_temporary_files_without_room(poprun, open_folder, size):
     # Its name is short enough for a Unix socket; otherwise /tmp would be taken.
-    through = mounted(open_folder, "size=64k")
+    through = mounted(open_folder, f"size={size}")
     done = poprun(*JOB, PROGRAM, env={"TMPDIR": str(open_folder)}, through=through)
     assert done.returncode != 0
     reason = f"MPI keeps files of its own in {open_folder}"

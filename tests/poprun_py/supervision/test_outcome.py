@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 from pathlib import Path
@@ -106,6 +108,26 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     failed = judged(peer(0, -7, at=1), **{**seen, "job": Job(command=("mpirun",), variables=({},),
                     environ={})}, had_no_shared_memory=True, **stop(Cause.FAILED))  # fmt: skip
     assert failed.advice.startswith("/dev/shm is full, through which MPI passes messages")
+
+
+def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
+    job = Job(command=("mpirun",), variables=({}, {}), environ={})
+    seen = {"job": job, "mpirun_code": 185, "mpirun_text": "PRTE ERROR: Unknown error"}
+    refused = {"processes_refused": True, "most_processes": 5}
+    cause = "the limit of 5 processes and threads was reached: raise the limit of processes"
+    with pytest.raises(StartError, match=f"1 of 2 instances started, .* exit code 185: {cause}"):
+        judged(peer(0, 0, at=1), **seen, **refused)
+    # Killed together with its wrapper, before its program: another wrapper could not start.
+    with pytest.raises(StartError, match=cause):
+        judged(peer(0, -9, at=1), **seen, **refused, **stop(Cause.FAILED))
+    assert judged(peer(0, -9, at=1), **seen, **stop(Cause.FAILED)).exit_code == 137
+    ran = peer(0, 1, at=1)
+    ran.started["pid"] = 7
+    assert cause in judged(ran, **seen, **refused, **stop(Cause.FAILED)).advice
+    unable = peer(0, 126, at=1)
+    unable.outcome["exec_error"] = f"python: {os.strerror(errno.EAGAIN)}"
+    with pytest.raises(StartError, match=r"cannot run python: Resource .*: raise the limit"):
+        judged(unable, **seen)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from support.faults import Fault, fail_at, measure
 
-from poprun_py.instance.cgroup_memory import memory_state
+from poprun_py.instance.control_group import memory_state, process_state
 
+PROCESSES_V1 = Path("/sys/fs/cgroup/pids")
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 
 
@@ -48,6 +51,24 @@ def test_group_of_version_1(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "folder"),
+    [("0::/a/b\n", "sys/fs/cgroup"), ("8:pids:/a/b\n0::/\n", "sys/fs/cgroup/pids")],
+)
+def test_number_of_processes(tmp_path, line, folder):
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": line,
+            f"{folder}/a/b/pids.events": "max 7\n",
+            f"{folder}/a/b/pids.max": "max\n",
+            f"{folder}/a/pids.max": "20\n",
+        },
+    )
+    assert process_state(root) == {"refused": 7, "limit": 20}
+    assert process_state(str(tmp_path / "nothing")) == {}
+
+
+@pytest.mark.parametrize(
     "files",
     [{}, {"proc/self/cgroup": "nonsense\n"}, {"proc/self/cgroup": "0::/../../away\n"}],
 )
@@ -80,3 +101,35 @@ def test_kernel_kills_for_want_of_memory(tmp_path):
         assert seen.report["first_failure"]["oom_kills"] == 1
     finally:
         group.rmdir()
+
+
+@pytest.fixture
+def processes_group():
+    group = PROCESSES_V1 / f"poprun-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group with a limit of processes can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (1, "cannot run .*mpirun: Resource temporarily unavailable: raise the limit of processes"),
+        # To mpirun, or to a wrapper.
+        (4, "the limit of 4 processes and threads was reached: raise the limit of processes"),
+        (7, "the limit of 7 processes and threads was reached: raise the limit of processes"),
+    ],
+)
+def test_too_few_processes_are_the_reason_why_a_job_does_not_start(
+    tmp_path, processes_group, limit, said
+):
+    (processes_group / "pids.max").write_text(str(limit))
+    before = ("sh", "-c", f'echo $$ > {processes_group}/cgroup.procs && exec "$@"', "sh")
+    program = (sys.executable, "-c", "pass")
+    seen = measure(Fault(title="", code=3, before=before, program=program), tmp_path)
+    assert seen.code == 3
+    assert re.fullmatch(f"poprun-py: error: .*{said}.*\n", seen.stderr), seen.stderr
