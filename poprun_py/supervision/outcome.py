@@ -5,6 +5,7 @@ It decides which instance failed first, and which exit code the job has.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ __all__ = ["Ending", "judge"]
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
+# What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
+_LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +73,15 @@ def judge(end: Ending) -> LaunchResult:
         seconds=end.seconds,
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
+    if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
+        stop = replace(stop, reason=stop.reason + _lost_host(end.mpirun_text))
     return result if stop is None else _with_stop(result, stop, _advice(end))
+
+
+def _lost_host(mpirun_text: str) -> str:
+    """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
+    lost = _LOST_HOST.search(mpirun_text)
+    return f": it lost its connection with host {lost[1]}" if lost else ""
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
