@@ -117,10 +117,14 @@ class Case:
         if seconds > load * expected.seconds:
             self._wrong.append(f"took {seconds:.1f} s")
         self._judge_cause(job, done)
-        self._judge_left()
+        # Of several hosts, the next start removes what a killed launcher could not.
+        is_swept = code is not None and code < 0 and self._place.num_instances > 2
+        self._judge_left(files=not is_swept)
         if row.mend is not None:
             row.mend(job)
         self._judge_training(job, code)
+        if is_swept:
+            self._judge_left(files=True)
 
     def _await_nothing(self, code: int | None) -> None:
         """Wait for what ends by itself: after a killed launcher, and on hosts that it cannot reach.
@@ -146,15 +150,15 @@ class Case:
             right = False
         self.record["cause"] = right if expected.says or expected.names else None
 
-    def _judge_left(self) -> None:
+    def _judge_left(self, *, files: bool) -> None:
         """Look for processes and files that nobody needs any more."""
         processes = [_command_line(pid) for pid in self._place.left()]
-        files = self._place.left_files()
-        self.record["left"] = processes + files
+        found = self._place.left_files() if files else []
+        self.record["left"] = processes + found
         if processes:
             self._wrong.append(f"{len(processes)} processes left: {'; '.join(processes)[:300]}")
-        if files:
-            self._wrong.append(f"files left: {' '.join(files)[:300]}")
+        if found:
+            self._wrong.append(f"files left: {' '.join(found)[:300]}")
 
     def _judge_training(self, job: Job, code: int | None) -> None:
         """Compare checkpoints and the end of the training, now or after it has gone on."""
