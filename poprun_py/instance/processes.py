@@ -150,6 +150,21 @@ def has_children(pid: int) -> bool:
     return any(_alive(int(child)) for child in listed)
 
 
+def end_daemon_of_mpi() -> None:
+    """Ask the daemon of Open MPI that started this process to end, if it has no other child.
+
+    One that cannot reach mpirun any more waits for its network for a quarter of an hour.
+    """
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/comm") as file:
+            is_daemon = file.read().strip() in ("prted", "orted")
+    except OSError:
+        return
+    if is_daemon and _children_by_parent().get(parent) == [os.getpid()]:
+        signal_process(parent, signal.SIGTERM)
+
+
 def state(pid: int, number: int) -> tuple[str, bool]:
     """Return a process's state letter ("Z" when it is gone) and whether it catches a signal."""
     try:

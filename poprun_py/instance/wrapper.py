@@ -545,8 +545,7 @@ class Wrapper:
                 reported = self._report_end()
             if reported and not self._unsent and self._released and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
-                code: int = self._outcome["code"]
-                return code
+                return self._leave(self._outcome["code"])
             for descriptor, event in self._events(wake, channel, reported):
                 if descriptor == wake:
                     self._on_signals(os.read(wake, 512))
@@ -557,6 +556,12 @@ class Wrapper:
                 elif not self._converse(event):
                     channel = None
                     self._launcher_gone()
+
+    def _leave(self, code: int) -> int:
+        """Do what is left to do when nothing of the program is there; returns its code."""
+        if not self._connected:
+            processes.end_daemon_of_mpi()
+        return code
 
     def _events(self, wake: int, channel: int | None, reported: bool) -> list[tuple[int, int]]:
         """Wait for what can be read or written now."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ControlChannel", "Hello", "Listener", "Peer", "hello_of"]
 
 _CHUNK = 1 << 18
+# How often to look which hosts still answer.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -132,6 +134,7 @@ class ControlChannel:
         self._selector: selectors.BaseSelector
         self._sockets: list[socket.socket] = []
         self._gate: Gate | None = None
+        self._look_at = 0.0
         self._num_instances = num_instances
         self._listener = listener
         self._paused = False
@@ -194,10 +197,15 @@ class ControlChannel:
         for peer in self.peers.values():
             self.send(peer, kind, value)
 
-    def on_time(self) -> None:
-        """Turn away who has connected from a network and does not show the job's secret."""
+    def on_time(self, now: float) -> None:
+        """Turn away who shows no secret of the job, and leave hosts that answer no more."""
         if self._gate is not None and self._gate.has_strangers:
             self._let_in(self._gate, 0)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_SECONDS
+            for peer in self.peers.values():
+                if peer.is_open and peer.channel.family != socket.AF_UNIX and _is_silent(peer):
+                    self._lose(peer)
 
     def pause(self, paused: bool) -> None:
         """Read nothing for a while: the instances' output has to wait."""
@@ -205,6 +213,12 @@ class ControlChannel:
             self._paused = paused
             for peer in self.peers.values():
                 self._watch(peer)
+
+    def leave_unanswered(self) -> None:
+        """Lose the wrappers that have not told how their programs ended, if they could have."""
+        for peer in self.peers.values():
+            if peer.is_open and peer.outcome is None and not self._paused:
+                self._lose(peer)
 
     def close(self) -> None:
         """Close every connection."""
@@ -342,11 +356,15 @@ class ControlChannel:
         for kind, value in messages:
             self._listener.received(peer, kind, value)
         if not data:
-            peer.is_open = False
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(peer.channel)
-            peer.channel.close()
-            self._listener.lost(peer)
+            self._lose(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        """Close a connection that has ended."""
+        peer.is_open = False
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer.channel)
+        peer.channel.close()
+        self._listener.lost(peer)
 
     def _flush(self, peer: Peer) -> None:
         try:
@@ -378,6 +396,13 @@ class ControlChannel:
             self._selector.unregister(peer.channel)
         elif registered.events != wanted:
             self._selector.modify(peer.channel, wanted, handler)
+
+
+def _is_silent(peer: Peer) -> bool:
+    """Whether the host of an instance answers no more."""
+    from popdist_py.peers.silence import is_silent  # jobs of one host do without
+
+    return is_silent(peer.channel, protocol.LOST_AFTER_SECONDS)
 
 
 def _value(kind: bytes, payload: bytes) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ __all__ = ["Ending", "judge"]
 _NO_FOLDER = "unable to create the desired directory"
 # What a wrapper says that was refused another process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
+# What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
+_LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +81,15 @@ def judge(end: Ending) -> LaunchResult:
         seconds=end.seconds,
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
+    if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
+        stop = replace(stop, reason=stop.reason + _lost_host(end.mpirun_text))
     return result if stop is None else _with_stop(result, stop, _advice(end))
+
+
+def _lost_host(mpirun_text: str) -> str:
+    """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
+    lost = _LOST_HOST.search(mpirun_text)
+    return f": it lost its connection with host {lost[1]}" if lost else ""
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:

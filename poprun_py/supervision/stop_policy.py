@@ -6,6 +6,7 @@ SIGKILL, from their wrappers, which keep that time. A second signal to the launc
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from poprun_py.supervision.job import Cause, Job, StackGroup, Stop
 from poprun_py.supervision.stop_agreement import Move, StopRequest
 
 __all__ = ["StopPolicy"]
+
+# A wrapper kills what is left after the grace time, and tells, unless it was stopped itself.
+_FOLLOW_SECONDS = 5.0
 
 
 class StopPolicy:
@@ -38,6 +42,8 @@ class StopPolicy:
         self._steps = StopSteps(
             ask=lambda: self._tell_wrappers(job.grace_seconds), force=lambda: self._tell_wrappers(0)
         )
+        self._patience_seconds = job.grace_seconds + _FOLLOW_SECONDS
+        self._leave_at = math.inf
 
     @property
     def asked_at(self) -> float | None:
@@ -68,7 +74,8 @@ class StopPolicy:
         if self.asked_at is None:
             why = "the job cannot start" if cause is Cause.REFUSED else reason
             self._log(f"{why}: stopping the other instances")
-            self._steps.begin(time.monotonic())
+            self._steps.begin(now := time.monotonic())
+            self._leave_at = math.inf if self._is_local else now + self._patience_seconds
 
     def end_with_stacks(self, hung: tuple[int, ...], stacks: tuple[StackGroup, ...]) -> None:
         """End a job whose end is decided, now that it is known what the instances were doing."""
@@ -95,12 +102,16 @@ class StopPolicy:
 
     def next_deadline(self) -> float:
         """Return when ``on_time`` has something to do; inf for never."""
-        return min(self._request.next_deadline(), self._steps.next_deadline())
+        return min(self._request.next_deadline(), self._steps.next_deadline(), self._leave_at)
 
     def on_time(self, now: float) -> None:
         """Take the step that is due."""
         self._advance(self._request.on_time(now))
         self._steps.on_time(now)
+        if now >= self._leave_at:
+            self._leave_at = now + self._patience_seconds
+            # Nobody here can kill a wrapper there that was stopped: mpirun does when it ends.
+            self._control.leave_unanswered()
 
     def _on_end_signal(self, number: int) -> None:
         name = signal.Signals(number).name

@@ -596,7 +596,7 @@ class _Supervisor:
         if problem := self._startup.on_time(now):
             self._stopping.end(Cause.REFUSED, problem)
         self._check_limits(now)
-        self._control.on_time()
+        self._control.on_time(now)
         self._suspension.on_time(now)
         self._keyboard.on_time(now)
         for request in self._stack_requests.on_time(now):

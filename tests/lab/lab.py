@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ipaddress
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from lab.wire import TAP_DEVICE, Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 # Every host has its own mounted over it; ssh finds no other, wherever HOME is.
@@ -125,6 +128,7 @@ class LabHost:
     switch_pid: int
     is_alive: bool = True
     init_pid: int = field(default=0)
+    _wire: subprocess.Popen | None = None
 
     def enter(self, *words: object) -> list[str]:
         """Return the command that runs ``words`` on this host."""
@@ -175,6 +179,52 @@ class LabHost:
             "nsenter", f"--target={self.switch_pid}", "--net", "ip", "link", "set", self.port, state
         )
 
+    def wire(self, faults: Faults | None) -> None:
+        """Have packets from and to the host lost or late; None puts the good wire back.
+
+        Raises:
+            RuntimeError: the kernel permits no such wire.
+        """
+        if faults is None:
+            if self._wire is not None:
+                self._wire.communicate(timeout=20)
+            self._wire = None
+            return
+        if self._wire is None:
+            self._wire = subprocess.Popen(
+                ["nsenter", f"--target={self.switch_pid}", "--net",
+                 sys.executable, str(Path(__file__).with_name("wire.py")), self.port],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PATH": _PATH},
+            )  # fmt: skip
+            self._ask_wire("", "ready")
+        self._ask_wire(f"{json.dumps(asdict(faults))}\n", "done")
+
+    def _ask_wire(self, line: str, answer: str) -> None:
+        assert self._wire is not None
+        assert self._wire.stdin is not None
+        assert self._wire.stdout is not None
+        self._wire.stdin.write(line)
+        self._wire.stdin.flush()
+        if self._wire.stdout.readline() != f"{answer}\n":
+            raise RuntimeError(f"{self.name} has no wire of its own: is there {TAP_DEVICE}?")
+
+    def readdress(self, address: str) -> None:
+        """Give the host another address in place of the one that it has; nobody is told."""
+        self._on_host("ip", "address", "flush", "dev", "eth0", "scope", "global")
+        self._on_host("ip", "address", "add", f"{address}/24", "dev", "eth0")
+
+    def _on_host(self, *words: str) -> None:
+        _run("nsenter", f"--target={self.init_pid}", "--net", *words)
+
+    def repair(self) -> None:
+        """Undo what ``link``, ``wire`` and ``readdress`` have done."""
+        self.wire(None)
+        self.link("up")
+        self.readdress(self.address)
+
     def shape(self, rate: str, delay: str | None = None) -> None:
         """Limit both directions of the host's link to ``rate``, such as ``1gbit``; add ``delay``.
 
@@ -209,6 +259,8 @@ class LabHost:
         if not self.is_alive:
             return
         self.is_alive = False
+        if self._wire is not None:
+            self._wire.communicate(timeout=20)
         # A host without power sends nothing. This kernel would: while the processes end one by one,
         # their connections close and their ports refuse.
         self.link("down")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import wait_until
+from lab.wire import OUT, Faults, missing
+
+from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 VENV = Path(sys.prefix)
@@ -186,6 +190,36 @@ def test_a_host_that_dies_ends_the_job(make_lab, script):
     assert process.returncode not in (0, 124)
     assert "instance 1 (replica 1) on node1 failed first" in stderr.splitlines()[0]
     wait_until(lambda: not lab[0].processes(program.name), 20, "node0 keeps its instance")
+
+
+def test_two_hosts_that_lose_one_another_are_named(make_lab, script):
+    if missing():
+        pytest.skip(missing())
+    lab = make_lab(3)
+    program = script(
+        "import numpy as np\n"
+        "import popdist_py\n"
+        "popdist_py.init()\n"
+        "popdist_py.all_reduce(np.ones(4))\n"
+        "print('here', flush=True)\n"
+        "while True: popdist_py.all_reduce(np.ones(4))\n"
+    )
+    process = lab[0].start(
+        *(sys.executable, "-m", "poprun_py", "--host", lab.names(), "--num-instances", "3"),
+        *("--num-replicas", "3", "--grace", "2", program),
+    )
+    for _ in range(3):
+        assert "here" in process.stdout.readline()
+    # The launcher reaches both, so that neither host is lost to it.
+    lab[1].wire(Faults(dropped=(OUT,), peers=(lab[2].address,)))
+    begun = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - begun < SILENT_SECONDS + 20
+    assert process.returncode == 1, stderr
+    assert re.search(r"instance [12] \(replica [12]\) on node[12] failed first", stderr), stderr
+    assert re.search(r"all_reduce.*: no answer from instance [12] on another host", stderr), stderr
+    for host in lab.hosts:
+        wait_until(lambda host=host: not host.processes(program.name), 20, f"{host.name} keeps it")
 
 
 def test_a_restart_leaves_out_a_host_that_is_down(make_lab, script):

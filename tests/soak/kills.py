@@ -17,9 +17,9 @@ from soak.rows import POPTORCH, Act, Done, Expected, Prepare, Row
 from support.faults import fail_at
 
 HANG_SECONDS = 2
-_HANG = ("--hang-timeout", str(HANG_SECONDS), "--grace", "1")
+HANG_OPTIONS = ("--hang-timeout", str(HANG_SECONDS), "--grace", "1")
 # The first step may take thirty seconds; the time limit is sooner.
-_LIMIT_SECONDS = 10
+LIMIT_SECONDS = 10
 # From the start of a process on: most of what it does before its program runs.
 _START_SECONDS, _START_SECONDS_OF_HOSTS = 0.3, 1.0
 # Within a phase: a step, a save, or the way from the last step to the end.
@@ -112,43 +112,45 @@ NAMES = {
     "ssh": "`ssh`", "wrapper": "a wrapper", "program": "a program",
     "worker": "a data-loader worker",
 }  # fmt: skip
-_FIRST = "failed first: signal SIGKILL"
-_MPIRUN = "mpirun ended with signal SIGKILL"
+KILLED_FIRST = "failed first: signal SIGKILL"
+MPIRUN_KILLED = "mpirun ended with signal SIGKILL"
 _STARTED = "(0|1|2|3) of (2|4) instances started|never reported|does not answer"
 _WORKER = "the data-loader worker has ended"
-_GOES_ON = Expected(codes=(0,), seconds=20)
+GOES_ON = Expected(codes=(0,), seconds=20)
 
 
-def _or_done(expected: Expected) -> Expected:
+def or_done(expected: Expected) -> Expected:
     """Return what has to follow where the job may have been done already."""
     return replace(expected, codes=(*expected.codes, 0), names=False, says="")
 
 
-def _kills(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]]:
+def after_kill(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]]:
     """Return what follows SIGKILL of each kind of process, and its exceptions by phase."""
-    mpirun = Expected(codes=(137,), seconds=seconds, says=_MPIRUN)
-    own = Expected(codes=(137,), seconds=seconds, names=True, says=_FIRST)
+    mpirun = Expected(codes=(137,), seconds=seconds, says=MPIRUN_KILLED)
+    own = Expected(codes=(137,), seconds=seconds, names=True, says=KILLED_FIRST)
     worker = Expected(codes=(1,), seconds=seconds, names=True, says=_WORKER)
-    unstarted = Expected(codes=(3, 137), seconds=seconds, says=f"{_STARTED}|{_FIRST}|{_MPIRUN}")
+    unstarted = Expected(
+        codes=(3, 137), seconds=seconds, says=f"{_STARTED}|{KILLED_FIRST}|{MPIRUN_KILLED}"
+    )
     return {
         "launcher": (Expected(codes=(-9,), seconds=seconds), {}),
-        "mpirun": (mpirun, {"start": unstarted, "end": _or_done(mpirun)}),
-        "wrapper": (own, {"start": unstarted, "end": _or_done(own)}),
-        "program": (own, {"end": _or_done(own)}),
-        "worker": (worker, {"end": _or_done(worker)}),
+        "mpirun": (mpirun, {"start": unstarted, "end": or_done(mpirun)}),
+        "wrapper": (own, {"start": unstarted, "end": or_done(own)}),
+        "program": (own, {"end": or_done(own)}),
+        "worker": (worker, {"end": or_done(worker)}),
     }
 
 
-def _stops(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]]:
+def after_stop(seconds: float) -> dict[str, tuple[Expected, dict[str, Expected]]]:
     """Return what follows SIGSTOP of each kind of process, and its exceptions by phase."""
     hang = Expected(codes=(124,), seconds=seconds, names=True, says="hangs: no step for")
-    late = replace(hang, seconds=_LIMIT_SECONDS + seconds, says="hangs: no step for|time limit")
+    late = replace(hang, seconds=LIMIT_SECONDS + seconds, says="hangs: no step for|time limit")
     limit = replace(late, names=False)
-    early = {"start": limit, "compile": limit, "end": _or_done(hang)}
+    early = {"start": limit, "compile": limit, "end": or_done(hang)}
     # Programs that run need it only to leave MPI.
     mpirun = replace(hang, names=False, says="hangs: no step for .* while mpirun .* is stopped")
     return {
-        "mpirun": (mpirun, {"start": limit, "compile": limit, "end": _or_done(mpirun)}),
+        "mpirun": (mpirun, {"start": limit, "compile": limit, "end": or_done(mpirun)}),
         # Nobody may have heard yet that its program makes steps.
         "wrapper": (late, early),
         "program": (hang, early),
@@ -174,16 +176,16 @@ def _signal_rows() -> list[Row]:
     found = [
         Row(title=f"SIGKILL of {NAMES[kind]}", act=send(kind, signal.SIGKILL), expected=expected,
             by_phase=by_phase, weight=4)
-        for kind, (expected, by_phase) in _kills(2).items()
+        for kind, (expected, by_phase) in after_kill(2).items()
     ]  # fmt: skip
     found += [
         Row(title=f"SIGSTOP of {NAMES[kind]}", act=send(kind, signal.SIGSTOP), expected=expected,
-            by_phase=by_phase, options=(*_HANG, "--timeout", str(_LIMIT_SECONDS)), weight=2)
-        for kind, (expected, by_phase) in _stops(7).items()
+            by_phase=by_phase, options=(*HANG_OPTIONS, "--timeout", str(LIMIT_SECONDS)), weight=2)
+        for kind, (expected, by_phase) in after_stop(7).items()
     ]  # fmt: skip
     found += [
-        Row(title=f"SIGSTOP of {NAMES[kind]}, then SIGCONT", act=pause(kind), expected=_GOES_ON,
-            weight=2, options=_HANG)
+        Row(title=f"SIGSTOP of {NAMES[kind]}, then SIGCONT", act=pause(kind), expected=GOES_ON,
+            weight=2, options=HANG_OPTIONS)
         for kind in ("launcher", "mpirun", "wrapper", "program", "worker")
     ]  # fmt: skip
     for number, code in _REQUESTS.items():
@@ -193,7 +195,7 @@ def _signal_rows() -> list[Row]:
                 expected=expected,
                 # Python is killed by a signal that comes before it can catch any.
                 by_phase={"start": replace(expected, codes=(code, -number)),
-                          "end": _or_done(expected)})
+                          "end": or_done(expected)})
         )  # fmt: skip
     return found
 
@@ -211,7 +213,9 @@ def _model_rows() -> list[Row]:
     """Return those of a PopTorch model, which cost much more."""
     phases = ("compile", "training", "checkpoint")
     worker = Expected(codes=(1,), seconds=3, names=True, says="DataLoader worker")
-    expected = {kind: _kills(3)[kind][0] for kind in ("launcher", "program")} | {"worker": worker}
+    expected = {kind: after_kill(3)[kind][0] for kind in ("launcher", "program")} | {
+        "worker": worker
+    }
     return [
         Row(title=f"SIGKILL of {NAMES[kind]}, a PopTorch model", program=POPTORCH,
             act=send(kind, signal.SIGKILL, phases), expected=each)

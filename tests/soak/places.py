@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK_OF_POPRUN"
 _END_SECONDS = 10.0
 # Leases of cores stay on purpose; what torch and a killed Python leave is theirs.
-_KEPT = ("poprun-leases", "torchinductor_", "pymp-")
+_KEPT = ("poprun-leases", "poprun-py-leases", "torchinductor_", "pymp-")
 
 
 def family(roots: Sequence[int]) -> list[int]:
@@ -246,10 +246,15 @@ class FourHosts:
         return [host.init_pid for host in self.lab.hosts]
 
     def left(self) -> list[int]:
-        """Return the processes on the hosts that a case has started."""
+        """Return the processes on the hosts that a case has started, without those of sshd.
+
+        How soon sshd notices that nobody is at the other end is its own settings' business.
+        """
         found = []
         for pid in self._on_hosts():
             with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sshd"):
+                    continue
                 state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
                 if state not in (b"Z", b"X"):
                     found.append(pid)
@@ -272,7 +277,9 @@ class FourHosts:
         return sorted(set(self._files()) - self._files_before)
 
     def end(self) -> None:
-        """End what a case has left, and remove its files."""
+        """End what a case has left, remove its files, and mend the network."""
+        for host in self.lab.hosts:
+            host.repair()
         for pid in self.left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

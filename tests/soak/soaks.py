@@ -9,17 +9,24 @@ import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from lab.lab import missing
-from soak import kills, limits, resources
+from soak import host_kills, kills, limits, network, resources
 from soak.cases import Case, Reference, reference
 from soak.jobs import MachineLoad, Place
 from soak.places import FourHosts, OneHost
 from soak.rows import Row
 
-ALL_ROWS: tuple[Row, ...] = (*kills.rows(), *resources.rows(), *limits.rows())
+ALL_ROWS: tuple[Row, ...] = (
+    *kills.rows(),
+    *resources.rows(),
+    *limits.rows(),
+    *host_kills.rows(),
+    *network.rows(),
+)
 
 
 def possible_rows(pattern: str = "") -> tuple[list[Row], dict[str, str]]:
@@ -55,14 +62,15 @@ class Soak:
         self._load = MachineLoad()
         self._labs: queue.SimpleQueue[FourHosts] = queue.SimpleQueue()
         self._made_labs: list[FourHosts] = []
+        self._switch = ThreadPoolExecutor(1)
         self._references: dict[tuple[int, str], Reference] = {}
         self._lock = threading.Lock()
 
     def do(self, number: int, attempt: int, row: Row) -> dict[str, Any]:
         """Do a case and return its record."""
         name = f"{number:04}{'ab'[attempt - 1]}"
+        wanted = self._reference(row)  # first: it needs a place too
         with self._place(row, name) as place:
-            wanted = self._reference(row)
             dice = random.Random(f"{self._seed}:{number}")
             record = Case(row, place, dice, wanted, self._load).run()
         return {"number": number, "attempt": attempt, **record}
@@ -71,6 +79,7 @@ class Soak:
         """Switch all hosts off."""
         for lab in self._made_labs:
             lab.close()
+        self._switch.shutdown()
 
     @contextlib.contextmanager
     def _place(self, row: Row, name: str) -> Iterator[Place]:
@@ -85,7 +94,8 @@ class Soak:
         try:
             lab = self._labs.get_nowait()
         except queue.Empty:
-            lab = FourHosts(self._folder / f"lab-{name}")
+            # Hosts die with the thread that switches them on.
+            lab = self._switch.submit(FourHosts, self._folder / f"lab-{name}").result()
             self._made_labs.append(lab)
         lab.begin(lab.base / name, mark)
         try:

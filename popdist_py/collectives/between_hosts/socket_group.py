@@ -13,7 +13,12 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import FUNCTIONS, Array
 from popdist_py.collectives.between_hosts.combined_calls import CombinedCalls, late_error
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh, TcpRequest
+from popdist_py.collectives.between_hosts.tcp import (
+    SILENT_SECONDS,
+    ConnectionLostError,
+    TcpMesh,
+    TcpRequest,
+)
 from popdist_py.collectives.patience import Patience
 from popdist_py.collectives.rounds import Round
 from popdist_py.collectives.signature import INSTANCES, Names
@@ -97,8 +102,12 @@ class SocketGroup(CombinedCalls):
         except ConnectionLostError as error:
             time.sleep(launcher_grace_seconds(self.hang_timeout))
             self.lost_instance = self._instances[error.rank]
+            lost = self._names.of(self.lost_instance)
             self.lost_error = InstanceLostError(
-                f"{call}: {self._names.of(self.lost_instance)} was lost on another host"
+                f"{call}: no answer from {lost} on another host for {SILENT_SECONDS} s: that host "
+                "is down, or the network between it and this one"
+                if error.is_silent
+                else f"{call}: {lost} was lost on another host"
             )
             raise self.lost_error from None
 

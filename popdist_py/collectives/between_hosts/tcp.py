@@ -5,11 +5,14 @@ same requests in the same order, so messages need no headers. In an all-reduce, 
 other whole arrays. With more ranks, each reduces one segment of the array (reduce-scatter) and
 sends the result to the others (all-gather).
 
-Nothing here knows time-outs, instances or the messages of errors: those are ``socket_group.py``'s.
+A connection is lost as well when the other end's host answers nothing, though it should: a program
+that is late has a host that answers. Nothing here knows other time-outs, instances or the messages
+of errors: those are ``socket_group.py``'s.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -21,20 +24,32 @@ import numpy as np
 
 from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.rounds import Round, exact_round
+from popdist_py.peers.silence import is_silent
 
-__all__ = ["ConnectionLostError", "TcpMesh", "TcpRequest"]
+__all__ = ["SILENT_SECONDS", "ConnectionLostError", "TcpMesh", "TcpRequest"]
+
+# The launcher, which knows more, finds a host that is lost after 15 s.
+SILENT_SECONDS = 20
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS // 4),
+)
 
 
 class ConnectionLostError(Exception):
-    """The other end has closed the connection.
+    """The other end has closed the connection, or its host answers no more.
 
     Attributes:
         rank: the rank at the other end.
+        is_silent: whether nothing has come from its host for ``SILENT_SECONDS``.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, is_silent: bool = False) -> None:
         super().__init__(rank)
         self.rank = rank
+        self.is_silent = is_silent
 
 
 class TcpRequest:
@@ -104,8 +119,8 @@ class _Stream:
                 sent = self.connection.send(view)
             except BlockingIOError:
                 return
-            except OSError:
-                raise ConnectionLostError(self.rank) from None
+            except OSError as error:
+                raise self._lost(error) from None
             if sent < len(view):
                 self._outgoing[0] = (view[sent:], all_reduce)
             else:
@@ -120,8 +135,8 @@ class _Stream:
                 received = self.connection.recv_into(view)
             except BlockingIOError:
                 return
-            except OSError:
-                received = 0
+            except OSError as error:
+                raise self._lost(error) from None
             if received == 0:
                 raise ConnectionLostError(self.rank)
             if received < len(view):
@@ -129,6 +144,13 @@ class _Stream:
             else:
                 self._incoming.popleft()
                 missing_ranks.discard(self.rank)
+
+    def _lost(self, error: OSError) -> ConnectionLostError:
+        return ConnectionLostError(self.rank, is_silent=error.errno == errno.ETIMEDOUT)
+
+    def is_silent(self) -> bool:
+        """Whether the other end's host answers nothing of what was sent to it."""
+        return is_silent(self.connection, SILENT_SECONDS)
 
 
 class TcpMesh:
@@ -163,6 +185,8 @@ class TcpMesh:
         for stream in self._streams_by_descriptor.values():
             stream.connection.setblocking(False)
             stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option in _KEEP_ALIVE:
+                stream.connection.setsockopt(*option)
         # A forked child would keep the connections open after this process has ended.
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _close(reference))
@@ -250,7 +274,7 @@ class TcpMesh:
             Whether any bytes could be sent or received.
 
         Raises:
-            ConnectionLostError: another rank has closed its connection.
+            ConnectionLostError: another rank has closed its connection, or its host is silent.
         """
         poll = select.poll()
         for descriptor, stream in self._streams_by_descriptor.items():
@@ -264,6 +288,10 @@ class TcpMesh:
             if events & ~select.POLLOUT:
                 stream.receive_queued()
         self._advance()
+        if not ready:
+            for stream in self._streams_by_descriptor.values():
+                if stream.is_silent():
+                    raise ConnectionLostError(stream.rank, is_silent=True)
         return bool(ready)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from support.connections import connections
 
 from popdist_py.collectives.arithmetic import FUNCTIONS
 from popdist_py.collectives.between_hosts import tcp_connect
-from popdist_py.collectives.between_hosts.tcp import ConnectionLostError, TcpMesh
+from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS, ConnectionLostError, TcpMesh
 from popdist_py.peers import greeting
 
 LIMIT = 30
@@ -137,6 +139,62 @@ def test_values_leave_before_the_sum_takes_their_place():
     mesh.close()
     theirs.close()
     their_sums.close()
+
+
+class SilentConnection(socket.socket):
+    """A connection whose other end has answered nothing of late, as its kernel tells."""
+
+    retransmits, silent_seconds = 5, SILENT_SECONDS + 1
+
+    def getsockopt(self, level, option, size=0):
+        info = bytearray(super().getsockopt(level, option, size))
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO):
+            info[2] = self.retransmits
+            info[56:60] = (1000 * self.silent_seconds).to_bytes(4, sys.byteorder)
+        return bytes(info)
+
+
+@pytest.mark.parametrize(
+    ("retransmits", "silent_seconds", "is_lost"),
+    [
+        (5, SILENT_SECONDS + 1, True),
+        (5, SILENT_SECONDS - 1, False),  # a network that stalls
+        (0, SILENT_SECONDS + 1, False),  # a program that is late: nothing waits for an answer
+    ],
+)
+def test_a_rank_whose_host_does_not_answer_is_lost(retransmits, silent_seconds, is_lost):
+    first, second = meshes(2)
+    stream = first._value_streams[1]
+    silent = SilentConnection(fileno=os.dup(stream.connection.fileno()))
+    silent.setblocking(False)
+    silent.retransmits, silent.silent_seconds = retransmits, silent_seconds
+    first._streams_by_descriptor[silent.fileno()] = stream
+    del first._streams_by_descriptor[stream.connection.fileno()]
+    stream.connection.close()
+    stream.connection = silent
+    first.start_all_reduce(np.ones(10), np.add)
+    if is_lost:
+        with pytest.raises(ConnectionLostError) as error:
+            first.progress(0.01)
+        assert (error.value.rank, error.value.is_silent) == (1, True)
+    else:
+        assert first.progress(0.01) is False
+    first.close()
+    second.close()
+
+
+def test_the_kernel_looks_after_a_connection_on_which_nothing_is_sent():
+    first, second = meshes(2)
+    with contextlib.closing(first), contextlib.closing(second):
+        for stream in first._streams_by_descriptor.values():
+            told = [
+                stream.connection.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            ]
+            assert told[0] + told[1] * told[2] == SILENT_SECONDS
+            assert stream.connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            # It would end a connection to a program that is late to read.
+            assert not stream.connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
 
 def test_a_rank_that_leaves_is_named():

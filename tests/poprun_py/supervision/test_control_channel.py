@@ -9,6 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import time
 import tracemalloc
 
 import pytest
@@ -55,7 +56,7 @@ def opened(tmp_path):
         def turn(seconds=0.01):
             for key, events in selector.select(seconds):
                 key.data(key.fileobj, events)
-            channel.on_time()
+            channel.on_time(time.monotonic())
 
         yield channel, listener, turn
         channel.close()
@@ -293,3 +294,17 @@ def test_any_bytes_are_a_hello_or_refused(kind, payload):
     assert isinstance(hello, Hello)
     assert [type(n) for n in (hello.rank, hello.pid, hello.port, hello.time_ns)] == [int] * 4
     assert isinstance(hello.host, str)
+
+
+def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(opened, monkeypatch):
+    channel, listener, turn = opened
+    with ended(wrapper(channel.address, channel.token, "sleep", "60")):
+        wait_until(lambda: turn() or channel.is_complete, 20, "the wrapper does not come")
+        seen = []
+        monkeypatch.setattr(
+            "popdist_py.peers.silence.is_silent",
+            lambda _, seconds: seen.append(seconds) or len(seen) > 1,
+        )
+        wait_until(lambda: turn() or "lost" in listener.names(), 10, "nobody looks after the host")
+        assert seen == [protocol.LOST_AFTER_SECONDS] * 2
+        assert not channel.peers[0].is_open

@@ -131,6 +131,25 @@ def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "PRTE has lost communication with a remote daemon.\n\n"
+        "  HNP daemon   : [prterun-node0-7@0,0] on node node0\n"
+        "  Remote daemon: [prterun-node0-7@0,1] on node node1\n",
+        "A daemon failed to report back after being spawned.\n"
+        "  Local host:    node0\n  Remote host:   node1\n  Daemon exit status: 255\n",
+    ],
+)
+def test_a_host_that_mpirun_lost_is_named(said):
+    ended = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 0")
+    result = judged(peer(0, -15, at=1, stopped=True), mpirun_code=0, mpirun_text=said, **ended)
+    assert result.exit_code == 1
+    assert result.explanation == (
+        "mpirun ended with exit code 0: it lost its connection with host node1"
+    )
+
+
+@pytest.mark.parametrize(
     ("fields", "timed_out", "hung", "may_restart"),
     [
         (TIME_LIMIT, True, (), False),
