@@ -16,17 +16,32 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 # The instances wait until the test has looked at all processes of their hosts.
 PROGRAM = """
 import os, sys, time
-import popdist_py
-popdist_py.init()
-from mpi4py import MPI
-world, folder = MPI.COMM_WORLD, sys.argv[1]
-world.Bcast(bytearray(100_000))
-if world.rank == 0:
+folder = sys.argv[1]
+{start}
+if rank == 0:
     os.mkdir(folder + "/ready")
 limit = time.monotonic() + 60
 while not os.path.exists(folder + "/seen") and time.monotonic() < limit:
     time.sleep(0.01)
-print("size", world.allreduce(1), flush=True)
+print("size", count(), flush=True)
+"""
+MPI = """
+import popdist_py
+popdist_py.init()
+from mpi4py import MPI
+MPI.COMM_WORLD.Bcast(bytearray(100_000))
+rank, count = MPI.COMM_WORLD.rank, lambda: MPI.COMM_WORLD.allreduce(1)
+"""
+GLOO = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+def count():
+    ones = torch.ones(1, dtype=int)
+    dist.all_reduce(ones)
+    return ones.item()
+count()
+rank = dist.get_rank()
 """
 # Of hosts, beside the job's network: it is to carry nothing.
 OTHER = "10.98.0"
@@ -52,10 +67,14 @@ def listening_on(host: LabHost) -> list[Listening]:
     return [each for each in all_in_network_of(host.init_pid) if each.name != "sshd"]
 
 
-@pytest.mark.parametrize("mpi", ["Open MPI 5", "Open MPI 4", "MPICH"])
-def test_a_job_listens_on_its_network_and_on_loopback_alone(lab, tmp_path, mpi):
+@pytest.mark.parametrize(
+    ("mpi", "start"),
+    [("Open MPI 5", MPI), ("Open MPI 4", MPI), ("MPICH", MPI), ("Open MPI 5", GLOO)],
+    ids=["Open MPI 5", "Open MPI 4", "MPICH", "gloo"],
+)
+def test_a_job_listens_on_its_network_and_on_loopback_alone(lab, tmp_path, mpi, start):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
+    program.write_text(PROGRAM.format(start=start), encoding="utf-8")
     job = lab[0].start(
         sys.executable, "-m", "poprun_py", *an_mpi(mpi), "--host", lab.names(2),
         "--num-instances", "4", "--num-replicas", "4", program, tmp_path,

@@ -17,6 +17,9 @@ from poprun_py.planning.mpi_commands import (
     OPEN_MPI_4,
     OPEN_MPI_5,
     Mpi,
+    MpiRequest,
+    make_command,
+    network_of_mpirun,
 )
 from poprun_py.planning.mpi_install import _wheel_version, find_mpi, recognise
 
@@ -180,3 +183,28 @@ def test_the_systems_mpi_starts_one_job_and_not_two_of_one(poprun, script):
     done = poprun("--num-instances", "2", "--num-replicas", "2", "--output", "plain",
                   "--mpi", "/usr/bin/mpirun", program)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_the_network_of_mpirun_is_what_its_daemons_are_told(kind):
+    network = "10.99.0.0/24"
+
+    def told(**given) -> str | None:
+        settings = {"network": network, "address": "10.99.0.1", **given}
+        request = MpiRequest(contexts=(), hosts=(("node0", 1), ("node1", 1)), **settings)
+        words = make_command(Mpi(path="/mpi/bin/mpirun", kind=kind), request)
+        return network_of_mpirun(words, settings["network"])
+
+    assert told() == network
+    # The launcher is not on it.
+    assert told(network_is_ours=False, address="") is None
+    assert told(network="", address="") is None
+    own = {
+        OPEN_MPI_5: ("--prtemca", "prte_if_include"),
+        OPEN_MPI_4: ("--mca", "oob_tcp_if_include"),
+    }.get(kind)
+    if own is None:
+        assert told(global_args=("-iface", "eth1")) is None
+    else:
+        assert told(global_args=(*own, "eth1")) == "eth1"
+        assert told(global_args=(*own, "eth0,eth1")) is None
