@@ -68,6 +68,8 @@ def terminal(checkout, tmp_path_factory):
         **os.environ, "PATH": path, "PYTHONPATH": str(ROOT), name: value,
         # Two threads would wait for one another where other tests have the cores.
         "OMP_NUM_THREADS": "1",
+        # Without an mpirun, Open MPI 5 leaves the memory that it would share.
+        "OMPI_MCA_btl_sm_backing_directory": str(tmp_path_factory.mktemp("memory")),
     }  # fmt: skip
     one = Terminal(checkout, environ, seconds=240)
     yield one
