@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from popdist_py.collectives.between_hosts.tcp import ConnectionLostError
-from popdist_py.own_files.seal import is_sealed
 from popdist_py.peers import greeting
 from popdist_py.peers.gate import Gate
 from popdist_py.pods import wire
@@ -304,26 +303,6 @@ def _lease_seeds() -> list[bytes]:
     return [text_of(each).encode() for each in (held, Waiter(**common, number=3, outer=""))]
 
 
-def seals(data: bytes) -> None:
-    """A file that is said to be whole is as it was sealed."""
-    import io
-
-    file = io.BytesIO(data)
-    if is_sealed(file):
-        assert data in _seal_seeds()
-
-
-def _seal_seeds() -> list[bytes]:
-    import io
-
-    from popdist_py.own_files.seal import sealed
-
-    file = io.BytesIO()
-    with sealed(file) as content:
-        content.write(b"content")
-    return [file.getvalue()]
-
-
 TARGETS: Final = {
     "control_frames": Target(control_frames, _control_seeds),
     "gate": Target(gate, lambda: [os.urandom(0), bytes(16), bytes(16 + 32 + CLAIM_BYTES)]),
@@ -335,5 +314,4 @@ TARGETS: Final = {
     "plans": Target(plans, _plan_seeds),
     "machines": Target(machines, _machine_seeds),
     "leases": Target(leases, _lease_seeds),
-    "seals": Target(seals, _seal_seeds),
 }
