@@ -2,5 +2,5 @@
 
 Here live binding, processes, the instance's end of the control channel, and its stacks.
 Nothing here imports more than the standard library's quickest parts: every start pays for it.
-May call: leases (on another host than the launcher's), no other room.
+May call: own_host, and leases (on another host than the launcher's), no other room.
 """

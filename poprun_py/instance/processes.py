@@ -176,16 +176,6 @@ def state(pid: int, number: int) -> tuple[str, bool]:
     return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
 
 
-def start_of(pid: int) -> int:
-    """Return when a process started, in clock ticks since the boot; 0 if none such lives."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -17,14 +17,14 @@ import time
 
 from poprun_py.instance import (
     binding,
-    host_folders,
     launcher_link,
     processes,
     protocol,
     start_hook,
 )
-from poprun_py.instance.control_group import memory_state
 from poprun_py.instance.fast_stdlib import dumps, loads, signal, socket
+from poprun_py.instance.own_host import host_folders
+from poprun_py.instance.own_host.control_group import memory_state
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
     KILL_AGAIN_SECONDS,
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from resource import struct_rusage
     from typing import Any, NoReturn
 
-    from poprun_py.instance.host_folders import HeldFolder
     from poprun_py.instance.keyboard import Keyboard
     from poprun_py.instance.observation import SignsOfLife
+    from poprun_py.instance.own_host.host_folders import HeldFolder
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16

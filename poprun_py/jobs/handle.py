@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from poprun_py.console import Log
 from poprun_py.errors import StartError, UsageError
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.own_host.host_folders import HeldFolder
 from poprun_py.jobs import registry
 from poprun_py.jobs.checks import require_instance, require_seconds, require_stream
 from poprun_py.jobs.child import Child

@@ -13,7 +13,7 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.launch_options import LaunchOptions, Word
 from poprun_py.console import Log
 from poprun_py.errors import UsageError, start_errors
-from poprun_py.instance.host_folders import HeldFolder, name_of
+from poprun_py.instance.own_host.host_folders import HeldFolder, name_of
 from poprun_py.jobs.checks import checked_environ, require_descriptors
 from poprun_py.jobs.child import Child, Stream
 from poprun_py.jobs.handle import JobHandle

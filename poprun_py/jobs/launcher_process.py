@@ -18,7 +18,7 @@ _ROOT = str(Path(__file__).parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
-from poprun_py.instance.host_folders import HeldFolder  # noqa: E402 (found from here on)
+from poprun_py.instance.own_host.host_folders import HeldFolder  # noqa: E402 (found from here on)
 from poprun_py.jobs.channel import Channel  # noqa: E402
 from poprun_py.supervision.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE  # noqa: E402
 

@@ -12,7 +12,7 @@ import threading
 import weakref
 from typing import Any, Protocol
 
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.own_host.host_folders import HeldFolder
 
 __all__ = ["RunningJob", "add", "discard", "remove_with"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from poprun_py.config.option_kinds import AUTO
 from poprun_py.errors import StartError, UsageError, explain_os_error
-from poprun_py.instance.host_folders import HeldFolder
+from poprun_py.instance.own_host.host_folders import HeldFolder
 from poprun_py.output.program_files import FilePlace, place_of_spans
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.private_folder import make_private_folder

@@ -1,7 +1,7 @@
 """A launcher's folders: for its socket and mpirun's files, and for memory that instances share.
 
 Their name holds the launcher's process id, by which ``--stacks`` finds them. Who may remove them,
-and when: ``instance/host_folders.py``.
+and when: ``instance/own_host/host_folders.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 
 from poprun_py.errors import StartError
 from poprun_py.instance import launcher_link
-from poprun_py.instance.host_folders import MEMORY, HeldFolder, name_of, sweep, temporary_folders
+from poprun_py.instance.own_host.host_folders import (
+    MEMORY,
+    HeldFolder,
+    name_of,
+    sweep,
+    temporary_folders,
+)
 
 __all__ = [
     "ANY_FOLDER",

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from popdist_py.environment import MPI_NETWORK
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
-from poprun_py.instance.control_group import process_state
-from poprun_py.instance.host_folders import sweep, temporary_folders
+from poprun_py.instance.own_host.control_group import process_state
+from poprun_py.instance.own_host.host_folders import sweep, temporary_folders
 from poprun_py.instance.stop_steps import (
     MPIRUN_FOLLOWS_SECONDS,
     MPIRUN_FOLLOWS_SECONDS_OF_LOST_HOST,

@@ -16,7 +16,7 @@ from conftest import remove_surroundings, running_jobs, wait_until
 from support import shared_memory_program
 
 from poprun_py.instance import processes
-from poprun_py.instance.host_folders import MEMORY
+from poprun_py.instance.own_host.host_folders import MEMORY
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.faults import Fault, fail_at, measure
 
-from poprun_py.instance.control_group import memory_state, process_state
+from poprun_py.instance.own_host.control_group import memory_state, process_state
 
 PROCESSES_V1 = Path("/sys/fs/cgroup/pids")
 MEMORY_V1 = Path("/sys/fs/cgroup/memory")

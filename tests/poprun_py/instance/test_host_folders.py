@@ -13,9 +13,8 @@ import pytest
 from conftest import ROOT
 
 import poprun_py
-from poprun_py.instance import host_folders
-from poprun_py.instance.host_folders import HeldFolder, memory_variables, name_of, sweep
-from poprun_py.instance.processes import start_of
+from poprun_py.instance.own_host import host_folders
+from poprun_py.instance.own_host.host_folders import HeldFolder, memory_variables, name_of, sweep
 
 FILES = Path("/proc/self/fd")
 SECRET = bytes(6)
@@ -169,7 +168,7 @@ def test_the_files_of_a_dead_daemon_go_with_the_folder(tmp_path):
         left.leave()  # the daemon lives, and removes its files by itself
         assert files.exists()
         daemon.communicate(b"\n")
-    assert start_of(daemon.pid) == 0
+    assert host_folders._start_of(daemon.pid) == 0
     held.remove()
     assert sorted(tmp_path.iterdir()) == [others]
 
@@ -199,7 +198,7 @@ def test_the_folder_of_a_job_is_held_until_its_handle_is_closed(tmp_path, monkey
 
 def test_a_start_takes_no_time_to_look():
     """What a wrapper imports for it is what it has anyway."""
-    script = "import sys; from poprun_py.instance import host_folders; print(*sys.modules)"
+    script = "import sys; from poprun_py.instance.own_host import host_folders; print(*sys.modules)"
     told = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {script}"],
         capture_output=True,
