@@ -117,7 +117,8 @@ class Calls(Generic[Name]):
 
     def _connect(self, call: _Call[Name]) -> None:
         call.nonce, call.is_shown, call.heard = b"", False, b""
-        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        family = socket.AF_INET6 if ":" in call.address[0] else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             with suppress(BlockingIOError):

@@ -62,14 +62,14 @@ def resolve_hosts(
         hosts = parse_host_file(read_text(default_file), source=default_file)
     else:
         return (LOCALHOST,)
-    local = _LOCAL_NAMES | local_names
-    here = [h.name for h in hosts if h.name in local]
+    local = _LOCAL_NAMES | {name.lower() for name in local_names}
+    here = [h.name for h in hosts if h.name.lower() in local]
     if len(here) > 1:
         raise UsageError(
             f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
             "for several instances"
         )
-    return tuple(Host(name=h.name, slots=h.slots, is_local=h.name in local) for h in hosts)
+    return tuple(Host(name=h.name, slots=h.slots, is_local=h.name.lower() in local) for h in hosts)
 
 
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:

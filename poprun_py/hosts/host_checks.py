@@ -115,7 +115,7 @@ def _condition(report: HostReport) -> list[Check]:
     memory, shm, files = facts.get("memory"), facts.get("shm"), facts.get("files")
     checks = [
         judge("network", interface.name if interface else "none", interface is not None,
-              "no IPv4 network but loopback is up", "check: ip address"),
+              "no network but loopback is up", "check: ip address"),
         judge("clock", "ok" if off <= _MAX_CLOCK_SECONDS else f"{off:.1f} s off",
               off <= _MAX_CLOCK_SECONDS, f"its clock is {off:.1f} s off", "run an NTP client"),
         judge("free memory", _size(memory), memory is None or memory >= _MIN_MEMORY,

@@ -27,6 +27,7 @@ MAX_HOSTS = 65_536
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+")
 # Only names that begin with a letter are numbered: addresses are not.
+_ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -44,7 +45,7 @@ LOCALHOST = Host(name="localhost", is_local=True)
 
 
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
-    """Parse ``a,b[0-2,4]:2``: commas, ranges with zero padding kept, and slots.
+    """Parse ``a,b[0-2,4]:2,[fd00::1]:2``: ranges with zero padding kept, IPv6 addresses, slots.
 
     Raises:
         UsageError: an empty entry, a blank, a bad range, a bad name or a host given twice.
@@ -107,16 +108,21 @@ def _split(text: str, source: str) -> list[str]:
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
     """Parse one entry: a name with brackets and perhaps slots."""
-    name, colon, slots = entry.rpartition(":")
-    # More than one colon outside brackets is an IPv6 address, which has no slots.
-    if colon and entry.count(":") == 1:
-        limit = _slots(slots)
-        if not limit:
-            raise UsageError(
-                f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
-            )
+    address = _ADDRESS.fullmatch(entry)
+    if address is not None:
+        name, slots = address[1], address[2]
+    elif entry.count(":") == 1:
+        name, _, slots = entry.partition(":")
     else:
-        name, limit = entry, None
+        # More than one colon outside brackets is an IPv6 address, which has no slots.
+        name, slots = entry, None
+    limit = _slots(slots) if slots is not None else None
+    if slots is not None and not limit:
+        raise UsageError(
+            f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
+        )
+    if ":" in name:
+        return [Host(name=_address(name, source), slots=limit)]
     hosts = [Host(name=expanded, slots=limit) for expanded in expand(name, source)]
     for host in hosts:
         if not _NAME.fullmatch(host.name):
@@ -125,6 +131,24 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
                 "points and hyphens"
             )
     return hosts
+
+
+def _address(text: str, source: str) -> str:
+    """Return an IPv6 address in the one way in which it is written.
+
+    Raises:
+        UsageError: it is none.
+    """
+    # Most lists have none, and the module takes some milliseconds to import.
+    from ipaddress import AddressValueError, IPv6Address
+
+    try:
+        return IPv6Address(text).compressed
+    except AddressValueError:
+        raise UsageError(
+            f"{source}: {text!r} is no IPv6 address; expected one such as fd00::1, with slots as "
+            "[fd00::1]:2"
+        ) from None
 
 
 def _slots(text: str) -> int | None:
@@ -207,7 +231,7 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 def are_host_names(names: Sequence[str]) -> bool:
     """Tell whether each is one host's name or address, and no host is named twice."""
-    return len(set(names)) == len(names) <= MAX_HOSTS and all(
+    return len({name.lower() for name in names}) == len(names) <= MAX_HOSTS and all(
         # One colon is that of slots; an address has more.
         _NAME.fullmatch(name) and name.count(":") != 1
         for name in names
@@ -217,12 +241,13 @@ def are_host_names(names: Sequence[str]) -> bool:
 def _unique(hosts: list[Host], source: str) -> tuple[Host, ...]:
     seen: set[str] = set()
     for host in hosts:
-        if host.name in seen:
+        # To resolvers and to ssh, upper and lower case are the same name.
+        if host.name.lower() in seen:
             raise UsageError(
                 f"{source}: host {host.name} is given twice; name it once, with name:slots for "
                 "several instances"
             )
-        seen.add(host.name)
+        seen.add(host.name.lower())
     if len(hosts) > MAX_HOSTS:
         raise UsageError(f"{source}: more than {MAX_HOSTS} hosts")
     return tuple(hosts)

@@ -88,7 +88,10 @@ def state_of(path: str) -> str:
 
 
 def networks() -> list[list[Any]]:
-    """Return ``[interface, address, bits of the mask]`` of every IPv4 address that is up."""
+    """Return ``[interface, address, bits of the mask, is bridge]`` of every address that is up.
+
+    Of IPv6 those that other hosts reach, and no temporary ones: after the IPv4 addresses.
+    """
     import fcntl
     import struct
 
@@ -106,6 +109,23 @@ def networks() -> list[list[Any]]:
                 bits = bin(int.from_bytes(mask, "big")).count("1")
                 bridge = Path("/sys/class/net", name, "bridge").is_dir()
                 addresses.append([name, socket.inet_ntoa(address), bits, bridge])
+    return addresses + ipv6_networks()
+
+
+def ipv6_networks() -> list[list[Any]]:
+    """Return what ``networks`` does, of IPv6 alone: the kernel lists addresses that are up."""
+    try:
+        lines = Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    addresses = []
+    for line in lines:
+        number, _, bits, scope, flags, name = line.split()
+        # Global ones; not temporary (1), not given up (0x20), not tentative (0x40) or refused (8).
+        if scope == "00" and not int(flags, 16) & 0x69:
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(number))
+            bridge = Path("/sys/class/net", name, "bridge").is_dir()
+            addresses.append([name, address, int(bits, 16), bridge])
     return addresses
 
 

@@ -75,7 +75,7 @@ class HostReport:
 
     @property
     def interfaces(self) -> tuple[Interface, ...]:
-        """The host's IPv4 addresses."""
+        """The host's addresses."""
         return tuple(Interface(*entry) for entry in (self.facts or {}).get("networks", ()))
 
     @property

@@ -40,6 +40,7 @@ __all__ = [
 class Survey:
     """How hosts are reached, and what is known of them.
 
+    ``mpi_network`` is how MPI is told of ``network``; empty where it has to choose.
     ``shares_network`` tells whether this machine is on ``network`` too, so that the MPI daemons can
     use it as the instances do. ``hostnames`` is what each host calls itself, where that is known.
     ``has_fabric``: some host has a faster network than TCP, or nobody knows. ``rivals`` are the
@@ -48,6 +49,7 @@ class Survey:
 
     shell: Shell
     network: str = ""
+    mpi_network: str = ""
     shares_network: bool = True
     addresses: Mapping[str, str]
     machines: Mapping[str, Machine]
@@ -81,6 +83,7 @@ def survey(
     return Survey(
         shell=shell,
         network=network.name,
+        mpi_network=network.mpi_name,
         shares_network=shares,
         addresses=network.addresses,
         machines={name: machine for name, report in reports.items() if (machine := report.machine)},
@@ -121,7 +124,25 @@ def _look(
     reports = request_reports(hosts, shell, request)
     if not config.no_check:
         require(reports, own_report(request).facts or {}, request)
+    _require_each_once(reports)
     return reports
+
+
+def _require_each_once(reports: Mapping[str, HostReport]) -> None:
+    """Refuse two names of one machine: mpirun waits forever for one of them.
+
+    Raises:
+        StartError: two hosts call themselves the same, and have the same addresses.
+    """
+    seen: dict[object, str] = {}
+    for name, report in reports.items():
+        addresses = frozenset(i.address for i in report.interfaces if i.carries_traffic)
+        other = seen.setdefault((report.hostname, addresses), name)
+        if addresses and other != name:
+            raise StartError(
+                f"hosts {other} and {name} are the same machine ({report.hostname}); name it once, "
+                "with name:slots for several instances"
+            )
 
 
 def _fill(config: LaunchConfig, hosts: Sequence[Host], shell: Shell) -> None:
@@ -158,7 +179,10 @@ def check_hosts(
             with contextlib.suppress(StartError):
                 address = listen_address(others, config.host_subnet or "")
                 # The kernel completes a connection; accepting it would tell nothing more.
-                server = stack.enter_context(socket.create_server((address, 0), backlog=128))
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                server = stack.enter_context(
+                    socket.create_server((address, 0), family=family, backlog=128)
+                )
                 call_back = (address, server.getsockname()[1])
         request = make_request(config.program, mpirun, call_back)
         reports = request_reports(hosts, shell, request)
@@ -199,7 +223,7 @@ def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict
 
 
 def own_interfaces() -> tuple[Interface, ...]:
-    """Return this machine's IPv4 addresses."""
+    """Return this machine's addresses."""
     return tuple(Interface(*entry) for entry in host_probe.networks())
 
 
@@ -230,12 +254,13 @@ def _network(
 
 
 def _resolve(name: str) -> str:
-    """Return the IPv4 address behind a name; empty where only ssh knows the name."""
+    """Return the address behind a name; empty where only ssh knows the name."""
     try:
-        addresses = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ""
-    return str(addresses[0][4][0])
+    by_family = sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
+    return str(by_family[0][4][0])
 
 
 def listen_address(others: Sequence[Host], network: str) -> str:

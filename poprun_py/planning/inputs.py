@@ -135,7 +135,7 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
     Raises:
         UsageError: a malformed list, or one that cannot be read.
     """
-    return resolve_hosts(
+    hosts = resolve_hosts(
         host=config.host,
         host_file=config.host_file,
         environ=environ,
@@ -147,6 +147,11 @@ def hosts_of(config: LaunchConfig, environ: Mapping[str, str]) -> tuple[Host, ..
         local_names=_own_names(config.host is not None or config.host_file is not None),
         num_instances=config.num_instances,
     )
+    if any(":" in host.name for host in hosts):
+        from poprun_py.hosts.address_names import with_names
+
+        return with_names(hosts)
+    return hosts
 
 
 def with_instances(config: LaunchConfig, hosts: tuple[Host, ...]) -> LaunchConfig:

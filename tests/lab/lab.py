@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import ipaddress
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Every host has its own mounted over it; ssh finds no other, wherever HOME is.
 _SSH_FOLDER = Path("/root/.ssh")
 SUBNET = "10.99.0"
+IPV6_SUBNET = "fd00:99::/64"
 PROGRAMS = ("unshare", "nsenter", "ip", "tc", "sshd", "ssh", "ssh-keygen")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _PR_SET_PDEATHSIG = 1
@@ -43,7 +45,8 @@ LogLevel ERROR
 """
 _BECOME_HOST = """\
 set -e
-hostname {name}
+# The command hostname refuses underscores; the kernel does not.
+echo {name} > /proc/sys/kernel/hostname
 mount -t tmpfs tmpfs /dev/shm
 # MPI's daemons write into /tmp under names made of process numbers, which hosts have in common.
 mkdir {folder}/tmp
@@ -218,13 +221,24 @@ class Lab:
     """Hosts ``node0``, ``node1``, ... on one switch; a context manager.
 
     All hosts see ``visible``, the parent of ``folder`` and this project; ``/tmp`` is each host's
-    own otherwise.
+    own otherwise. With ``names`` they have those; their only addresses beside loopback's are in
+    ``subnet``.
     """
 
-    def __init__(self, folder: Path, num_hosts: int, visible: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_hosts: int,
+        visible: tuple[Path, ...] = (),
+        *,
+        names: tuple[str, ...] = (),
+        subnet: str = f"{SUBNET}.0/24",
+    ) -> None:
         self.visible = (*visible, folder.parent, ROOT)
         self.folder = folder
         self.num_hosts = num_hosts
+        self._names = names or tuple(f"node{index}" for index in range(num_hosts))
+        self._subnet = ipaddress.ip_network(subnet)
         self.hosts: list[LabHost] = []
         self._switch: subprocess.Popen | None = None
         self._makes_ssh_folder = False
@@ -255,7 +269,8 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
-        if self._makes_ssh_folder:
+        if self._makes_ssh_folder and not _is_mounted(_SSH_FOLDER):
+            # Removing it would take it from the hosts of another test run on this machine too.
             with contextlib.suppress(OSError):
                 _SSH_FOLDER.rmdir()
 
@@ -268,19 +283,19 @@ class Lab:
     def _make_keys(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "user_key")
-        lines = ["127.0.0.1 localhost"]
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
         known = []
-        for index in range(self.num_hosts):
-            folder = self.folder / f"node{index}"
+        for index, name in enumerate(self._names):
+            folder = self.folder / name
             folder.mkdir()
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "host_key")
-            address = f"{SUBNET}.{index + 1}"
-            lines.append(f"{address} node{index}")
+            address = self._subnet[index + 1]
+            lines.append(f"{address} {name}")
             kind, key = (folder / "host_key.pub").read_text().split()[:2]
-            known.append(f"node{index},{address} {kind} {key}\n")
+            known.append(f"{name},{name.lower()},{address} {kind} {key}\n")
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
-        for index in range(self.num_hosts):
-            ssh = self.folder / f"node{index}" / "ssh"
+        for name in self._names:
+            ssh = self.folder / name / "ssh"
             ssh.mkdir(mode=0o700)
             shutil.copy(self.folder / "user_key", ssh / "id_ed25519")
             shutil.copy(self.folder / "user_key.pub", ssh / "authorized_keys")
@@ -302,7 +317,7 @@ class Lab:
 
     def _add_host(self, index: int) -> None:
         assert self._switch is not None
-        name = f"node{index}"
+        name = self._names[index]
         folder = self.folder / name
         script = _BECOME_HOST.format(
             name=name,
@@ -323,7 +338,7 @@ class Lab:
             )  # fmt: skip
         host = LabHost(
             name=name,
-            address=f"{SUBNET}.{index + 1}",
+            address=str(self._subnet[index + 1]),
             folder=folder,
             ssh=folder / "ssh",
             holder=holder,
@@ -337,7 +352,10 @@ class Lab:
              "netns", host.init_pid)  # fmt: skip
         _run(*inside_switch, "ip", "link", "set", host.port, "master", "switch", "up")
         inside_host = ("nsenter", f"--target={host.init_pid}", "--net")
-        _run(*inside_host, "ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+        # An IPv6 address is usable at once if nobody is asked whether it has it too.
+        nodad = ("nodad",) if self._subnet.version == 6 else ()
+        _run(*inside_host, "ip", "address", "add", f"{host.address}/{self._subnet.prefixlen}",
+             "dev", "eth0", *nodad)  # fmt: skip
         _run(*inside_host, "ip", "link", "set", "eth0", "up")
 
     def _wait_for_sshd(self) -> None:
@@ -362,6 +380,15 @@ def _first_child(process: subprocess.Popen) -> int:
             return int(pids[0])
         time.sleep(0.005)
     raise RuntimeError("a host's first process did not start")
+
+
+def _is_mounted(folder: Path) -> bool:
+    """Tell whether a process has something mounted at ``folder``, in whichever namespace."""
+    for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):
+            if f" {folder} " in mounts.read_text():
+                return True
+    return False
 
 
 def _in_own_network(pid: int) -> bool:

@@ -15,7 +15,7 @@ import secrets
 import select
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from popdist_py.collectives.between_hosts.tcp import TcpMesh
@@ -27,10 +27,11 @@ from popdist_py.peers.greeting import joined
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
 
-__all__ = ["connect", "own_address"]
+__all__ = ["connect", "family_of", "listen_at", "own_address"]
 
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _VALUES, _SUMS = b"v", b"s"
 # How often to look whom to call again.
 _LOOK_SECONDS = 0.05
@@ -52,7 +53,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
     if address is None and known is not None and not network:
         address = _address_towards(known)
     listener = _listen(address)
-    addresses = meeting.all_gather(listener.getsockname() if listener is not None else None)
+    addresses = meeting.all_gather(listener.getsockname()[:2] if listener is not None else None)
     own_secret = secrets.token_hex(_SECRET_BYTES)
     secret = joined(bytes.fromhex(meeting.broadcast(own_secret)), job_secret(os.environ))
     connections: dict[tuple[bytes, int], socket.socket] = {}
@@ -79,54 +80,80 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
 def own_address(
     network: str | None, host_names: set[str], towards: str | None = None
 ) -> str | None:
-    """Return the IPv4 address at which the other hosts reach this one."""
+    """Return the address at which the other hosts reach this one; of IPv6 if it has no other."""
     if network:
         return _address_in(network)
     if towards and (address := _address_towards(towards)):
         return address
     if len(host_names) == 1:
         return "127.0.0.1"
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return None
-    return None if ipaddress.IPv4Address(address).is_loopback else address
+    return next(filter(_is_reached, _addresses_of(socket.gethostname())), None)
+
+
+def _addresses_of(host: str) -> list[str]:
+    """Return the addresses behind a name, those of IPv4 first; none if it is not known."""
+    found = []
+    for family in _FAMILIES:
+        with suppress(OSError, UnicodeError):
+            entries = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM)
+            found += [str(entry[4][0]) for entry in entries]
+    return found
+
+
+def _is_reached(address: str) -> bool:
+    """Tell whether other hosts may reach an address: neither loopback, nor of one link alone."""
+    value = ipaddress.ip_address(address.partition("%")[0])
+    return not value.is_loopback and not (value.version == 6 and value.is_link_local)
 
 
 def _address_towards(host: str) -> str | None:
     """Return the address of the interface that leads to another host; None if it is loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing
-        except OSError:
-            return None
-        address: str = probe.getsockname()[0]
-    return None if ipaddress.IPv4Address(address).is_loopback else address
+    for theirs in _addresses_of(host):
+        with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:
+            probe.connect((theirs, 9))  # sends nothing
+            address: str = probe.getsockname()[0]
+            if _is_reached(address):
+                return address
+    return None
 
 
 def _address_in(network: str) -> str | None:
     import psutil
 
-    for name, addresses in psutil.net_if_addrs().items():
-        for entry in addresses:
-            if entry.family != socket.AF_INET:
-                continue
-            if name == network or (
-                "/" in network
-                and ipaddress.IPv4Address(entry.address)
-                in ipaddress.IPv4Network(network, strict=False)
-            ):
-                return str(entry.address)
+    is_subnet = "/" in network
+    subnet = ipaddress.ip_network(network, strict=False) if is_subnet else None
+    own = psutil.net_if_addrs()
+    for family in _FAMILIES:
+        for name, addresses in own.items():
+            for entry in addresses:
+                if entry.family != family or (family == socket.AF_INET6 and "%" in entry.address):
+                    continue
+                in_subnet = subnet is not None and ipaddress.ip_address(entry.address) in subnet
+                if in_subnet or name == network:
+                    return str(entry.address)
     return None
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of an address."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _listen(address: str | None) -> socket.socket | None:
     if address is None:
         return None
-    try:
-        return socket.create_server((address, 0), backlog=socket.SOMAXCONN)
-    except OSError:
-        return None
+    with suppress(OSError):
+        return listen_at(address)
+    return None
+
+
+def listen_at(address: str) -> socket.socket:
+    """Return a socket that listens at an address of this host, on a free port.
+
+    Raises:
+        OSError: it is none of this host.
+    """
+    return socket.create_server((address, 0), family=family_of(address), backlog=socket.SOMAXCONN)
 
 
 def _connect_pairs(

@@ -143,9 +143,9 @@ class Endpoint:
         reached_at = ()
         address = tcp_connect.own_address(self._network, {card.host for card in known})
         if address is not None:
-            listener = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
+            listener = tcp_connect.listen_at(address)
             self._gate.listen(listener)
-            reached_at = listener.getsockname()
+            reached_at = listener.getsockname()[:2]
         self._store.set(f"{_key(self._rank)}/tcp", json.dumps(reached_at))
 
     def _card_of(self, rank: int) -> _Card | None:

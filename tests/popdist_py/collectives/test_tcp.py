@@ -311,7 +311,7 @@ def test_a_host_that_leads_nowhere_goes_towards_the_others(monkeypatch):
     monkeypatch.setattr(
         tcp_connect, "_address_towards", lambda host: asked.append(host) or addresses.get(host)
     )
-    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.0.1")
+    monkeypatch.setattr(tcp_connect, "_addresses_of", lambda _: ["127.0.0.1", "fe80::1"])
     shared = ([None] * 2, threading.Barrier(2))
     with ThreadPoolExecutor(2) as pool:
         ranks = [
@@ -323,6 +323,25 @@ def test_a_host_that_leads_nowhere_goes_towards_the_others(monkeypatch):
     assert sorted(asked) == ["127.0.0.2", "first", "nowhere"]
     for mesh in meshes:
         mesh.close()
+
+
+def test_connections_over_ipv6(monkeypatch):
+    monkeypatch.setattr(tcp_connect, "own_address", lambda *_: "::1")
+    meshes = connect(2)
+    assert None not in meshes
+    for mesh in meshes:
+        mesh.close()
+
+
+def test_an_address_of_ipv6_is_taken_where_there_is_no_other(monkeypatch):
+    behind = {"fd00::1": ["fd00::1"], "near": ["fe80::1", "::1"]}
+    monkeypatch.setattr(tcp_connect, "_addresses_of", lambda _: behind[socket.gethostname()])
+    for name, expected in {"fd00::1": "fd00::1", "near": None}.items():
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        assert tcp_connect.own_address(None, {"a", "b"}) == expected
+    assert tcp_connect.own_address("lo", {"a", "b"}) == "127.0.0.1"
+    assert tcp_connect.own_address("::1/128", {"a", "b"}) == "::1"
+    assert tcp_connect.own_address("fd00:9::/64", {"a", "b"}) is None
 
 
 def test_hosts_that_do_not_reach_one_another_use_mpi(monkeypatch):

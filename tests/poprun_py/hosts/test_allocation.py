@@ -38,7 +38,7 @@ def test_sources_in_their_order():
     assert resolved() == (LOCALHOST,)
 
 
-@pytest.mark.parametrize("name", ["here", "localhost", "127.0.0.1"])
+@pytest.mark.parametrize("name", ["here", "HERE", "Localhost", "127.0.0.1", "[::1]:2"])
 def test_this_machine_is_recognised_by_its_names(name):
     hosts = resolved(host=f"{name},there")
     assert [host.is_local for host in hosts] == [True, False]

@@ -31,6 +31,8 @@ def names(text):
         ("10.1.3.101,10.1.3.102", ["10.1.3.101", "10.1.3.102"]),
         ("x,n[1-2]:4,y", ["x", "n1", "n2", "y"]),
         ("fe80::1", ["fe80::1"]),
+        ("[FD00:0::1],fd00::2,n[1-2]", ["fd00::1", "fd00::2", "n1", "n2"]),
+        ("Node_A,GPU_Box[01-02]", ["Node_A", "GPU_Box01", "GPU_Box02"]),
     ],
 )
 def test_lists_expand_in_order(text, expected):
@@ -38,8 +40,10 @@ def test_lists_expand_in_order(text, expected):
 
 
 def test_slots_belong_to_every_host_of_an_entry():
-    hosts = parse_host_list("a:2,n[0-1]:3,b", source="--host")
-    assert [(h.name, h.slots) for h in hosts] == [("a", 2), ("n0", 3), ("n1", 3), ("b", None)]
+    hosts = parse_host_list("a:2,n[0-1]:3,b,[fd00::1]:4", source="--host")
+    assert [(h.name, h.slots) for h in hosts] == [
+        *(("a", 2), ("n0", 3), ("n1", 3), ("b", None), ("fd00::1", 4))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,11 @@ def test_slots_belong_to_every_host_of_an_entry():
         ("a b", "no blanks"),
         ("a, b", "no blanks"),
         ("a,b,a", "host a is given twice"),
+        ("Node_A,node_a", "host node_a is given twice"),
+        ("fd00::1,[FD00:0::1]:2", "host fd00::1 is given twice"),
+        ("fd00:::1", "is no IPv6 address; expected one such as fd00::1"),
+        ("[fd00::1]:0", "whole number of at least 1"),
+        ("[fd00::1]:", "whole number of at least 1"),
         ("n[0-2],n1", "host n1 is given twice"),
         ("n[2-0]", "bad range '2-0'"),
         ("n[a-b]", "bad range 'a-b'"),

@@ -51,6 +51,30 @@ def test_hosts_without_a_common_network_are_left_to_mpi():
     assert choose_network(hosts).name == ""
 
 
+IPV6 = {
+    "a": host(Interface("eth0", "fd00:1::1", 64)),
+    "b": host(Interface("eth0", "fd00:1::2", 64)),
+}
+
+
+def test_hosts_with_nothing_but_ipv6():
+    chosen = choose_network(IPV6)
+    assert (chosen.name, chosen.addresses["b"]) == ("fd00:1::/64", "fd00:1::2")
+    # MPI knows no CIDR of IPv6, and one name of an interface for all hosts.
+    assert chosen.mpi_name == "eth0"
+    other = choose_network({**IPV6, "b": host(Interface("eth7", "fd00:1::2", 64))})
+    assert (other.name, other.mpi_name) == ("fd00:1::/64", "")
+
+
+def test_where_hosts_have_both_ipv4_wins():
+    both = {name: [*IPV6[name], FAST[name][2]] for name in IPV6}
+    resolved = {"a": "fd00:1::1", "b": "fd00:1::2"}
+    chosen = choose_network(both, resolved=resolved)
+    assert chosen.name == chosen.mpi_name == "10.0.0.0/24"
+    assert choose_network(both, wanted="fd00:1::/64").mpi_name == "eth0"
+    assert choose_network({"a": both["a"]}, wanted="eth0").addresses == {"a": "fd00:1::1"}
+
+
 @pytest.mark.parametrize("wanted", ["ib0", "192.168.0.0/16", "192.168.7.0/24"])
 def test_a_wanted_network_is_passed_on_as_given(wanted):
     hosts = {"a": FAST["a"]}

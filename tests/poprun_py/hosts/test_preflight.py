@@ -60,7 +60,12 @@ def test_a_host_like_this_one_has_no_problem():
         ({"memory": 10 << 20}, "free memory", "10 MiB", False),
         ({"shm": 1 << 20}, "/dev/shm", "1 MiB", False),
         ({"files": 256}, "open files", "256", False),
-        ({"networks": [["lo", "127.0.0.1", 8, False]]}, "network", "no IPv4 network", False),
+        (
+            {"networks": [["lo", "127.0.0.1", 8, False]]},
+            "network",
+            "no network but loopback",
+            False,
+        ),
         ({"called_back": False}, "calls back", "cannot open a connection", False),
     ],
 )
