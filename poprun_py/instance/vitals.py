@@ -58,12 +58,12 @@ class Vitals:
     """Memory and file shared with one program."""
 
     def __init__(self) -> None:
-        self._heartbeat = os.memfd_create("poprun-heartbeat")
+        self._heartbeat = _file_without_a_name("poprun-heartbeat")
         os.ftruncate(self._heartbeat, 8 * _ALL_WORDS)
         memory = memoryview(mmap.mmap(self._heartbeat, 8 * _ALL_WORDS))
         self._words, self._numbers = memory.cast("q"), memory.cast("d")
         self._counts = False  # whether the program was ever seen to count
-        self._stacks = os.memfd_create("poprun-stacks")
+        self._stacks = _file_without_a_name("poprun-stacks")
         # Who was asked whether Python runs, when, and where in the file the answer may be.
         self._asked, self._asked_at, self._answer_at = 0, 0.0, 0
 
@@ -115,8 +115,9 @@ class Vitals:
         """Return for how long at least the program's main thread has run no Python.
 
         Args:
-            pids: the program and its descendants; the first one that answers is asked.
-            ask: whether to ask, if there is no question open: it may interrupt a system call.
+            pids: the program and its descendants; the first one that runs and answers is asked: a
+                signal would end the sleep of a program in C.
+            ask: whether to ask, if there is no question open.
         """
         now, size = time.monotonic(), os.fstat(self._stacks).st_size
         written = os.pread(self._stacks, size - self._answer_at, self._answer_at)
@@ -125,9 +126,8 @@ class Vitals:
         self._asked = 0
         if ask:
             for pid in pids:
-                if processes.state(pid, _ASK_SIGNAL)[1] and processes.signal_process(
-                    pid, _ASK_SIGNAL
-                ):
+                runs = processes.state(pid, _ASK_SIGNAL) == ("R", True)
+                if runs and processes.signal_process(pid, _ASK_SIGNAL):
                     self._asked, self._asked_at, self._answer_at = pid, now, size
                     break
         return 0.0
@@ -254,6 +254,21 @@ class Vitals:
                 break
         written = os.pread(self._stacks, _MAX_TEXT, start).replace(_ANSWER, b"")
         return written.decode(errors="replace")
+
+
+def _file_without_a_name(title: str) -> int:
+    """Return the descriptor of a new file that is gone with the last process that has it.
+
+    Raises:
+        OSError: there can be none.
+    """
+    try:
+        return os.memfd_create(title)
+    except OSError:
+        # Hardened systems refuse files in memory, which may hold a program: vm.memfd_noexec=2.
+        import tempfile
+
+        return os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 def _row(step: int) -> int:

@@ -35,12 +35,14 @@ _NO_FOLDER = "unable to create the desired directory"
 class Ending:
     """What was seen of a run when everything had ended.
 
-    ``files`` is where MPI's files lay; ``had_no_room``: an instance failed while that was full.
+    ``files`` is where MPI's files lay; ``had_no_room``: an instance failed while that was full;
+    ``had_no_shared_memory``: one got SIGBUS while /dev/shm was.
     """
 
     job: Job
     files: Path
     had_no_room: bool = False
+    had_no_shared_memory: bool = False
     peers: Mapping[int, Peer]
     last_words: frozenset[int]
     seconds: float
@@ -163,6 +165,11 @@ def _start_failure(end: Ending) -> str:
 def _advice(end: Ending) -> str:
     """Return what to do where the way in which it ended tells it; empty if it does not."""
     # Writing to mapped memory of a file system that is full ends with SIGBUS.
+    if end.had_no_shared_memory:
+        return (
+            "/dev/shm is full, through which MPI passes messages within a host: make it larger "
+            "(docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or find what fills it"
+        )
     has_no_folder = end.mpirun_code == -signal.SIGBUS or _NO_FOLDER in end.mpirun_text
     if not (has_no_folder or end.had_no_room):
         return ""

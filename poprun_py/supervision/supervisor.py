@@ -64,6 +64,7 @@ __all__ = ["InstanceResult", "Job", "LaunchResult", "supervise"]
 _SILENCE_SECONDS = 10.0
 # The longest wait for an event: while a job ends, and else.
 _ENDING_WAIT_SECONDS, _WAIT_SECONDS = 0.2, 1.0
+_SHARED_MEMORY = Path("/dev/shm")
 _CANNOT_RUN = "the launcher cannot run the job"
 
 Started = Callable[[dict[int, dict[str, Any]]], None]
@@ -119,7 +120,7 @@ class _Supervisor:
         self._output = InstanceOutput(job, descriptors, log)
         self._log = self._output.log
         self._paused_seconds = 0.0
-        self._had_no_room = False
+        self._had_no_room = self._had_no_shm = False
         self._control = ControlChannel(len(job.variables), self)
         self._peers = self._control.peers
         self._startup = Startup(job.hosts, job.explain_failed_start)
@@ -433,6 +434,7 @@ class _Supervisor:
         elif code != 0:
             if self._stopping.asked_at is None and peer.host == socket.gethostname():
                 self._had_no_room = is_full(self._folder.parent)
+                self._had_no_shm = code == -signal.SIGBUS and is_full(_SHARED_MEMORY)
             self._stopping.end(Cause.FAILED, f"instance {peer.index} ended with {describe(code)}")
 
     def _on_exit(self, peer: Peer, end: dict[str, Any]) -> None:
@@ -648,6 +650,7 @@ class _Supervisor:
                 job=self._job,
                 files=self._folder.parent,
                 had_no_room=self._had_no_room,
+                had_no_shared_memory=self._had_no_shm,
                 peers=self._peers,
                 last_words=self._output.last_words,
                 seconds=seconds,

@@ -195,6 +195,21 @@ def test_work_without_steps_is_no_hang(poprun, script, program):
     assert done.returncode == 0, done.stderr
 
 
+SLEEPS_IN_C = """
+import ctypes, time
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    pass
+print(ctypes.CDLL(None).sleep(2))
+"""
+
+
+def test_looking_for_hangs_wakes_nobody(poprun, script):
+    """A signal would end a sleep of C early, which returns what is left of it."""
+    done = poprun("--hang-timeout", "3", "--output", "plain", script(SLEEPS_IN_C))
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
 def test_a_job_that_sleeps_hangs(poprun, script):
     done = poprun("--hang-timeout", "0.3", "--grace", "1", script("import time\ntime.sleep(1000)"))
     assert done.returncode == 124, done.stderr

@@ -103,6 +103,9 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     )
     assert re.match(advice, failed.advice)
     assert re.search(rf"failed first: exit code 14\n.*\n  {advice}", report_text(failed, str))
+    failed = judged(peer(0, -7, at=1), **{**seen, "job": Job(command=("mpirun",), variables=({},),
+                    environ={})}, had_no_shared_memory=True, **stop(Cause.FAILED))  # fmt: skip
+    assert failed.advice.startswith("/dev/shm is full, through which MPI passes messages")
 
 
 @pytest.mark.parametrize(
