@@ -24,6 +24,11 @@ BUSY_SHARE = 0.05
 _MAX_PROCESSES = 64
 _MAX_THREADS = 64  # of a process, that are asked for its children
 _KIB = 1024
+# As the kernel shows it: system calls of x86-64 and of 64-bit ARM, and their first argument. What a
+# process reads from, or one more than the highest descriptor that it waits for.
+_READING = frozenset(
+    {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
+)
 _IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 _STATUS = (b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap")
 
@@ -82,7 +87,8 @@ class SignsOfLife:
             ``at``, a time in seconds; ``awake_seconds``, of CPU time and of waiting for a CPU, and
             ``moved_bytes`` of files, pipes and disk by now; ``written``; the last collective,
             ``call``, as ``Vitals`` has it; whether the program ``waits`` in one; whether it has
-            ``joined`` the others, and may count steps; and for how many seconds it is ``away``: its
+            ``joined`` the others, and may count steps; whether it ``reads`` what the user types,
+            and waits for it; and for how many seconds it is ``away``: its
             main thread has run no Python. That is asked of one that does nothing but use CPU time.
         """
         awake, moved, pids = _spent(self._program)
@@ -94,6 +100,7 @@ class SignsOfLife:
             "call": self._vitals.call(),
             "waits": self._vitals.waits(),
             "joined": self._vitals.progress() is not None,
+            "reads": _waits_for_input(pids),
         }
         look["away"] = self._vitals.away_seconds(pids, ask=self._is_only_busy(look))
         self._last = look
@@ -106,6 +113,21 @@ class SignsOfLife:
             return False
         used = look["awake_seconds"] - last["awake_seconds"]
         return bool(used > BUSY_SHARE * (look["at"] - last["at"]))
+
+
+def _waits_for_input(pids: "list[int]") -> bool:
+    """Tell whether a process waits for the standard input that the program was given."""
+    for pid in pids[:_MAX_PROCESSES]:
+        words = _read(f"/proc/{pid}/syscall").split()[:2]
+        if tuple(words) in _READING:
+            try:
+                own, given = (os.stat(f"/proc/{each}/fd/0") for each in (pid, pids[0]))
+            except OSError:
+                continue
+            # Helpers of a program read what it writes to them.
+            if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
+                return True
+    return False
 
 
 def _spent(program: int) -> "tuple[float, int, list[int]]":

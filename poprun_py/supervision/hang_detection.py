@@ -43,8 +43,8 @@ class Look:
     output, been awake for ``awake_seconds``: with a CPU or in want of one, and moved so many
     ``moved_bytes`` of files, pipes and disk. ``call`` is the last
     collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
-    others in it. ``joined``: it has called ``init()``, and may count steps later. Its main thread
-    has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
+    others in it. ``joined``: it has called ``init()``, and may count steps later. ``reads``: it
+    waits for what the user types. Its main thread has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
     """
 
     at: float
@@ -54,6 +54,7 @@ class Look:
     call: tuple[int, int, int] = (0, 0, 0)
     waits: bool = False
     joined: bool = False
+    reads: bool = False
     away: float = 0.0
 
     @classmethod
@@ -224,6 +225,7 @@ class _Watched:
             look.written != before.written
             or look.call != before.call
             or has_bytes
+            or look.reads
             or (is_busy and not look.away)
         ):
             self.acted = self.moved = (look.at, now)

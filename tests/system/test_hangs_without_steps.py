@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import dataclass
 
 import pytest
@@ -193,6 +194,20 @@ def test_work_without_steps_is_no_hang(poprun, script, program):
     done = poprun("--num-instances", "2", "--num-replicas", "2", "--hang-timeout", str(LIMIT),
                   script(program))  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("reads", ["sys.stdin.readline()", "input()", "os.read(0, 100)"])
+def test_waiting_for_the_user_is_no_hang(poprun, script, reads):
+    program = script(f"{PLAIN}print('ready', flush=True)\nprint({reads})")
+    job = poprun("--hang-timeout", "1", "--output", "plain", program, start=True,
+                 stdin=subprocess.PIPE)  # fmt: skip
+    assert job.stdout.readline() == "ready\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(4)
+    stdout, stderr = job.communicate("typed\n", timeout=30)
+    assert (job.returncode, stderr) == (0, "")
+    assert "typed" in stdout
 
 
 SLEEPS_IN_C = """

@@ -70,6 +70,7 @@ def test_one_that_computes_while_the_others_wait_is_no_hang():
         lambda n: Look(at=n, call=(7, 1, n % 2)),
         lambda n: Look(at=n, awake_seconds=0.3 * n),
         lambda n: Look(at=n, moved_bytes=10**6 * n),
+        lambda n: Look(at=n, reads=n < 10, written=n // 10),
     ],
 )
 def test_each_sign_of_life_counts(sign):
