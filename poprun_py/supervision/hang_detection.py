@@ -44,7 +44,8 @@ class Look:
     ``moved_bytes`` of files, pipes and disk. ``call`` is the last
     collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
     others in it. ``joined``: it has called ``init()``, and may count steps later. ``reads``: it
-    waits for what the user types. Its main thread has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
+    waits for what the user types. Its main thread has run no Python for ``away`` seconds at least;
+    0 if it has, or was not asked.
     """
 
     at: float

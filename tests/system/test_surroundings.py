@@ -219,6 +219,9 @@ def test_eight_instances_with_little_shared_memory(poprun, script, how):
     through = mounted(Path("/dev/shm"), how)
     done = poprun("--num-instances", 8, "--oversubscribe", script(COLLECTIVES), through=through)
     assert_adds_up(done, 8)
+    told = "/dev/shm has 1 MiB free, and MPI wants 16 MiB" in done.stderr
+    assert told == (how == "size=1m"), done.stderr
+    assert done.stderr.count("some 4 times as long") == told
 
 
 FILLS_SHARED_MEMORY = """
