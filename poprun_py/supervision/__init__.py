@@ -2,6 +2,6 @@
 
 Here live the supervisor, mpirun's process, the control channel, and the values of a run.
 Nothing here plans or knows options: it is given a Job. May call: output, keyboard, observation,
-timeline, instance, its own_host, errors, on_use, command_name, and the library's environment,
-peers and start_hook. Also: json_text.
+timeline, instance, its own_host, errors, json_text, on_use, command_name, and the library's
+environment, peers and start_hook.
 """

@@ -51,6 +51,8 @@ _NOT_IMPORTED = {
 }
 # Modules that are there only beside something else, which the code asks for first.
 _GUESTS = {"popart", "poptorch", "popdist", "horovod", "IPython"}
+# Folders that a program puts on its path to import from.
+_ON_THE_PATH = ("popdist_py/start_hook",)
 # What type checkers bring themselves.
 _OF_CHECKERS = {"_typeshed"}
 
@@ -90,8 +92,9 @@ def _top_names(file: Path) -> frozenset[str]:
 
 
 def _is_near(name: str, file: Path, root: Path) -> bool:
-    """Tell whether a module stands beside the file, or beside one of the folders around it."""
+    """Tell whether a module stands beside the file or a folder around it, or where any may look."""
     folders = [folder for folder in file.parents if folder.is_relative_to(root)]
+    folders += [root / each for each in _ON_THE_PATH]
     return any((f / name).is_dir() or (f / f"{name}.py").exists() for f in folders)
 
 
