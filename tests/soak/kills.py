@@ -175,23 +175,23 @@ def rows() -> tuple[Row, ...]:
 def _signal_rows() -> list[Row]:
     found = [
         Row(title=f"SIGKILL of {NAMES[kind]}", act=send(kind, signal.SIGKILL), expected=expected,
-            by_phase=by_phase, weight=4)
+            by_phase=by_phase, weight=10)
         for kind, (expected, by_phase) in after_kill(2).items()
     ]  # fmt: skip
     found += [
         Row(title=f"SIGSTOP of {NAMES[kind]}", act=send(kind, signal.SIGSTOP), expected=expected,
-            by_phase=by_phase, options=(*HANG_OPTIONS, "--timeout", str(LIMIT_SECONDS)), weight=2)
+            by_phase=by_phase, options=(*HANG_OPTIONS, "--timeout", str(LIMIT_SECONDS)), weight=5)
         for kind, (expected, by_phase) in after_stop(7).items()
     ]  # fmt: skip
     found += [
         Row(title=f"SIGSTOP of {NAMES[kind]}, then SIGCONT", act=pause(kind), expected=GOES_ON,
-            weight=2, options=HANG_OPTIONS)
+            weight=5, options=HANG_OPTIONS)
         for kind in ("launcher", "mpirun", "wrapper", "program", "worker")
     ]  # fmt: skip
     for number, code in _REQUESTS.items():
         expected = Expected(codes=(code,), seconds=2)
         found.append(
-            Row(title=f"{number.name} to the launcher", act=send("launcher", number), weight=2,
+            Row(title=f"{number.name} to the launcher", act=send("launcher", number), weight=5,
                 expected=expected,
                 # Python is killed by a signal that comes before it can catch any.
                 by_phase={"start": replace(expected, codes=(code, -number)),
@@ -204,7 +204,7 @@ def _own_failures() -> list[Row]:
     return [
         Row(title=f"a program ends by itself: {says}", act=await_failure,
             expected=Expected(codes=(code,), seconds=2, names=True, says=says),
-            prepare=drawn_failure(how))
+            prepare=drawn_failure(how), weight=3)
         for how, (code, says) in _FAILURES.items()
     ]  # fmt: skip
 

@@ -219,6 +219,7 @@ print(ctypes.CDLL(None).sleep(2))
 """
 
 
+@pytest.mark.sweep
 def test_looking_for_hangs_wakes_nobody(poprun, script):
     """A signal would end a sleep of C early, which returns what is left of it."""
     done = poprun("--hang-timeout", "3", "--output", "plain", script(SLEEPS_IN_C))

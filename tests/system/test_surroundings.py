@@ -70,7 +70,7 @@ def test_a_folder_for_temporary_files_that_cannot_be_written(poprun, tmp_path):
 
 
 # A program is refused the first, mpirun the second.
-@pytest.mark.parametrize("size", ["64k", "4k"])
+@pytest.mark.parametrize("size", ["4k", pytest.param("64k", marks=pytest.mark.sweep)])
 def test_a_folder_for_temporary_files_without_room(poprun, open_folder, size):
     # Its name is short enough for a Unix socket; otherwise /tmp would be taken.
     through = mounted(open_folder, f"size={size}")

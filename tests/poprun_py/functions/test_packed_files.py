@@ -114,11 +114,11 @@ def test_a_file_that_lacks_a_part_or_was_changed_anywhere_is_refused(tmp_path):
     write_packed(path, {"about": "it"}, ["text", np.arange(4)])
     whole = path.read_bytes()
     parts = [whole[:begin] + whole[end:] for begin in range(len(whole))
-             for end in (begin + 1, begin + 70, len(whole))]  # fmt: skip
+             for end in (begin + 1, len(whole))]  # fmt: skip
     changed = [
         whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :]
         for at in range(len(whole))
-        for bits in (0x01, 0x41, 0x80, 0xFF)
+        for bits in (0x01, 0x80)
     ]
     open_packed(path)
     for data in [*parts, *changed]:

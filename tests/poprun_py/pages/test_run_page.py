@@ -258,6 +258,7 @@ def test_slow_instance_of_many_is_drawn(tmp_path):
     assert page.count('<tr class="marked">') == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: make system-packages")
 def test_in_a_browser(tmp_path, whole):
     path = tmp_path / "report.html"
