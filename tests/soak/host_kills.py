@@ -33,7 +33,9 @@ def rows() -> tuple[Row, ...]:
     stops = after_stop(_STOP_SECONDS)
     found = [
         Row(title=_title(f"SIGKILL of {NAMES[kind]}"), act=send(kind, signal.SIGKILL),
-            expected=expected, by_phase=by_phase, hosts=HOSTS)
+            expected=expected, by_phase=by_phase, hosts=HOSTS,
+            # No other wrapper of the job is there.
+            swept=kind == "wrapper")
         for kind, (expected, by_phase) in kills.items()
     ]  # fmt: skip
     found += [
