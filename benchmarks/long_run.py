@@ -93,11 +93,15 @@ def step_times(windows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def unused_shared_memory() -> set[str]:
-    """Return the files in shared memory that no process maps: those of other jobs are mapped."""
+    """Return what is in shared memory and nobody maps or has open, as other jobs have theirs."""
     files = {str(path) for path in SHARED_MEMORY.iterdir()}
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            files -= {line[line.find("/") :] for line in maps.read_text().splitlines()}
+            lines = (process / "maps").read_text().splitlines()
+            files -= {line[line.find("/") :] for line in lines}
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    files.discard(str(descriptor.readlink()))
     return files
 
 
