@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from lab.wire import TAP_DEVICE, Faults
 ROOT = Path(__file__).resolve().parents[2]
 # Every host has its own mounted over it; ssh finds no other, wherever HOME is.
 _SSH_FOLDER = Path("/root/.ssh")
+# By which the one that a lab has made is known from a user's own.
+_MODE_OF_OURS = 0o711
 SUBNET = "10.99.0"
 IPV6_SUBNET = "fd00:99::/64"
 PROGRAMS = ("unshare", "nsenter", "ip", "tc", "sshd", "ssh", "ssh-keygen")
@@ -60,7 +63,8 @@ for path in {visible}; do
 done
 mount --rbind {folder}/tmp /tmp
 mount --bind {shared}/hosts /etc/hosts
-mkdir -p /run/sshd /root/.ssh
+mkdir -p /run/sshd
+mkdir -p -m 0711 /root/.ssh
 mount --bind {ssh} /root/.ssh
 ip link set lo up
 exec {sshd} -D -e -f {folder}/sshd_config
@@ -293,10 +297,11 @@ class Lab:
         self._subnet = ipaddress.ip_network(subnet)
         self.hosts: list[LabHost] = []
         self._switch: subprocess.Popen | None = None
-        self._makes_ssh_folder = False
 
     def __enter__(self) -> Lab:
-        self._makes_ssh_folder = not _SSH_FOLDER.exists()
+        with contextlib.suppress(FileExistsError):
+            _SSH_FOLDER.mkdir()
+            _SSH_FOLDER.chmod(_MODE_OF_OURS)
         try:
             self._make_keys()
             self._start_switch()
@@ -321,9 +326,10 @@ class Lab:
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
-        if self._makes_ssh_folder and not _is_mounted(_SSH_FOLDER):
-            # Removing it would take it from the hosts of another test run on this machine too.
-            with contextlib.suppress(OSError):
+        # Of labs side by side the last removes it: the others' hosts would lose it.
+        with contextlib.suppress(OSError):
+            is_ours = stat.S_IMODE(_SSH_FOLDER.stat().st_mode) == _MODE_OF_OURS
+            if is_ours and not _is_mounted(_SSH_FOLDER):
                 _SSH_FOLDER.rmdir()
 
     def names(self, count: int | None = None) -> str:

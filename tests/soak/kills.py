@@ -193,8 +193,10 @@ def _signal_rows() -> list[Row]:
         found.append(
             Row(title=f"{number.name} to the launcher", act=send("launcher", number), weight=5,
                 expected=expected,
-                # Python is killed by a signal that comes before it can catch any.
-                by_phase={"start": replace(expected, codes=(code, -number)),
+                # Python is killed by a signal that comes before it can catch any; interrupted while
+                # it finds its own modules, before any line of the launcher, it ends with 1.
+                by_phase={"start": replace(expected, codes=(code, -number)
+                                           + (1,) * (number == signal.SIGINT)),
                           "end": or_done(expected)})
         )  # fmt: skip
     return found
