@@ -33,7 +33,7 @@ test-all: $(FRAMEWORKS_STAMP) ## run the default tests, the sweeps and their lon
 	$(PYTEST_HERE) -m "not soak" $(ARGS)
 
 test-hosts: $(DEV_STAMP) ## run the tests on several hosts made for the occasion (root, network namespaces)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/lab -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -q tests/lab -m "not long" $(ARGS)
 
 test-numa: $(DEV_STAMP) ## run the tests on an emulated machine with several NUMA nodes (qemu)
 	$(BIN)/python -m pytest -q tests/numa $(ARGS)

@@ -55,6 +55,7 @@ def run_alone(program, folder):
     )  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(300)
 def test_alone(program, tmp_path):
     done = run_alone(program, tmp_path)

@@ -9,7 +9,7 @@ from conftest import ROOT
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 PROGRAMS = [
-    pytest.param(text, id=f"{name} {number}")
+    pytest.param(text, id=f"{name} {number}", marks=[pytest.mark.sweep] * (number > 0))
     for name in ("collectives", "metrics")
     for number, text in enumerate(_BLOCK.findall((ROOT / "docs" / f"{name}.md").read_text()))
 ]

@@ -44,6 +44,7 @@ def test_main_job_prints_table_bar_and_accuracy(poprun, golden):
     assert time.monotonic() - began < 90
 
 
+@pytest.mark.sweep
 @pytest.mark.timeout(240)
 def test_main_job_alone(tmp_path):
     done = subprocess.run(
@@ -63,6 +64,7 @@ def test_readme_shows_these_two_jobs():
         assert f"\n$ {words}\n" in shown
 
 
+@pytest.mark.sweep
 def test_missing_data_set_is_explained(poprun):
     done = poprun(TRAIN, "--dataset", "mnist", "--data-dir", "nowhere")
     assert done.returncode == 2

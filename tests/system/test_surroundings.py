@@ -105,6 +105,7 @@ def test_shared_memory_that_takes_nothing(poprun, how):
     assert_trains(poprun(*JOB, PROGRAM, through=mounted(Path("/dev/shm"), how)))
 
 
+@pytest.mark.sweep
 def test_workers_without_shared_memory_say_what_to_do(poprun, script):
     program = script(
         "import torch\n"
@@ -190,6 +191,7 @@ def test_a_user_who_sees_no_processes_of_others(poprun, tmp_path, open_folder):
     assert_adds_up(poprun(*JOB, program, cwd=open_folder, through=through))
 
 
+@pytest.mark.sweep
 def test_instances_that_cannot_share_memory_say_once_how_slow_that_is(poprun, script):
     refused = (sys.executable, REFUSED, "memfd_create", sys.executable, script(COLLECTIVES))
     done = poprun(*JOB, *refused)

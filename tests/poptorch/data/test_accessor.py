@@ -12,7 +12,13 @@ from popdist_py.poptorch.calls.custom_types import ICustomArgParser, registerCus
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 
 
-@pytest.mark.parametrize("strategy", list(SharingStrategy))
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param(each, marks=[pytest.mark.sweep] * (number > 0))
+        for number, each in enumerate(SharingStrategy)
+    ],
+)
 def test_every_sharing_strategy_delivers(strategy):
     # More tensors than the file descriptors that can be passed to a new process.
     source = [torch.full((2,), float(i)) for i in range(300)]

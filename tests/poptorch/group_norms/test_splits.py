@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("split_program.py")
 
 # Replicas, instances, group sizes.
 SPLITS = [
-    pytest.param(8, 2, (8,), id="8 on 2"),
+    pytest.param(8, 2, (8,), marks=sweep, id="8 on 2"),
     pytest.param(8, 1, (2, 4, 8), marks=sweep, id="8 on 1"),
     pytest.param(8, 2, (4, 2), marks=sweep, id="8 on 2: local groups"),
     pytest.param(8, 4, (2, 4, 8), marks=sweep, id="8 on 4"),
