@@ -77,6 +77,8 @@ def pytest_configure(config):
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
     folder.chmod(0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    # What tests type in a shell is nothing that the user has typed.
+    os.environ["HISTFILE"] = ""
     if config.option.basetemp is None:
         config.option.basetemp = folder / "p"
     config.stash[_FOLDER] = folder

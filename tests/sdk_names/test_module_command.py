@@ -90,9 +90,11 @@ def test_ctrl_c_reaches_the_program(tmp_path):
 
 def test_without_a_program_it_is_pythons_prompt(tmp_path):
     leader, follower = pty.openpty()
+    # Python keeps what was typed in the home.
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb", "HOME": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-q", "-m", "popdist_py"], stdin=follower, stdout=follower,
-        stderr=follower, env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}, cwd=tmp_path,
+        stderr=follower, env=env, cwd=tmp_path,
     )  # fmt: skip
     os.close(follower)
     os.write(leader, b"import popdist; print(popdist.getNumInstances() + 40)\nexit()\n")

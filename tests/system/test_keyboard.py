@@ -131,9 +131,11 @@ def test_lines_are_edited(typist, script):
     assert user.modes() == user.first_modes
 
 
-def test_python_alone_is_an_interactive_one(typist):
-    # From 3.13 on, Python has an editor of its own, which speaks to the terminal.
-    user = typist(*TWO, sys.executable, "-q", env={"PYTHON_BASIC_REPL": "1"})
+def test_python_alone_is_an_interactive_one(typist, tmp_path):
+    # From 3.13 on, Python has an editor of its own, which speaks to the terminal. What was typed is
+    # kept in the home.
+    env = {"PYTHON_BASIC_REPL": "1", "HOME": str(tmp_path)}
+    user = typist(*TWO, sys.executable, "-q", env=env)
     user.expect(">>> ")
     user.type("6 * 7\r")
     user.expect(r"^\[1,0\]<stdout>:42\r\n\[1,0\]<stdout>:>>> ")
