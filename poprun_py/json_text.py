@@ -7,6 +7,7 @@ its values, and a program the other. What a value has to be is its reader's matt
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 __all__ = ["read_json"]
@@ -33,7 +34,6 @@ def read_json(text: str | bytes) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{twice!r:.80} is given twice")
     return table
