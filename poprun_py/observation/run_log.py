@@ -117,7 +117,8 @@ class _Lines:
             raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what a network file system refuses only now is lost."""
         if self._file is not None:
-            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.close(self._file)
             self._file = None

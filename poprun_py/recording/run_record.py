@@ -147,7 +147,7 @@ class RunRecord:
     def _save(self, ending: dict[str, Any] | None = None) -> None:
         """Write the report of what is known now."""
         from poprun_py.versions import versions
-        from poprun_py.views.run_report import moment, run_report
+        from poprun_py.views.run_report import brief_report, moment, run_report
 
         assert self.folder is not None
         report = run_report(
@@ -160,7 +160,9 @@ class RunRecord:
             attempts=self._attempts,
             ending=ending,
         )
-        self.folder.save_report(json.dumps(report, indent=2) + "\n")
+        self.folder.save_report(
+            json.dumps(report, indent=2) + "\n", json.dumps(brief_report(report)) + "\n"
+        )
 
     def _read_earlier(self, folder: RunFolder) -> None:
         """Take the attempts of an earlier launch of this run.

@@ -197,6 +197,8 @@ def _advice(end: Ending) -> str:
             "/dev/shm is full, through which MPI passes messages within a host: make it larger "
             "(docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or find what fills it"
         )
+    if end.mpirun_code == -signal.SIGXFSZ:
+        return "MPI's own files are larger than the limit of a file's size: raise it (ulimit -f)"
     has_no_folder = end.mpirun_code == -signal.SIGBUS or _NO_FOLDER in end.mpirun_text
     if not (has_no_folder or end.had_no_room):
         return ""
