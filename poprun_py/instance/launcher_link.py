@@ -8,6 +8,7 @@ import sys
 import time
 
 from poprun_py.instance import protocol
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.instance.fast_stdlib import socket
 from poprun_py.instance.own_host import host_folders
 from poprun_py.instance.own_host.host_folders import HeldFolder
@@ -142,7 +143,7 @@ def is_first_elsewhere(channel: socket.socket) -> bool:
 
 def drop_empty() -> None:
     """Unset what is set empty so that Open MPI does not give it another instance's value."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in THREAD_VARIABLES:
         if os.environ.get(name) == "":
             del os.environ[name]
 
