@@ -16,10 +16,16 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.on_use import Shown
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
-from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by, split_mpi_arguments
+from poprun_py.planning.mpi_arguments import (
+    MpiArguments,
+    names_set_by,
+    split_mpi_arguments,
+    variables_set_by,
+)
 from poprun_py.planning.mpi_commands import (
     Context,
     MpiRequest,
@@ -32,7 +38,6 @@ from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
     FORWARDED_VARIABLES,
     TARGET_OPTIONS,
-    THREAD_VARIABLES,
     Pairs,
     common_variables,
     mpi_environment,
@@ -54,6 +59,7 @@ __all__ = [
     "LaunchPlan",
     "make_plan",
     "place_instances",
+    "threads_by_user",
 ]
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
@@ -89,6 +95,7 @@ class LaunchPlan(Shown):
     says why the job may be looked at but not run: the machines cannot take it, or a saved plan
     lacks values; empty if it may. ``partition`` is what the launch would do with which partition of
     the pod, as it was then; None where no pod is configured. It is decided anew when the plan runs.
+    ``user_threads`` are the thread counts that the user set, by variable.
     """
 
     config: LaunchConfig
@@ -99,7 +106,7 @@ class LaunchPlan(Shown):
     # Holds secrets: never shown.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
-    user_threads: int | None = None
+    user_threads: Mapping[str, int] = field(default_factory=dict)
     network: str = ""
     refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
@@ -233,12 +240,23 @@ def make_plan(
         ),
         environ=dict(environ),
         compact=compact,
-        user_threads=user_threads(dict(user_env), environ),
+        user_threads=threads_by_user(mpi_arguments, user_env, environ),
         network=reached.network if reached is not None else "",
         refusal=refusal,
         hostnames=reached.hostnames if reached is not None else {},
         partition=partition,
     )
+
+
+def threads_by_user(
+    mpi_arguments: MpiArguments, user_env: Pairs, environ: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the thread counts that every instance gets from the user, by variable.
+
+    The launcher's channel sets those of --env last, over what mpirun's arguments set.
+    """
+    by_mpi = variables_set_by(mpi_arguments.of_every_instance, environ)
+    return user_threads({**environ, **by_mpi, **dict(user_env)})
 
 
 def _mpi_request(
@@ -289,15 +307,15 @@ def _instances(
         for index, words in mpi_arguments.of_instance.items()
     }
     by_any_user = by_everyone.union(*by_user.values())
-    threads_by_user = {name for name in THREAD_VARIABLES if name in environ}
-    bound = placement_variables(placements, {name for name, _ in user_env} | threads_by_user)
+    inherited = {name for name in THREAD_VARIABLES if name in environ}
+    bound = placement_variables(placements, {name for name, _ in user_env} | inherited)
     target = (TARGET_OPTIONS, target_options(topology, environ))
     spans_hosts = _spans_hosts(topology)
     by_name = [
         name
         for name in (
             *FORWARDED_VARIABLES,
-            *sorted(threads_by_user),
+            *sorted(inherited),
             *(_TO_REMOTE if spans_hosts else ()),
         )
         if name in environ or name in _TO_REMOTE

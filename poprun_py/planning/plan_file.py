@@ -16,11 +16,17 @@ from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host, are_host_names
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, place_instances
+from poprun_py.planning.launch_plan import (
+    InstancePlan,
+    LaunchPlan,
+    place_instances,
+    threads_by_user,
+)
+from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
-from poprun_py.planning.variables import check_variable, user_threads
+from poprun_py.planning.variables import check_variable
 
 __all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json", "portable"]
 
@@ -214,7 +220,9 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         hostnames={
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
         },
-        user_threads=user_threads(dict(instances[0].user_env), environ),
+        user_threads=threads_by_user(
+            split_mpi_arguments(config)[1], instances[0].user_env, environ
+        ),
         network=_text(data["network"], "network"),
         folder=_folder(data),
         refusal=refusal,
