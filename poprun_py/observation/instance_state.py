@@ -25,6 +25,7 @@ ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
+_POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
 # What lasts longer than this is no part of a quick step: it is shown as the phase.
 _LONG_SECONDS = 1.0
 _P95 = 0.95
@@ -184,7 +185,8 @@ class InstanceState:
 
     def share(self, *names: str) -> float:
         """Return the share of time of these activities together."""
-        return sum(self.shares[ACTIVITIES.index(name)] for name in names)
+        shares = self.shares
+        return sum([shares[_POSITIONS[name]] for name in names])
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for programs."""
