@@ -349,7 +349,7 @@ class Wrapper:
         try:
             pid = os.fork()
         except OSError as error:  # there are too many processes
-            os.write(report_write, f"{self._program[0]}: {error.strerror}".encode())
+            os.write(report_write, f"{self._program[0]}: {error.strerror}".encode(errors="replace"))
         else:
             if pid == 0:
                 try:

@@ -159,7 +159,7 @@ class InstanceOutput:
 
     def say(self, sentence: str) -> None:
         """Write a line of the launcher's own that is shown at any verbosity."""
-        self._screens[_STDERR].insert(f"{command_name()}: {sentence}".encode())
+        self._screens[_STDERR].insert(_line(sentence))
 
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""
@@ -278,9 +278,12 @@ class InstanceOutput:
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
             self._screens[_STDERR].interrupt()
-            self._sinks[_STDERR].write(
-                f"{command_name()}: warning: {self._files.trouble}\n".encode()
-            )
+            self._sinks[_STDERR].write(_line(f"warning: {self._files.trouble}") + b"\n")
+
+
+def _line(sentence: str) -> bytes:
+    """Return a line of the launcher; a path in it is shown as Python shows it on stderr."""
+    return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
 
 
 def _is_same_terminal(one: int, other: int) -> bool:

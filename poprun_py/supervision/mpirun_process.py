@@ -146,7 +146,7 @@ class Mpirun:
         network: str | None,
     ) -> None:
         self.ended_at: float | None = None
-        self._mark = mark.encode()
+        self._mark = os.fsencode(mark)
         self._selector = selector
         self._log = log
         self._said = bytearray()

@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan
+from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan, terminal
 from poprun_py.cli import run
 from poprun_py.console import Callbacks
+from poprun_py.devices.commands import GC_INFO
 from poprun_py.hosts.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.pod_command.commands import COMMAND as POD_COMMAND
 from poprun_py.supervision.job import LaunchResult
+from poprun_py.terminal import UnwritableError
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.
@@ -268,3 +271,37 @@ def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
     monkeypatch.setattr(launcher, "run", lambda *_, **__: LaunchResult(exit_code=130))
     assert run(["--num-instances", "1", "--num-replicas", "1", "true"]) == 130
     assert capsys.readouterr().err == ""
+
+
+_COMMANDS = (
+    ("-m poprun_py --version", 0),
+    ("-m poprun_py --nothing", 2),
+    ("-m poprun_py.pod_command --version", 0),
+    ("-c 'from poprun_py.devices.commands import gc_info as main; main()' --version", 0),
+    ("-c 'from poprun_py.devices.commands import gc_monitor as main; main()' --nothing", 2),
+    ("-m popdist_py --help", 0),
+    ("-m popdist_py --nothing", 2),
+    ("-m popdist_py.timeline --help", 0),
+)
+
+
+def test_every_command_has_its_code_though_all_standard_descriptors_are_closed():
+    started = [
+        subprocess.Popen(
+            ["sh", "-c", f"{sys.executable} {command} >&- 2>&- <&-"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for command, _ in _COMMANDS
+    ]
+    codes = [process.wait(100) for process in started]
+    assert codes == [code for _, code in _COMMANDS]
+
+
+@pytest.mark.parametrize("command", [GC_INFO, POD_COMMAND])
+def test_a_help_that_cannot_be_written_has_the_code_of_an_unwritable_stdout(command, monkeypatch):
+    def refuse(text):
+        raise UnwritableError(BrokenPipeError(32, "Broken pipe"))
+
+    monkeypatch.setattr(terminal, "print_out", refuse)
+    with pytest.raises(UnwritableError):
+        command.main(["--help"], standalone_mode=False)

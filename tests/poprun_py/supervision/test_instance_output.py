@@ -104,3 +104,9 @@ def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split
     assert (shown() != "") is is_split
     output.on_time(fed + 3.0, None)
     assert shown() == "[1,0]<stderr>:words"
+
+
+def test_a_path_that_is_not_utf_8_is_shown(start):
+    output, _, shown = start()
+    output.say("the folder b\udcff is gone")
+    assert shown() == "poprun-py: the folder b\\udcff is gone\n"
