@@ -176,6 +176,17 @@ def state(pid: int, number: int) -> tuple[str, bool]:
     return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
 
 
+def pending_signals(pid: int) -> set[int]:
+    """Return the signals that a process was sent and that it blocks; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        waiting = int(lines[b"ShdPnd"], 16) & int(lines[b"SigBlk"], 16)
+    except (OSError, KeyError, ValueError):
+        return set()
+    return {number for number in range(1, 65) if waiting >> (number - 1) & 1}
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+# By which mpirun ends the instances: Open MPI by SIGTERM; MPICH passes on what it was ended by.
+_ENDING = (signal.SIGTERM, signal.SIGQUIT)
+_SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -57,6 +59,8 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
+    # The launcher keeps these from mpirun, and some mpiruns pass on what they block.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
     launcher_link.set_other_names()
     launcher_link.drop_empty()
@@ -121,8 +125,9 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
+        self._stop_signal = int(signal.SIGTERM)  # by which the program is asked to end
         self._steps = StopSteps(
-            ask=lambda: self._signal_program(signal.SIGTERM),
+            ask=lambda: self._signal_program(self._stop_signal),
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
         )
@@ -298,7 +303,7 @@ class Wrapper:
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == protocol.STOP:
-            self._stop(loads(payload))
+            self._stop(*loads(payload))
         elif kind == protocol.BYE:
             self._released = True
         elif self._keyboard is not None:
@@ -396,9 +401,10 @@ class Wrapper:
         if self._outcome is None and self._pid:
             processes.signal_group(self._pid, number)
 
-    def _stop(self, grace: float) -> None:
-        """Ask the program to end; kill what is left after ``grace`` seconds."""
+    def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Ask the program to end by a signal; kill what is left after ``grace`` seconds."""
         self._pause(False)
+        self._stop_signal = number
         self._steps.begin(time.monotonic(), grace)
 
     def _pause(self, paused: bool) -> None:
@@ -430,9 +436,11 @@ class Wrapper:
 
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
-            if number == signal.SIGTERM:
+            if number in _ENDING:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
                 # a launcher nobody else would then end what the program has started.
+                if self._outcome is None:
+                    self._send(protocol.TOLD, number)
                 self._stop(UNLIMITED_GRACE_SECONDS if self._connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)

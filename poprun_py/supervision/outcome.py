@@ -121,6 +121,8 @@ def _exit_code(
             return HANG_EXIT_CODE, None
         case Stop(cause=Cause.SIGNAL, signal=number):
             return 128 + number, None
+        case Stop(cause=Cause.MPIRUN_ENDED, signal=number) if number:
+            return 128 + number, None
     if failures:
         _refuse_unstarted(end, failures[0].index)
         return failures[0].exit_code, failures[0]

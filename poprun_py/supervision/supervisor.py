@@ -141,7 +141,7 @@ class _Supervisor:
         self._is_judging = False  # whether a job that seems to hang does: by its stacks
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
-        self._stopping = StopPolicy(job, self._control, self._log)
+        self._stopping = StopPolicy(job, self._control, self._log, self._output.say)
         self._suspension = Suspension(self._stop_here)
         self._keyboard = Keyboard(
             job.stdin_instance,
@@ -214,6 +214,7 @@ class _Supervisor:
                 self._mpirun_files,
                 has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
+                end_signal=self._job.mpirun_end_signal,
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
         self._observer = observer = self._make_observer(began)  # likewise
@@ -224,8 +225,10 @@ class _Supervisor:
         while not self._is_over(mpirun):
             for key, events in self._selector.select(self._patience(mpirun)):
                 key.data(key.fileobj, events)
-            if mpirun.has_just_ended() and self._is_any_connected():
-                self._stopping.end(Cause.MPIRUN_ENDED, f"mpirun ended with {describe(mpirun.code)}")
+            if mpirun.has_just_ended():
+                self._stopping.on_end_of_mpirun(
+                    f"mpirun ended with {describe(mpirun.code)}", is_early=self._is_any_connected()
+                )
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
             self._output.finish(peer)
@@ -264,7 +267,7 @@ class _Supervisor:
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
         if self._stopping.asked_at is not None:
-            self._control.send(peer, protocol.STOP, 0)
+            self._control.send(peer, protocol.STOP, [0, signal.SIGTERM])
             return
         if not self._control.is_complete:
             return
@@ -364,6 +367,13 @@ class _Supervisor:
             self._suspension.stopped(peer.index)
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
+        else:
+            self._on_ending(peer, kind, value)
+
+    def _on_ending(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """A program ends: it was asked to by another process, or has ended, or nothing is left."""
+        if kind == protocol.TOLD and peer.died is None:
+            self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
         elif kind == protocol.DIED:
             self._on_death(peer, value)
         elif kind == protocol.EXIT:
@@ -596,6 +606,8 @@ class _Supervisor:
         if problem := self._startup.on_time(now):
             self._stopping.end(Cause.REFUSED, problem)
         self._check_limits(now)
+        if number := mpirun.signal_kept(now):
+            self._stopping.on_signal_of_mpirun(number)
         self._control.on_time(now)
         self._suspension.on_time(now)
         self._keyboard.on_time(now)

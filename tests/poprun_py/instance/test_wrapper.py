@@ -17,7 +17,8 @@ from poprun_py.instance import protocol
 from poprun_py.leases.far_side import ask, rivals_of
 
 
-def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "control"))
     listener.listen()
@@ -37,9 +38,11 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
         channel = listener.accept()[0]
         channel.settimeout(20)
         go = json.dumps({"variables": {}}).encode()
-        channel.sendall(protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"100"))
+        channel.sendall(
+            protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"[100, %d]" % number)
+        )
         died = next(value for kind, value in messages(channel) if kind == protocol.DIED)
-        assert died["code"] == -signal.SIGTERM
+        assert (died["code"], died["stopped"]) == (-number, True)
         channel.close()
         wrapper.wait(20)
     finally:
