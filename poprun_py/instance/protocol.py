@@ -35,6 +35,7 @@ FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it h
 GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the problem with it
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
 TOLD = b"T"  # JSON: the signal by which another process than the launcher asked for the end
+LEFT = b"K"  # JSON: [[pid, command], ...]: killed, the program had ended well and left them
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
 # Of these, those whose payload is no JSON.

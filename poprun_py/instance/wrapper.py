@@ -27,8 +27,8 @@ from poprun_py.instance.own_host import host_folders
 from poprun_py.instance.own_host.control_group import memory_state
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
+    GOOD_CODES,
     KILL_AGAIN_SECONDS,
-    LEFTOVER_SECONDS,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
@@ -131,6 +131,8 @@ class Wrapper:
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
         )
+        self._leftover_seconds = 0.0  # that children have after a good end of the program
+        self._told_left: set[int] = set()
         self._bound: dict[str, Any] = {}
         self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
@@ -172,6 +174,7 @@ class Wrapper:
         launcher_link.share_memory_in(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
+        self._leftover_seconds = start.get("grace_seconds", 0.0)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
@@ -400,6 +403,9 @@ class Wrapper:
     def _signal_program(self, number: int) -> None:
         if self._outcome is None and self._pid:
             processes.signal_group(self._pid, number)
+        elif self._outcome is not None and number in (signal.SIGTERM, signal.SIGINT):
+            for pid in processes.descendants(os.getpid()):
+                processes.signal_process(pid, number)
 
     def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Ask the program to end by a signal; kill what is left after ``grace`` seconds."""
@@ -421,8 +427,18 @@ class Wrapper:
         """Kill what is left of the program and of all that it has started."""
         if self._outcome is None:
             processes.signal_group(self._pid, signal.SIGKILL)
-        for pid in processes.descendants(os.getpid()):
+        left = processes.descendants(os.getpid())
+        if self._outcome is not None and self._outcome["code"] in GOOD_CODES:
+            self._tell_of_left(left)
+        for pid in left:
             processes.signal_process(pid, signal.SIGKILL)
+
+    def _tell_of_left(self, pids: list[int]) -> None:
+        """Tell the launcher which processes are killed, each once."""
+        named = [[pid, processes.command(pid)] for pid in pids if pid not in self._told_left]
+        self._told_left.update(pids)
+        if named:
+            self._send(protocol.LEFT, named)
 
     def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -482,8 +498,8 @@ class Wrapper:
             self._keyboard.ended()
         # With the last steps: the memory that they are counted in is ours.
         self._send(protocol.DIED, {**self._outcome, **self._new_steps()})
-        # A clean end may take its time with what it started.
-        limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
+        is_good = self._outcome["code"] in GOOD_CODES
+        limit = self._leftover_seconds if is_good else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:

@@ -323,6 +323,7 @@ class _Supervisor:
             if self._watch is not None:
                 start["look_seconds"] = self._watch.life.look_seconds
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them
+            start["grace_seconds"] = self._job.grace_seconds
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -374,6 +375,8 @@ class _Supervisor:
         """A program ends: it was asked to by another process, or has ended, or nothing is left."""
         if kind == protocol.TOLD and peer.died is None:
             self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
+        elif kind == protocol.LEFT:
+            self._output.say(outcome.left_sentence(peer.index, value))
         elif kind == protocol.DIED:
             self._on_death(peer, value)
         elif kind == protocol.EXIT:

@@ -14,7 +14,7 @@ from poprun_py.errors import StartError
 from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Cause, Job, Stop
-from poprun_py.supervision.outcome import Ending, judge
+from poprun_py.supervision.outcome import Ending, judge, left_sentence
 from poprun_py.views.report import report_text
 
 
@@ -201,3 +201,12 @@ def test_instances_that_were_killed_after_ctrl_c_are_named():
     label = "instance {}".format
     assert report_text(result, label) == "poprun-py: instance 1 had not ended and was killed\n"
     assert report_text(judged(saved, **fields), label) == ""
+
+
+def test_processes_that_an_instance_left_are_named():
+    killed = [(100 + n, "rsync -a out there") for n in range(6)]
+    assert left_sentence(1, killed[:1]) == (
+        "instance 1 had ended, and what it had started still ran after the grace time (--grace): "
+        "killed PID 100 (rsync -a out there)"
+    )
+    assert left_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
