@@ -22,7 +22,7 @@ from poprun_py.leases.book import PLACE_VARIABLE
 from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.mpi_commands import network_of_mpirun
+from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
 from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
@@ -211,6 +211,7 @@ def job_of(
         hang_timeout=config.hang_timeout,
         grace_seconds=config.grace,
         listen=_listen_address(others, planned.network) if others else None,
+        mpirun_end_signal=end_signal_of_mpirun(planned.command),
         network=network_of_mpirun(planned.command, planned.network) if others else LOOPBACK,
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances

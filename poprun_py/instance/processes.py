@@ -176,6 +176,30 @@ def state(pid: int, number: int) -> tuple[str, bool]:
     return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
 
 
+def command(pid: int) -> str:
+    """Return what a process was started with, cut to 80 characters; its name if that is hidden."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(400).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            text = words or file.read().strip().decode(errors="replace")
+    except OSError:
+        return "?"
+    text = "".join(each if each.isprintable() else " " for each in text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def pending_signals(pid: int) -> set[int]:
+    """Return the signals that a process was sent and that it blocks; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        waiting = int(lines[b"ShdPnd"], 16) & int(lines[b"SigBlk"], 16)
+    except (OSError, KeyError, ValueError):
+        return set()
+    return {number for number in range(1, 65) if waiting >> (number - 1) & 1}
+
+
 def _alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -27,8 +27,8 @@ from poprun_py.instance.own_host import host_folders
 from poprun_py.instance.own_host.control_group import memory_state
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
+    GOOD_CODES,
     KILL_AGAIN_SECONDS,
-    LEFTOVER_SECONDS,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+# By which mpirun ends the instances: Open MPI by SIGTERM; MPICH passes on what it was ended by.
+_ENDING = (signal.SIGTERM, signal.SIGQUIT)
+_SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -57,6 +59,8 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
+    # The launcher keeps these from mpirun, and some mpiruns pass on what they block.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
     launcher_link.set_other_names()
     launcher_link.drop_empty()
@@ -121,11 +125,14 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
+        self._stop_signal = int(signal.SIGTERM)  # by which the program is asked to end
         self._steps = StopSteps(
-            ask=lambda: self._signal_program(signal.SIGTERM),
+            ask=lambda: self._signal_program(self._stop_signal),
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
         )
+        self._leftover_seconds = 0.0  # that children have after a good end of the program
+        self._told_left: set[int] = set()
         self._bound: dict[str, Any] = {}
         self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
@@ -167,6 +174,7 @@ class Wrapper:
         launcher_link.share_memory_in(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
+        self._leftover_seconds = start.get("grace_seconds", 0.0)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
@@ -298,7 +306,7 @@ class Wrapper:
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == protocol.STOP:
-            self._stop(loads(payload))
+            self._stop(*loads(payload))
         elif kind == protocol.BYE:
             self._released = True
         elif self._keyboard is not None:
@@ -395,10 +403,14 @@ class Wrapper:
     def _signal_program(self, number: int) -> None:
         if self._outcome is None and self._pid:
             processes.signal_group(self._pid, number)
+        elif self._outcome is not None and number in (signal.SIGTERM, signal.SIGINT):
+            for pid in processes.descendants(os.getpid()):
+                processes.signal_process(pid, number)
 
-    def _stop(self, grace: float) -> None:
-        """Ask the program to end; kill what is left after ``grace`` seconds."""
+    def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Ask the program to end by a signal; kill what is left after ``grace`` seconds."""
         self._pause(False)
+        self._stop_signal = number
         self._steps.begin(time.monotonic(), grace)
 
     def _pause(self, paused: bool) -> None:
@@ -415,8 +427,18 @@ class Wrapper:
         """Kill what is left of the program and of all that it has started."""
         if self._outcome is None:
             processes.signal_group(self._pid, signal.SIGKILL)
-        for pid in processes.descendants(os.getpid()):
+        left = processes.descendants(os.getpid())
+        if self._outcome is not None and self._outcome["code"] in GOOD_CODES:
+            self._tell_of_left(left)
+        for pid in left:
             processes.signal_process(pid, signal.SIGKILL)
+
+    def _tell_of_left(self, pids: list[int]) -> None:
+        """Tell the launcher which processes are killed, each once."""
+        named = [[pid, processes.command(pid)] for pid in pids if pid not in self._told_left]
+        self._told_left.update(pids)
+        if named:
+            self._send(protocol.LEFT, named)
 
     def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -430,9 +452,11 @@ class Wrapper:
 
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
-            if number == signal.SIGTERM:
+            if number in _ENDING:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
                 # a launcher nobody else would then end what the program has started.
+                if self._outcome is None:
+                    self._send(protocol.TOLD, number)
                 self._stop(UNLIMITED_GRACE_SECONDS if self._connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
@@ -474,8 +498,8 @@ class Wrapper:
             self._keyboard.ended()
         # With the last steps: the memory that they are counted in is ours.
         self._send(protocol.DIED, {**self._outcome, **self._new_steps()})
-        # A clean end may take its time with what it started.
-        limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
+        is_good = self._outcome["code"] in GOOD_CODES
+        limit = self._leftover_seconds if is_good else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,10 @@ from poprun_py.supervision.job import (
     describe,
 )
 
-__all__ = ["Ending", "judge"]
+__all__ = ["Ending", "judge", "left_sentence"]
+
+# Of processes that an instance left so many are named.
+_MOST_LEFT = 4
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
@@ -86,6 +89,17 @@ def judge(end: Ending) -> LaunchResult:
     return result if stop is None else _with_stop(result, stop, _advice(end))
 
 
+def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
+    """Return which processes were killed that an instance had left when it ended well."""
+    named = [f"PID {pid} ({command})" for pid, command in killed[:_MOST_LEFT]]
+    if len(killed) > _MOST_LEFT:
+        named.append(f"{len(killed) - _MOST_LEFT} more")
+    return (
+        f"instance {index} had ended, and what it had started still ran after the grace time "
+        f"(--grace): killed {', '.join(named)}"
+    )
+
+
 def _lost_host(mpirun_text: str) -> str:
     """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
     lost = _LOST_HOST.search(mpirun_text)
@@ -120,6 +134,8 @@ def _exit_code(
         case Stop(cause=Cause.TIME_LIMIT | Cause.HANG):
             return HANG_EXIT_CODE, None
         case Stop(cause=Cause.SIGNAL, signal=number):
+            return 128 + number, None
+        case Stop(cause=Cause.MPIRUN_ENDED, signal=number) if number:
             return 128 + number, None
     if failures:
         _refuse_unstarted(end, failures[0].index)

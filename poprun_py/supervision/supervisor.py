@@ -142,7 +142,7 @@ class _Supervisor:
         self._is_judging = False  # whether a job that seems to hang does: by its stacks
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
-        self._stopping = StopPolicy(job, self._control, self._log)
+        self._stopping = StopPolicy(job, self._control, self._log, self._output.say)
         self._suspension = Suspension(self._stop_here)
         self._keyboard = Keyboard(
             job.stdin_instance,
@@ -215,6 +215,7 @@ class _Supervisor:
                 self._log,
                 self._mpirun_files,
                 network=self._job.network,
+                end_signal=self._job.mpirun_end_signal,
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
         self._observer = observer = self._make_observer(began)  # likewise
@@ -225,8 +226,10 @@ class _Supervisor:
         while not self._is_over(mpirun):
             for key, events in self._selector.select(self._patience(mpirun)):
                 key.data(key.fileobj, events)
-            if mpirun.has_just_ended() and self._is_any_connected():
-                self._stopping.end(Cause.MPIRUN_ENDED, f"mpirun ended with {describe(mpirun.code)}")
+            if mpirun.has_just_ended():
+                self._stopping.on_end_of_mpirun(
+                    f"mpirun ended with {describe(mpirun.code)}", is_early=self._is_any_connected()
+                )
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
             self._output.finish(peer)
@@ -272,7 +275,7 @@ class _Supervisor:
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
         if self._stopping.asked_at is not None:
-            self._control.send(peer, protocol.STOP, 0)
+            self._control.send(peer, protocol.STOP, [0, signal.SIGTERM])
             return
         if not self._control.is_complete:
             return
@@ -328,6 +331,7 @@ class _Supervisor:
             if self._watch is not None:
                 start["look_seconds"] = self._watch.life.look_seconds
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them
+            start["grace_seconds"] = self._job.grace_seconds
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -372,6 +376,15 @@ class _Supervisor:
             self._suspension.stopped(peer.index)
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
+        else:
+            self._on_ending(peer, kind, value)
+
+    def _on_ending(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """A program ends: it was asked to by another process, or has ended, or nothing is left."""
+        if kind == protocol.TOLD and peer.died is None:
+            self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
+        elif kind == protocol.LEFT:
+            self._output.say(outcome.left_sentence(peer.index, value))
         elif kind == protocol.DIED:
             self._on_death(peer, value)
         elif kind == protocol.EXIT:
@@ -604,6 +617,8 @@ class _Supervisor:
         if problem := self._startup.on_time(now):
             self._stopping.end(Cause.REFUSED, problem)
         self._check_limits(now)
+        if number := mpirun.signal_kept(now):
+            self._stopping.on_signal_of_mpirun(number)
         self._control.on_time(now)
         self._suspension.on_time(now)
         self._keyboard.on_time(now)
