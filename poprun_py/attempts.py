@@ -18,13 +18,14 @@ from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.hosts.host_list import Host
+from poprun_py.keyboard import standard_input
 from poprun_py.leases.book import PLACE_VARIABLE
 from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.mpi_commands import network_of_mpirun
 from poprun_py.planning.shared_machine import taken_of
-from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name, standard_input
+from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
 from poprun_py.supervision.restart import pause
@@ -73,6 +74,7 @@ class Attempts:
         self._without_lost_hosts = without_lost_hosts
         self._descriptors = descriptors
         self._held = held
+        self._stdin_position = standard_input.position()
         self._began = time.monotonic()  # later by what does not count towards a limit
 
     def run(self, count: int) -> LaunchResult:
@@ -93,6 +95,8 @@ class Attempts:
         if self._begins is not None:
             self._begins(job)
         _make_folder_of_results(planned, count)
+        if count:
+            standard_input.rewind(self._stdin_position)
         try:
             result = supervise(
                 job,
@@ -173,8 +177,6 @@ def job_of(
         **planned.travelling_variables,
         **recorded.variables,
     }
-    reader = config.stdin_instance
-    is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(
         command=planned.command,
         variables=tuple(
@@ -187,11 +189,8 @@ def job_of(
             }
             for i, p in enumerate(planned.instances)
         ),
-        environ={
-            **planned.mpirun_environ,
-            **(standard_input(reader) if is_reader_local else {}),
-        },
-        stdin_instance=reader,
+        environ=planned.mpirun_environ,
+        stdin_instance=config.stdin_instance,
         only_output_from=(
             frozenset(config.only_output_from_instance)
             if config.only_output_from_instance is not None

@@ -24,6 +24,7 @@ LIFE = b"I"  # JSON: what moves in a program that counts no steps: as observatio
 OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
+UNREAD = b"r"  # JSON: how many bytes of the KEYS the program has not read, once it has ended
 TAKEN = b"k"  # the program has read the KEYS: there may be more
 MODES = (
     b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
@@ -55,6 +56,8 @@ DUMP = b"U"  # send the stacks
 OBSERVE = b"N"  # tell where time goes
 STOP = b"T"  # JSON: grace seconds; SIGTERM, then SIGKILL
 BYE = b"B"  # the wrapper may end
+# child of a wrapper -> launcher on this host, on the socket in its private folder
+STDIN = b"i"  # the answer is one byte, and with it the descriptor of the launcher's standard input
 # whoever inspects a running job -> launcher, on the socket in its private folder
 INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
 

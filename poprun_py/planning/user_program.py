@@ -1,4 +1,4 @@
-"""The program of a job: what is run for the word that was typed, is it there, and what it reads.
+"""The program of a job: what is run for the word that was typed, and whether it is there.
 
 Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
 hosts/host_checks.py.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,7 +24,6 @@ __all__ = [
     "require_program",
     "resolve_program",
     "short_name",
-    "standard_input",
 ]
 
 # What every instance runs for a function, and the file in the folder of the call that it reads.
@@ -194,24 +192,6 @@ def _problem(name: str) -> str:
     if Path(name).is_dir():
         return "is a folder"
     return "is not executable" if Path(name).exists() else "was not found"
-
-
-def standard_input(instance: int) -> dict[str, str]:
-    """Return where an instance of this machine finds the launcher's standard input.
-
-    Not for a terminal, which the launcher itself reads, nor for what cannot be opened a second
-    time: sockets, files of which a part was read, another user's pipe.
-    """
-    path = f"/proc/{os.getpid()}/fd/0"
-    try:
-        mode = os.fstat(0).st_mode
-        is_fresh = stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0
-        if not (is_fresh or stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and not os.isatty(0))):
-            return {}
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    except OSError:
-        return {}
-    return {"POPRUN_STDIN": path, "POPRUN_STDIN_READER": str(instance)}
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:

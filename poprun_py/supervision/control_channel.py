@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
+from poprun_py.keyboard import standard_input
 from poprun_py.output.screen import OutputStream
 from poprun_py.supervision.private_folder import SOCKET_NAME
 
@@ -294,6 +295,11 @@ class ControlChannel:
                 # Only this user reaches the folder that the socket is in.
                 self._selector.unregister(channel)
                 self._listener.inspected(_value(kind, payload), lambda text: _reply(channel, text))
+                return
+            if kind == protocol.STDIN and channel.family == socket.AF_UNIX:
+                self._selector.unregister(channel)
+                standard_input.pass_on(channel)
+                channel.close()
                 return
             peer = self._peer(channel, hello_of(kind, payload))
         except BlockingIOError:

@@ -128,7 +128,6 @@ class Mpirun:
         selector: reads what mpirun says.
         log: takes a line of the launcher's own log.
         open_files: its (soft, hard) limit of open files, which this host's instances inherit.
-        has_stdin: whether it passes on our standard input.
         network: where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
 
     Raises:
@@ -144,7 +143,6 @@ class Mpirun:
         log: Callable[[str], None],
         open_files: tuple[int, int],
         *,
-        has_stdin: bool,
         network: str | None,
     ) -> None:
         self.ended_at: float | None = None
@@ -165,7 +163,8 @@ class Mpirun:
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=None if has_stdin else subprocess.DEVNULL,
+                # Open MPI 5 never tells instance 0 where its input ends.
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),

@@ -50,6 +50,7 @@ from poprun_py.supervision.job import (
 )
 from poprun_py.supervision.mpirun_process import Mpirun, enough_files, lines_of_daemon
 from poprun_py.supervision.private_folder import (
+    SOCKET_NAME,
     is_full,
     make_memory_folder,
     make_private_folder,
@@ -149,7 +150,7 @@ class _Supervisor:
             self._output,
             self._on_debugger,
             terminal=open_terminal(),
-            is_passed_on=job.stdin_instance != 0 and "POPRUN_STDIN" not in job.environ,
+            is_passed_on=job.stdin_instance in job.others,
             is_shown=self._output.is_terminal,
             tag_width=lambda index: tag_width(index, job.output),
         )
@@ -201,6 +202,7 @@ class _Supervisor:
             **{name: value for name, value in job.environ.items() if name != "_"},
             "POPRUN_CONTROL": address,
             "POPRUN_TOKEN": token,
+            **({} if self._keyboard.is_there else self._stdin_variables()),
             # MPICH 5 gives other hosts all variables but the last. A shell sets this one too.
             "_": job.command[0],
         }
@@ -212,7 +214,6 @@ class _Supervisor:
                 self._selector,
                 self._log,
                 self._mpirun_files,
-                has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
@@ -233,6 +234,13 @@ class _Supervisor:
         self._output.show_panel(())
         self._drain()
         return self._result(mpirun, time.monotonic() - began, view)
+
+    def _stdin_variables(self) -> dict[str, str]:
+        """Return the variables that tell instances of this host where to ask for their input."""
+        return {
+            "POPRUN_STDIN": str(self._folder / SOCKET_NAME),
+            "POPRUN_STDIN_READER": str(self._job.stdin_instance),
+        }
 
     def _make_observer(self, began: float) -> JobObserver:
         """Return what looks at the instances."""
@@ -358,7 +366,7 @@ class _Supervisor:
             self._observer.observed(peer.index, value, now)
         elif kind == protocol.POLLED:
             self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
-        elif kind in (protocol.TAKEN, protocol.MODES, protocol.DEBUG):
+        elif kind in (protocol.TAKEN, protocol.UNREAD, protocol.MODES, protocol.DEBUG):
             self._keyboard.received(peer.index, kind, value)
         elif kind == protocol.PAUSED:
             self._suspension.stopped(peer.index)

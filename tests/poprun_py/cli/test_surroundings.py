@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +193,37 @@ def test_instance_0_reads_standard_input_to_its_end(poprun, tmp_path):
     assert "[1,0]<stdout>:0 c\n" in poprun(*job, stdin=read).stdout
     os.close(read)
     assert "[1,0]<stdout>:0\n" in poprun(*job).stdout
+
+
+@pytest.mark.mpi
+def test_instance_0_shares_the_position_in_a_file_and_has_a_socket(poprun, tmp_path):
+    (tmp_path / "lines").write_text("a\nb\nc\n")
+    once = shlex.join(
+        [sys.executable, "-m", "poprun_py", "-n", "1", "--output", "plain", "sh", "-c"]
+    )
+    # A shell that reads a file leaves its position behind the line: `while read` goes on there.
+    loop = f'while read x; do {once} "echo $x; read y; echo +\\$y"; done < lines'
+    done = subprocess.run(
+        ["sh", "-c", loop], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "a\n+b\nc\n+\n", done.stderr
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"said\n")
+        ours.shutdown(socket.SHUT_WR)
+        assert "[1,0]<stdout>:said\n" in poprun("-n", 1, "cat", stdin=theirs).stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_job_that_starts_again_reads_the_same_file_again(poprun, tmp_path):
+    with (tmp_path / "words").open("w+") as file:
+        file.write("gone\nleft\n")
+        file.seek(5)
+        job = ("-n", 1, "--max-restarts", 1, "sh", "-c", "cat; exit 1")
+        lines = poprun(*job, stdin=file).stdout.splitlines()
+    assert lines == ["[1,0]<stdout>:left"] * 2
 
 
 @pytest.mark.mpi
