@@ -30,6 +30,15 @@ def test_given_arguments_come_before_ours_so_that_they_win(tmp_path):
     assert words[:7] == ("ssh", "-F", str(config), "-p", "2222", "-i", "key")
 
 
+def test_ssh_logs_in_as_the_user_of_the_hosts():
+    words = shell_of(LaunchConfig(ssh_args="-v"), parse_host_list("me@n0,me@n1", source=""), SLURM)
+    assert words.words[:4] == ("ssh", "-v", "-l", "me")
+    with pytest.raises(UsageError, match="hosts n0 and n1 are given with different users"):
+        shell_of(LaunchConfig(), parse_host_list("me@n0,n1", source=""), {})
+    here = Host(name="here", user="else", is_local=True)
+    assert "-l" not in shell_of(LaunchConfig(), (here, Host(name="n0")), {}).words
+
+
 @pytest.mark.parametrize("text", ["-i 'my key'", "''", "-o 'ProxyCommand nc %h'"])
 def test_arguments_that_mpirun_would_split_are_refused(text):
     with pytest.raises(UsageError, match="--ssh-config"):
