@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
+from poprun_py.hosts import ssh_agent
 from poprun_py.hosts.host_list import Host, parse_host_list
 
 __all__ = [
@@ -55,7 +57,15 @@ class Shell:
         if not self.words:
             return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
                     "--immediate=10", *words)  # fmt: skip
-        return (*self.words, host, shlex.join(words))
+        # The login shell there may be any.
+        return (*self.words, host, f"sh -c {ssh_agent.quoted(shlex.join(words))}")
+
+    @property
+    def agent(self) -> tuple[str, ...]:
+        """The words that mpirun runs in place of ssh; ssh itself where mpirun would split them."""
+        words = (sys.executable, "-I", "-S", ssh_agent.__file__, *self.words, ssh_agent.MARK)
+        is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
+        return words if is_usable else self.words
 
 
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:

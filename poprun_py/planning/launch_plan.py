@@ -280,7 +280,7 @@ def _mpi_request(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
         global_args=mpi_arguments.for_mpirun,
-        agent=reached.shell.words if reached is not None else (),
+        agent=reached.shell.agent if reached is not None else (),
         network=reached.mpi_network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
         address=reached.own_address if reached is not None else "",
