@@ -18,6 +18,7 @@ from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.hosts.host_list import Host
+from poprun_py.keyboard import standard_input
 from poprun_py.leases.book import PLACE_VARIABLE
 from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding

@@ -27,6 +27,7 @@ from poprun_py.planning.mpi_arguments import (
     variables_set_by,
 )
 from poprun_py.planning.mpi_commands import (
+    MPICH,
     Context,
     MpiRequest,
     collapsed,
@@ -269,11 +270,17 @@ def _mpi_request(
     """Return the launch in the terms of the dialects."""
     hosts, reached, environ = topology.hosts, inputs.reached, inputs.environ
     spans_hosts = _spans_hosts(topology)
+    named = next((host for host in hosts if host.user and not host.is_local), None)
+    if named is not None and inputs.installed_mpi.kind == MPICH:
+        raise UsageError(
+            f"host {named.user}@{named.name}: MPICH's mpirun takes no user; expected the name of "
+            "the host alone, and its User in ~/.ssh/config"
+        )
     return MpiRequest(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
         global_args=mpi_arguments.for_mpirun,
-        agent=reached.shell.words if reached is not None else (),
+        agent=reached.shell.agent if reached is not None else (),
         network=reached.mpi_network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
         address=reached.own_address if reached is not None else "",

@@ -84,6 +84,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
                 "name": host.name,
                 "slots": topology.instances_per_host,
                 "numa_nodes": _nodes(machine),
+                **({"user": host.user} if host.user else {}),
                 **({"hostname": plan.hostnames[host.name]} if host.name in plan.hostnames else {}),
             }
             for host, machine in zip(topology.hosts, plan.machines, strict=True)
@@ -179,7 +180,10 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     names = [_text(h["name"], "host name") for h in data["hosts"]]
     if not are_host_names(names):
         raise _unexpected("host names", names, "one name each and no blanks")
-    hosts = tuple(Host(name=name, is_local=local) for name in names)
+    users = [_text(h.get("user", ""), "user") for h in data["hosts"]]
+    hosts = tuple(
+        Host(name=name, user=user, is_local=local) for name, user in zip(names, users, strict=True)
+    )
     topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
     for key in (
         "num_replicas",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from conftest import ROOT, wait_until
 from lab.wire import OUT, Faults, missing
 
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
@@ -93,6 +93,21 @@ def test_a_host_that_cannot_take_part(make_lab, hello, breakage, said, fix, chec
     assert done.stderr.startswith("poprun-py: error: host node1: ")
     assert said in done.stderr
     assert fix in done.stderr
+
+
+def test_a_login_shell_of_another_kind_than_bournes(make_lab, hello, tmp_path):
+    lab = make_lab(2)
+    shell, passwd = tmp_path / "strict", tmp_path / "passwd"
+    program = ROOT / "tests" / "support" / "strict_shell.py"
+    shell.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S {program} "$@"\n')
+    shell.chmod(0o755)
+    passwd.write_text(f"root:x:0:0:root:/root:{shell}\nsshd:x:100:65534::/run/sshd:/bin/false\n")
+    assert lab[1].run("mount", "--bind", passwd, "/etc/passwd").returncode == 0
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[1,{index}]<stdout>:{index} node{index} node0 node1" for index in range(2)
+    ]
 
 
 def test_a_name_that_nobody_knows(lab, hello):

@@ -51,7 +51,16 @@ def refusal(capsys, *words):
     ("program", "said"),
     [
         ("plain.sh", "'plain.sh' was not found on PATH; a program in this folder is ./NAME"),
-        ("./plain.sh", "'./plain.sh' is not executable"),
+        ("./plain.sh", "'./plain.sh' is not executable: type chmod +x ./plain.sh once, or launch "
+         "/bin/sh ./plain.sh"),
+        ("sh plain.sh -x", "'sh plain.sh -x' was not found; type a command without quotes around "
+         "all of it: poprun-py [options] sh plain.sh -x"),
+        ("./plain.sh --lr 1", "type a command without quotes around all of it"),
+        ("python3 there.py", "type a command without quotes around all of it"),
+        ("LR=1 sh plain.sh", "type a command without quotes around all of it"),
+        ("no such command", "'no such command' was not found on PATH"),
+        ("LR=0.1", "'LR=0.1' was not found; a variable is set in front of poprun-py, or with --env "
+         "LR=0.1"),
         ("./windows.sh", r"interpreter '/bin/sh\r' does not exist; its lines end as on Windows"),
         ("./folder", "'./folder' is a folder"),
         ("folder.py", "folder.py is a folder"),
@@ -59,7 +68,7 @@ def refusal(capsys, *words):
         ("x" * 300 + ".py", "File name too long"),
         ("./" + "x" * 300, "File name too long"),
     ],
-)
+)  # fmt: skip
 def test_a_program_that_cannot_run_is_named_with_the_reason(
     program, said, capsys, tmp_path, monkeypatch
 ):

@@ -18,7 +18,8 @@ from poprun_py.hosts.survey import Survey
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import threads_by_user
 from poprun_py.planning.mpi_arguments import MpiArguments
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
+from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.variables import mpi_environment, placement_variables, user_variables
 from poprun_py.recording.run_recording import AttemptRecording
 
@@ -66,6 +67,25 @@ def test_thread_counts_of_the_user_are_those_that_instances_get():
     assert threads_by_user(arguments, user_env, environ) == {
         "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, MPICH])
+def test_a_user_of_a_host_is_kept_in_a_plan_and_refused_for_mpich(kind):
+    def planned():
+        return plan_blindly(
+            LaunchConfig(num_instances=2, program=("x",)),
+            hosts=parse_host_list("me@n[0-1]", source="test"),
+            mpi=Mpi(path="/mpi/bin/mpirun", kind=kind), environ={}, reached=_REACHED,
+        )  # fmt: skip
+
+    if kind == MPICH:
+        with pytest.raises(UsageError, match="host me@n0: MPICH's mpirun takes no user"):
+            planned()
+    else:
+        saved = plan_from_json(plan_to_json(planned()), {})
+        assert [(host.user, host.name) for host in saved.topology.hosts] == [
+            ("me", "n0"), ("me", "n1"),
+        ]  # fmt: skip
 
 
 # --- settings of our libraries ------------------------------------------------------------------
