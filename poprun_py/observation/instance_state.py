@@ -5,6 +5,7 @@ Pure: messages of wrappers in, values out. Nothing here compares instances: stra
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,7 @@ class InstanceState:
     num_samples: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
     loss: float | None = None
+    _json_text: str = field(default="", init=False, repr=False, compare=False)
 
     @classmethod
     def between(
@@ -218,6 +220,12 @@ class InstanceState:
             },
             "loss": loss_to_json(self.loss),
         }
+
+    def json_text(self) -> str:
+        """Return ``to_json`` as text, which is made once: several readers want every state."""
+        if not self._json_text:
+            object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
+        return self._json_text
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InstanceState:

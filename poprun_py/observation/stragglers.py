@@ -6,8 +6,7 @@ time of a step in which they do not wait for others.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -130,14 +129,15 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 class _Peers:
     """The instances of a job, of which each can be compared with all others.
 
-    Every part of a step is sorted once for all instances: comparing each with the others takes a
-    time that grows with their number, not with its square.
+    Every part of a step is sorted once, not for each instance: the time for all grows with their
+    number, not with its square.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
         self.states = states
         self.usual = median([state.own_seconds for state in states])
-        self._sorted: dict[str, list[float]] = {}
+        self._medians: dict[str, tuple[float, float]] = {}
+        self._least_waiting = min(map(_PARTS["waiting"], states), default=0.0)
         self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
 
     def straggler(self, state: InstanceState) -> Straggler:
@@ -155,20 +155,18 @@ class _Peers:
             own_seconds=state.own_seconds,
             median_seconds=self.usual,
             is_slow=stands_out(self.usual + lost, self.usual)
-            and not waits_itself(state.own_seconds, waiting, self._ordered("waiting")[0]),
+            and not waits_itself(state.own_seconds, waiting, self._least_waiting),
             cause=cause,
             detail=detail,
         )
 
     def _longer(self, state: InstanceState, part: str) -> float:
         """Return how much longer a part of a step is than that of the median one of the others."""
-        value = _PARTS[part](state)
-        return value - _median_without(self._ordered(part), value)
-
-    def _ordered(self, part: str) -> list[float]:
-        if part not in self._sorted:
-            self._sorted[part] = sorted(map(_PARTS[part], self.states))
-        return self._sorted[part]
+        seconds_of = _PARTS[part]
+        if (medians := self._medians.get(part)) is None:
+            medians = self._medians[part] = _medians_without_one(map(seconds_of, self.states))
+        value = seconds_of(state)
+        return value - (medians[1] if value <= medians[0] else medians[0])
 
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return why an instance takes longer by ``excess``, and the numbers that show it.
@@ -188,9 +186,14 @@ class _Peers:
         return _CAUSES[worst], f"{state.share(worst):.0%} of its time"
 
 
-def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the lower median of sorted values without one of them; 0 of nothing."""
-    middle = max(len(ordered) // 2, 1) - 1  # of one value less
+def _medians_without_one(values: Iterable[float]) -> tuple[float, float]:
+    """Return the lower median of all values but one: if the one left out is greater, and if not.
+
+    The first is also the greatest value that has the second one for the rest; both are 0 where
+    nothing is left.
+    """
+    ordered = sorted(values)
     if len(ordered) < 2:
-        return 0.0
-    return ordered[middle + 1] if bisect_left(ordered, value) <= middle else ordered[middle]
+        return 0.0, 0.0
+    middle = len(ordered) // 2 - 1
+    return ordered[middle], ordered[middle + 1]

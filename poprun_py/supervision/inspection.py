@@ -32,6 +32,8 @@ _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+# 64 MiB: of 4,096 instances, 3 MiB tell how they do.
+_MOST_FRAMES = 64
 # A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
 _ENDED = (ConnectionError, FileNotFoundError)
 # In place of a job: the one that was started last.
@@ -187,16 +189,21 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
 
 
 def _answer(path: Path, want: str, seconds: float) -> str | None:
-    """Return a launcher's answer; None if it ended without one."""
-    reader = protocol.Reader()
+    """Return a launcher's answer, which may be of several frames; None if it ended without one.
+
+    Raises:
+        ValueError: it is too long, or no text.
+    """
+    reader, payloads = protocol.Reader(), []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         channel.settimeout(seconds)
         channel.connect(str(path))
         channel.sendall(protocol.pack(protocol.INSPECT, json.dumps(want).encode()))
         while data := channel.recv(1 << 16):
-            for _, payload in reader.feed(data):
-                return str(payload.decode())
-    return None
+            payloads += [payload for _, payload in reader.feed(data)]
+            if len(payloads) > _MOST_FRAMES:
+                raise ValueError("its answer is too long")
+    return b"".join(payloads).decode() if payloads else None
 
 
 def _told(answer: str) -> Any:

@@ -443,9 +443,7 @@ class _Supervisor:
         if want == "stacks":
             self._ask_for_stacks(lambda groups: answer(stacks.render_groups(groups)))
         elif want == "status" and self._observer is not None:
-            self._observer.request(
-                lambda view: answer(json.dumps(view.to_json())), time.monotonic()
-            )
+            self._observer.request(lambda view: answer(view.json_text()), time.monotonic())
         elif want == "holdings":
             answer(json.dumps(holdings(self._job, self._peers)))
         else:

@@ -62,6 +62,15 @@ def test_an_answer_is_told(launcher):
     assert inspection.running_jobs()[os.getpid()] == STATUS
 
 
+def test_an_answer_of_thousands_of_instances_comes_in_several_frames(launcher):
+    status = view_of(3000, 5.0).to_json()
+    text = json.dumps(status)
+    assert len(text) > protocol.MAX_PAYLOAD
+    size = protocol.MAX_PAYLOAD
+    launcher(b"".join(frame(text[at : at + size]) for at in range(0, len(text), size)))
+    assert inspection.ask_status(str(os.getpid())) == (status, [])
+
+
 @pytest.mark.parametrize("answer", [
     frame(b"[" * 100_000), frame(b"{"), frame(b"\xff"), frame(b"[]"), frame(b"7"), frame(b'"x"'),
     frame(json.dumps({**STATUS, "instances": [{}]})), frame(json.dumps({"run_id": 7})),
