@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from popdist_py.errors import (
         CollectiveMismatchError,
         ForgedObjectError,
+        ForkedProcessError,
         InstanceLostError,
         NotInitialisedError,
         PopdistError,
@@ -65,6 +66,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CsvSink",
     "ForgedObjectError",
+    "ForkedProcessError",
     "InstanceLostError",
     "Metrics",
     "MetricsSink",
@@ -128,6 +130,7 @@ _NAMES_OF_MODULE = {
     "errors": (
         "CollectiveMismatchError",
         "ForgedObjectError",
+        "ForkedProcessError",
         "InstanceLostError",
         "NotInitialisedError",
         "PopdistError",

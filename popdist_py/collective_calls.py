@@ -370,8 +370,10 @@ def _all_reduce(x: Any, op: ReduceOp, name: str, communicator: Communicator) -> 
             raise _refused(communicator, Signature("all_reduce", f"op={op}", name=name), leaf)
         communicator.all_reduce(leaf.array, op, name)
         return leaf.result()
-    given = arrays.marking_repeats((path, reducible(value, op)) for path, value in leaves(x))
-    _agree(communicator, Signature("all_reduce", f"op={op}", name=name), x, given)
+    call = Signature("all_reduce", f"op={op}", name=name)
+    values = _leaves(communicator, call, x)
+    given = arrays.marking_repeats((path, reducible(value, op)) for path, value in values)
+    _agree(communicator, call, x, given)
     for path, leaf in given:
         if leaf.same_as is None:
             communicator.all_reduce(leaf.array, op, name + path)
@@ -418,7 +420,7 @@ def _broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
             raise _refused(communicator, call, leaf)
         communicator.broadcast(leaf.array, root, name)
         return leaf.result()
-    values = leaves(x)
+    values = _leaves(communicator, call, x)
     given = [(path, movable(value, needs_writing=not is_root)) for path, value in values]
     _agree(communicator, call, x, given)
     objects = values
@@ -437,6 +439,18 @@ def _broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
             communicator.broadcast(leaf.array, root, name + path)
     pairs = zip(objects, given, strict=True)
     return rebuilt(x, (sent if leaf is None else leaf.result() for (_, sent), (_, leaf) in pairs))
+
+
+def _leaves(communicator: Communicator, call: Signature, x: Any) -> list[tuple[str, Any]]:
+    """Return path and value of every leaf.
+
+    Raises:
+        ValueError: a container contains itself; on every instance.
+    """
+    try:
+        return leaves(x)
+    except ValueError as error:
+        raise _refused(communicator, call, _leaf_arrays().Leaf(None, lambda: None, error)) from None
 
 
 def _agree(

@@ -28,6 +28,7 @@ from popdist_py.run_files import place
 from popdist_py.timeline import spans
 
 __all__ = [
+    "check_process",
     "communicator",
     "environment",
     "execute_on_instances",
@@ -164,6 +165,16 @@ def communicator() -> Communicator:
     )
 
 
+def check_process() -> None:
+    """Refuse a process that was forked from an instance of a job of several.
+
+    Raises:
+        ForkedProcessError: this is such a process.
+    """
+    if _communicator is not None:
+        _communicator.background.check_process()
+
+
 def is_initialised() -> bool:
     """Tell whether ``init()`` was called and ``finalize()`` was not."""
     return _communicator is not None
@@ -238,6 +249,8 @@ def _group(instances: tuple[int, ...]) -> Communicator:
     if len(instances) == _communicator.num_instances:
         return _communicator
     if instances not in _communicators_by_group:
+        if len(instances) > 1:
+            check_process()
         from popdist_py.collectives.communicators.choose_communicator import join_group
 
         settings = CollectiveSettings.from_environ(os.environ)

@@ -3,6 +3,7 @@
 PopdistError                    any error that this library reports
 |-- WireError                   the variables set by the launcher are incomplete or contradict
 |-- NotInitialisedError         a collective was called before popdist_py.init()
+|-- ForkedProcessError          a forked child of an instance made a collective call
 |-- CollectiveMismatchError     instances disagree on shape, dtype, operation or name
 |-- ForgedObjectError           an object came that no instance of the job has sent
 `-- InstanceLostError           another instance ended inside a collective
@@ -13,6 +14,7 @@ from __future__ import annotations
 __all__ = [
     "CollectiveMismatchError",
     "ForgedObjectError",
+    "ForkedProcessError",
     "InstanceLostError",
     "NotInitialisedError",
     "PopdistError",
@@ -30,6 +32,10 @@ class WireError(PopdistError):
 
 class NotInitialisedError(PopdistError):
     """A collective was called before ``popdist_py.init()`` in a job of several instances."""
+
+
+class ForkedProcessError(PopdistError):
+    """A process that was forked from an instance, such as a loader's worker, made a collective."""
 
 
 class CollectiveMismatchError(PopdistError):

@@ -14,6 +14,7 @@ import numpy as np
 
 from popdist_py.collectives import ReduceOp
 from popdist_py.collectives.arithmetic import BFLOAT16, Array, check_dtype, dtype_name
+from popdist_py.collectives.overlaps import elements_overlap
 
 __all__ = [
     "Leaf",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 _REDUCIBLE = "expected a number, an array or a tensor"
+_OVERLAPPING = "whose elements share memory, as after expand() or as_strided(): give a "
 _MOVABLE_TENSORS = "expected a dense one of booleans, integers, or floats of 16 bits or more"
 
 
@@ -107,16 +109,40 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 
 
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
-    """Return paths and leaves, with ``same_as`` set where memory comes again."""
+    """Return paths and leaves, with ``same_as`` set where memory comes again.
+
+    A leaf is refused if a part of its memory, and not all of it, is that of another one: it would
+    be reduced twice. Copies overlap nothing: all of them are made before anything is reduced.
+    """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
+    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, number of the leaf
     for path, leaf in given:
         if leaf.array is not None and leaf.array.size and not leaf.is_number:
-            memory = (leaf.array.__array_interface__["data"][0], leaf.array.nbytes)
-            first = paths.setdefault(memory, path)
-            leaf = leaf if first is path else leaf._replace(same_as=first)
+            begin, size = leaf.array.__array_interface__["data"][0], leaf.array.nbytes
+            first = paths.setdefault((begin, size), path)
+            if first is path:
+                spans.append((begin, begin + size, len(marked)))
+            else:
+                leaf = leaf._replace(same_as=first)
         marked.append((path, leaf))
+    spans.sort()
+    farthest = 0
+    for index in range(1, len(spans)):
+        begin, _, number = spans[index]
+        if spans[farthest][1] < spans[index - 1][1]:
+            farthest = index - 1
+        if begin < spans[farthest][1]:
+            later, earlier = sorted((number, spans[farthest][2]), reverse=True)
+            path, leaf = marked[later]
+            marked[later] = path, leaf._replace(array=None, refusal=_overlap(marked[earlier][0]))
     return marked
+
+
+def _overlap(path: str) -> ValueError:
+    return ValueError(
+        f"an array that overlaps {path}, and would be reduced twice: give a copy of it"
+    )
 
 
 def movable(x: Any, *, needs_writing: bool) -> Leaf | None:
@@ -171,6 +197,8 @@ def _of_array(x: Array, *, needs_writing: bool) -> Leaf:
         return _refused(TypeError("an array of Python objects: expected numbers"))
     if x.flags.c_contiguous:
         return Leaf(x, lambda: x)
+    if needs_writing and elements_overlap(x.shape, [stride // x.itemsize for stride in x.strides]):
+        return _refused(ValueError(f"an array {_OVERLAPPING}copy()"))
     contiguous = x.copy(order="C")
 
     def result() -> Array:
@@ -190,11 +218,8 @@ def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
         what = f"a tensor of {x.dtype}, {x.layout} on {x.device}"
         return _refused(TypeError(f"{what}: {_MOVABLE_TENSORS}"))
     is_copy = needs_writing and contiguous.data_ptr() != detached.data_ptr()
-    sizes_and_strides = zip(detached.shape, detached.stride(), strict=True)
-    if is_copy and any(size > 1 and not stride for size, stride in sizes_and_strides):
-        return _refused(
-            ValueError("a tensor whose elements share memory, as after expand(): give a clone()")
-        )
+    if is_copy and elements_overlap(detached.shape, detached.stride()):
+        return _refused(ValueError(f"a tensor {_OVERLAPPING}clone()"))
 
     def result() -> Any:
         if is_copy:

@@ -26,25 +26,56 @@ def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return path and value of every leaf, such as ``['loss'][0]``.
 
     Keys come sorted by their text: their order in a dict may differ between instances.
+
+    Raises:
+        ValueError: a container contains itself.
     """
+    if not is_container(x):
+        return [(path, x)]
     found: list[tuple[str, Any]] = []
-    _collect(x, path, found)
+    # The containers around the next item, from the outermost on. Not by recursion, which Python
+    # limits to some hundred levels.
+    around = [(path, x, iter(_items(x)))]
+    ids = {id(x)}
+    while around:
+        path, container, items = around[-1]
+        for step, item in items:
+            if not is_container(item):
+                found.append((path + step, item))
+                continue
+            if id(item) in ids:
+                raise ValueError(f"a container that contains itself, at {path + step}")
+            ids.add(id(item))
+            around.append((path + step, item, iter(_items(item))))
+            break
+        else:
+            around.pop()
+            ids.remove(id(container))
     return found
-
-
-def _collect(x: Any, path: str, found: list[tuple[str, Any]]) -> None:
-    if is_container(x):
-        for step, item in _items(x):
-            _collect(item, path + step, found)
-    else:
-        found.append((path, x))
 
 
 def rebuilt(x: Any, values: Iterator[Any]) -> Any:
     """Return a container like ``x``, whose leaves are ``values``, in the order of ``leaves``."""
     if not is_container(x):
         return next(values)
-    items = [rebuilt(item, values) for _, item in _items(x)]
+    around: list[tuple[Any, Iterator[tuple[str, Any]], list[Any]]] = [(x, iter(_items(x)), [])]
+    while True:
+        container, items, done = around[-1]
+        for _, item in items:
+            if is_container(item):
+                around.append((item, iter(_items(item)), []))
+                break
+            done.append(next(values))
+        else:
+            around.pop()
+            result = _container_like(container, done)
+            if not around:
+                return result
+            around[-1][2].append(result)
+
+
+def _container_like(x: Any, items: list[Any]) -> Any:
+    """Return a container like ``x`` with other items, in the order of ``_items``."""
     if isinstance(x, dict):
         # A copy keeps the order of keys, and what a subclass knows.
         result = x.copy() if type(x) is dict else copy.copy(x)

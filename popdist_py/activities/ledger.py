@@ -3,8 +3,8 @@
 Every nanosecond since counting began belongs to one activity: inside another one, the inner one's
 time is not the outer's, so the shares add up to the whole. The numbers lie in memory that is shared
 with the launcher's wrapper, which reads them from outside; without the launcher in private memory.
-Only the thread that began counts, and only in the program's own process: what runs beside it takes
-none of its time.
+Only one thread counts, and only in the program's own process: what runs beside it takes none of its
+time. It is the main thread, or else the one that has called ``init()`` or makes the training steps.
 
 Nothing here reads the numbers: that is the wrapper's vitals.py.
 """
@@ -16,7 +16,7 @@ import os
 import struct
 import sys
 import time
-from threading import get_ident
+from threading import get_ident, main_thread
 from types import TracebackType
 from typing import Any, Final, Protocol
 
@@ -74,6 +74,8 @@ _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
 _NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
+# In place of the outer activity, of one in a thread that does not count.
+_NOT_COUNTED: Final = -1
 # The nanoseconds of a step whose beginning nobody knows.
 _UNTIMED: Final = -1
 # The bits of a loss that nobody knows: of a NaN that no computation makes.
@@ -113,9 +115,10 @@ _last_step = (0, 0, 0, 0)
 
 
 def begin() -> None:
-    """Count from now on; ``init()`` and the first activity or step call this."""
+    """Count from now on, in this thread; ``init()`` calls this."""
     if _words is None:
         _open()
+    _count_here()
 
 
 class doing:
@@ -151,6 +154,8 @@ class doing:
             words[_NANOSECONDS + outer] += now - words[_SINCE]
             words[_ACTIVITY] = self._activity
             words[_SINCE] = now
+        else:
+            self._outer = _NOT_COUNTED
         if self._call:
             _num_calls += 1
             self._call = _num_calls << _NUMBER_SHIFT | self._call & _CALL_BITS | 1
@@ -171,7 +176,7 @@ class doing:
         if self._call and words[_CALL] == self._call:
             words[_CALL] = self._call - 1
         now = time.monotonic_ns()
-        if get_ident() == _owner:
+        if self._outer != _NOT_COUNTED:
             words[_NANOSECONDS + self._activity] += now - words[_SINCE]
             words[_ACTIVITY] = self._outer
             words[_SINCE] = now
@@ -201,7 +206,7 @@ class awaiting_background(doing):
     ) -> None:
         super().__exit__(kind, value, trace)
         words = _words or _open()
-        if get_ident() == _owner:
+        if self._outer != _NOT_COUNTED:
             # Such a wait may have begun before the block.
             waited = min(_waited_beside - self._waited_before, words[_SINCE] - self._began)
             words[_NANOSECONDS + REDUCING] -= waited
@@ -221,6 +226,8 @@ def step_done(samples: int = 0, loss: float | None = None, number: int | None = 
     global _last_step
     words = _words or _open()
     now = time.monotonic_ns()
+    if get_ident() != _owner:
+        _count_here()
     began, beside_before, waited_before, computed_before = _last_step
     beside = words[_COMPILING] + words[_SAVING] + words[_VALIDATING]
     waited, computed = words[_WAITING], words[_COMPUTING]
@@ -275,12 +282,19 @@ def _open() -> memoryview:
     """Begin to count, in the memory of the launcher if this is the program's own process."""
     global _words, _owner
     _words = words = map_words(_NUM_WORDS) if _is_own_process() else _private_words()
-    _owner = get_ident()
+    _owner = main_thread().ident or 0
     words[_ACTIVITY] = OTHER
     if not words[_BEGAN]:
         words[_SINCE] = now = time.monotonic_ns()
         words[_BEGAN] = now
     return words
+
+
+def _count_here() -> None:
+    """Let this thread count from now on, unless the one that counts is in an activity."""
+    global _owner
+    if _words is not None and _words[_ACTIVITY] == OTHER:
+        _owner = get_ident()
 
 
 def _is_own_process() -> bool:

@@ -1,17 +1,22 @@
 """Collectives beside the program: one thread makes the calls in the order of submission.
 
 All instances must communicate in the same order, so a direct call waits for those submitted before.
+Every call of a communicator comes here first. So this is also where a forked child is refused: it
+has the parent's memory and connections, and its call would be taken for the parent's next one.
 Nothing here knows what a call does.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 
 from popdist_py import activities
+from popdist_py.errors import ForkedProcessError
 from popdist_py.timeline import spans
 
 __all__ = ["Background", "Handle"]
@@ -27,6 +32,7 @@ class Handle(Generic[T]):
         self._function = function
         self._call = call
         self._name = spans.call_name("beside the program")
+        self._pid = os.getpid()
         self._done = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -50,8 +56,11 @@ class Handle(Generic[T]):
 
         Raises:
             PopdistError: the error that the collective raised.
+            ForkedProcessError: another process, from which this one was forked, makes the call.
         """
         if not self._done.is_set():
+            if os.getpid() != self._pid:
+                raise _forked_error(self._pid)
             with activities.awaiting_background():
                 self._done.wait()
         if self._error is not None:
@@ -60,16 +69,46 @@ class Handle(Generic[T]):
 
 
 class Background:
-    """Runs functions one after the other in one thread, which starts on first use."""
+    """Runs functions one after the other in one thread, which starts on first use.
 
-    def __init__(self) -> None:
+    Args:
+        is_alone: whether no other instance takes part. Then a forked child may make calls, too.
+    """
+
+    def __init__(self, *, is_alone: bool = False) -> None:
+        self._is_alone = is_alone
+        self._pid = os.getpid()
+        self._is_forked = False
+        self._begin()
+        _of_this_process.add(self)
+
+    def _begin(self) -> None:
         self._queue: SimpleQueue[Handle[Any]] = SimpleQueue()
         # The last function submitted, until somebody has waited for it.
         self.last: Handle[Any] | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the instance, and may not make its calls."""
+        return self._is_forked
+
+    def check_process(self) -> None:
+        """Refuse a process that was forked from the instance.
+
+        Raises:
+            ForkedProcessError: this is such a process.
+        """
+        if self._is_forked:
+            raise _forked_error(self._pid)
+
     def submit(self, function: Callable[[], T], call: str = "") -> Handle[T]:
-        """Call ``function``, one collective if it has a name, after all submitted before."""
+        """Call ``function``, one collective if it has a name, after all submitted before.
+
+        Raises:
+            ForkedProcessError: this process was forked from the instance.
+        """
+        self.check_process()
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run_queue, name="popdist-collectives", daemon=True
@@ -80,15 +119,46 @@ class Background:
         return handle
 
     def drain(self) -> None:
-        """Wait until all submitted functions have run."""
+        """Wait until all submitted functions have run.
+
+        Raises:
+            ForkedProcessError: this process was forked from the instance.
+        """
         last = self.last
         if last is None or threading.current_thread() is self._thread:
             return
+        self.check_process()
         if not last._done.is_set():
             with activities.awaiting_background():
                 last._done.wait()
         self.last = None
 
+    def begin_in_child(self) -> None:
+        """Note that this process is a forked child, which has none of the parent's threads."""
+        self._begin()
+        if not self._is_alone:
+            self._is_forked = True
+            # A call looks at ``last`` alone before it takes the short way.
+            self.last = Handle(lambda: None)
+
     def _run_queue(self) -> None:
         while True:
             self._queue.get().run()
+
+
+_of_this_process: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    for background in list(_of_this_process):
+        background.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_begin_child)
+
+
+def _forked_error(parent: int) -> ForkedProcessError:
+    return ForkedProcessError(
+        f"process {os.getpid()} was forked from process {parent}, an instance of the job, and "
+        "cannot make collective calls: let it return its result to that process, which can"
+    )

@@ -29,6 +29,8 @@ __all__ = ["Opened", "Recorder"]
 _NUM_OTHERS: Final = 8
 # A program may start threads for ever; no reader looks at more rows.
 _MOST_ROWS: Final = 200
+# Above all process ids of Linux.
+_PIDS_END: Final = 1 << 31
 
 
 class Opened(NamedTuple):
@@ -201,9 +203,12 @@ def _process_name() -> str:
 def _is_written(path: Path) -> bool:
     """Tell whether the process that writes a file is running."""
     header = read_header(path)
+    if header is None:  # it is being made
+        return True
+    if not 0 < header.pid < _PIDS_END:  # damaged
+        return False
     try:
-        if header is not None:
-            os.kill(header.pid, 0)
+        os.kill(header.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

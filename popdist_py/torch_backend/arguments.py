@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from popdist_py.torch_backend.tensors import has_array
+from popdist_py.collectives.overlaps import first_overlap
+from popdist_py.torch_backend.tensors import has_array, has_overlap, place_of
 
 __all__ = [
     "ArgumentError",
@@ -17,9 +18,11 @@ __all__ = [
     "check_like",
     "check_list",
     "check_multiple",
+    "check_reduced",
     "check_root",
     "check_single",
     "check_tensors",
+    "check_written",
     "row_of_root",
 ]
 
@@ -43,6 +46,37 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
                 f"{tensor.dtype} on {tensor.device}; move it with tensor.cpu(), or use another "
                 "back end for its device"
             )
+
+
+def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Require tensors that can receive a result: each element has memory of its own.
+
+    Raises:
+        ArgumentError: elements of a tensor share memory.
+    """
+    for tensor in tensors:
+        if has_overlap(tensor):
+            raise ArgumentError(
+                f"{call}: got a tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}, whose elements share memory, as after expand() or "
+                "as_strided(), and cannot receive a result: give a clone()"
+            )
+
+
+def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Require tensors that can be reduced in place: no memory belongs to two elements.
+
+    Raises:
+        ArgumentError: elements of a tensor, or of two tensors, share memory.
+    """
+    check_written(call, tensors)
+    overlap = first_overlap([place_of(tensor) for tensor in tensors]) if len(tensors) > 1 else None
+    if overlap is not None:
+        first, second = overlap
+        raise ArgumentError(
+            f"{call}: the tensors {first} and {second} of the call overlap in memory, and would be "
+            f"reduced twice there: give a clone() of tensor {second}"
+        )
 
 
 def check_single(call: str, what: str, values: Sequence[object]) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
+from popdist_py.torch_backend.arguments import check_written
 from popdist_py.torch_backend.compilation import never_compiled
 from popdist_py.torch_backend.membership.group_settings import settings_of_group
 from popdist_py.torch_backend.membership.membership import Membership
@@ -148,11 +149,13 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
     def recv(self, tensors: list[torch.Tensor], source: int, tag: int = 0) -> dist.Work:
         """Receive a tensor from one rank."""
         self._membership.check_process()
+        check_written("recv", tensors[:1])
         return self._messages.receive(tensors[0], source, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> dist.Work:
         """Receive a tensor from any rank."""
         self._membership.check_process()
+        check_written("recv", tensors[:1])
         return self._messages.receive(tensors[0], None, tag)
 
     # --- The life of the group ----------------------------------------------------------------

@@ -26,9 +26,11 @@ from popdist_py.torch_backend.arguments import (
     check_like,
     check_list,
     check_multiple,
+    check_reduced,
     check_root,
     check_single,
     check_tensors,
+    check_written,
     row_of_root,
 )
 from popdist_py.torch_backend.buckets import mover_of
@@ -71,6 +73,7 @@ class PopdistProcessGroup(GroupMember):
         if len(tensors) == 1 and tensors[0].is_sparse:
             return self._all_reduce_sparse(tensors[0], opts)
         check_tensors("all_reduce", tensors)
+        check_reduced("all_reduce", tensors)
         operation = _operation("all_reduce", opts, tensors)
         move = mover_of(tensors)
 
@@ -106,6 +109,8 @@ class PopdistProcessGroup(GroupMember):
         root = _root_of("reduce", opts, self.size())
         check_tensors("reduce", tensors)
         check_single("reduce", "tensor", tensors)
+        if root == self.rank():
+            check_written("reduce", tensors)
         operation = _operation("reduce", opts, tensors)
 
         def call(comm: SharedCommunicator) -> None:
@@ -122,6 +127,7 @@ class PopdistProcessGroup(GroupMember):
         """Fill the output of rank i with the reduction of tensor i of all ranks."""
         check_tensors("reduce_scatter", outputs)
         check_single("reduce_scatter", "output", outputs)
+        check_written("reduce_scatter", outputs)
         check_single("reduce_scatter", "input", inputs)
         (row,) = inputs
         check_list("reduce_scatter", "input", row, self.size())
@@ -160,6 +166,7 @@ class PopdistProcessGroup(GroupMember):
     ) -> Any:
         """Do what ``reduce_scatter_single`` does with each pair."""
         check_tensors("reduce_scatter", [*outputs, *tensors])
+        check_written("reduce_scatter", outputs)
         check_list("reduce_scatter", "input", tensors, len(outputs))
         for output, tensor in zip(outputs, tensors, strict=True):
             check_multiple("reduce_scatter", tensor, output, self.size())
@@ -185,6 +192,8 @@ class PopdistProcessGroup(GroupMember):
         """Overwrite the tensors with those of the root."""
         root = _root_of("broadcast", opts, self.size())
         check_tensors("broadcast", tensors)
+        if root != self.rank():
+            check_written("broadcast", tensors)
 
         def call(comm: SharedCommunicator) -> None:
             _agree_on_number(comm, "broadcast", tensors)
@@ -220,6 +229,7 @@ class PopdistProcessGroup(GroupMember):
         for row, tensor in zip(outputs, tensors, strict=True):
             check_list("all_gather", "output", row, self.size())
             check_tensors("all_gather", row)
+            check_written("all_gather", row)
             check_like("all_gather", row, tensor, any_size=True)
             check_like("all_gather", [row[self.rank()]], tensor)
 
@@ -249,6 +259,7 @@ class PopdistProcessGroup(GroupMember):
     ) -> Any:
         """Do what ``all_gather_single`` does with each pair."""
         check_tensors("all_gather", [*outputs, *tensors])
+        check_written("all_gather", outputs)
         check_list("all_gather", "input", tensors, len(outputs))
         for output, tensor in zip(outputs, tensors, strict=True):
             check_multiple("all_gather", output, tensor, self.size())
@@ -275,6 +286,8 @@ class PopdistProcessGroup(GroupMember):
             "gather", "output", outputs, tensors[0], self.size() if root == self.rank() else 0
         )
 
+        check_written("gather", row)
+
         def call(comm: SharedCommunicator) -> None:
             arrays = [array_of(output) for output in row]
             comm.gather_into(array_of(tensors[0]), arrays, root)
@@ -288,6 +301,7 @@ class PopdistProcessGroup(GroupMember):
         """Fill the output of rank i with tensor i of the root."""
         root = _root_of("scatter", opts, self.size())
         check_tensors("scatter", outputs)
+        check_written("scatter", outputs)
         check_single("scatter", "output", outputs)
         row = row_of_root(
             "scatter", "input", tensors, outputs[0], self.size() if root == self.rank() else 0
@@ -305,6 +319,7 @@ class PopdistProcessGroup(GroupMember):
         check_list("all_to_all", "output", outputs, self.size())
         check_list("all_to_all", "input", tensors, self.size())
         check_tensors("all_to_all", [*outputs, *tensors])
+        check_written("all_to_all", outputs)
         check_like("all_to_all", [*outputs, *tensors], tensors[0], any_size=True)
         check_like("all_to_all", [outputs[self.rank()]], tensors[self.rank()])
 

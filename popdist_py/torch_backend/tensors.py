@@ -15,8 +15,16 @@ import numpy as np
 import torch
 
 from popdist_py.collectives.arithmetic import BFLOAT16, Array
+from popdist_py.collectives.overlaps import Place, elements_overlap
 
-__all__ = ["array_of", "has_array", "shares_memory", "write_back"]
+__all__ = [
+    "array_of",
+    "has_array",
+    "has_overlap",
+    "place_of",
+    "shares_memory",
+    "write_back",
+]
 
 # The integers that NumPy and torch have, by their bytes.
 _BITS: dict[int, tuple[torch.dtype, str]] = {
@@ -49,6 +57,18 @@ def has_array(tensor: torch.Tensor) -> bool:
 def shares_memory(tensor: torch.Tensor) -> bool:
     """Tell whether what is written to ``array_of`` a tensor is in the tensor."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def has_overlap(tensor: torch.Tensor) -> bool:
+    """Tell whether elements of a dense tensor share memory, as after ``expand()``."""
+    return not tensor.is_contiguous() and elements_overlap(tensor.shape, tensor.stride())
+
+
+def place_of(tensor: torch.Tensor) -> Place:
+    """Return where the elements of a dense CPU tensor lie."""
+    size = tensor.element_size()
+    strides = tuple(stride * size for stride in tensor.stride())
+    return Place(tensor.data_ptr(), tuple(tensor.shape), strides, size)
 
 
 def array_of(tensor: torch.Tensor) -> Array:

@@ -71,11 +71,16 @@ class PopdistWork(dist.Work):
         """Do what the call does; ``wait`` raises its error, and ``tell`` tells of its end."""
         assert self._function is not None
         try:
-            with activities.doing(activities.REDUCING, self.name):
-                self._function()
-        except BaseException as error:
+            try:
+                with activities.doing(activities.REDUCING, self.name):
+                    self._function()
+            except BaseException as error:
+                self._error = error
+            self._end()
+        except BaseException as error:  # an interrupt while the call completes
             self._error = error
-        self._end()
+            if not self._is_done:
+                self._end()
 
     def fail(self, error: BaseException) -> None:
         """Complete the call with an error, without making it."""
@@ -299,26 +304,36 @@ class CallQueue:
         work = None
         try:
             if self._calls:
-                work = self._calls.popleft()
+                # Not popleft(): Python may raise an interrupt after a call, and lose the work.
+                work = self._calls[0]
+                del self._calls[0]
                 self._run(work)
         finally:
+            if work is not None and not work.is_completed():  # interrupted before it has begun
+                self._calls.appendleft(work)
+                self._wake.put(True)
             self._turn.release()
-        if work is not None:
-            this = threading.current_thread()
-            if work.may_call_back and self._thread is this:
-                self._replace_thread(this)  # a callback may wait for another call, in C++ too
-            work.tell()
-            error = work.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error  # an interrupt is that of this thread, whoever made the call
+            if work is not None and work.is_completed():
+                self._tell(work)
+        error = work.exception() if work is not None else None
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt is that of this thread, whoever made the call
+
+    def _tell(self, work: PopdistWork) -> None:
+        this = threading.current_thread()
+        if work.may_call_back and self._thread is this:
+            self._replace_thread(this)  # a callback may wait for another call, in C++ too
+        work.tell()
 
     def _run(self, work: PopdistWork) -> None:
         if self._lost is not None:
             work.fail(self._lost)
             return
         self._inside = threading.get_ident()
-        work.run()
-        self._inside = 0
+        try:
+            work.run()
+        finally:  # an interrupt may come when the call has returned
+            self._inside = 0
         error = work.exception()
         if isinstance(error, InstanceLostError):
             self._lost = error

@@ -19,11 +19,38 @@ def read_only():
     return array
 
 
+def looped():
+    inner = {}
+    outer = [1, inner]
+    inner["again"] = outer
+    return outer
+
+
+WHOLE = np.ones(6)
+
+
 @pytest.mark.parametrize(
     ("x", "error", "says"),
     [
         (read_only(), ValueError, "all_reduce: x is a read-only array: give a copy"),
         (torch.ones(2, 1).expand(2, 3), ValueError, "share memory, as after expand"),
+        (
+            torch.ones(4).as_strided((2, 3), (1, 1)), ValueError,
+            r"a tensor whose elements share memory, as after expand\(\) or as_strided\(\)",
+        ),
+        (
+            np.lib.stride_tricks.as_strided(np.ones(4), (2, 3), (8, 8)), ValueError,
+            r"an array whose elements share memory.*: give a copy\(\)",
+        ),
+        (
+            {"a": WHOLE[:3], "b": WHOLE[2:]}, ValueError,
+            r"x\['b'\] is an array that overlaps \['a'\], and would be reduced twice: give a copy",
+        ),
+        (
+            [WHOLE[4:], torch.ones(2), torch.from_numpy(WHOLE)], ValueError,
+            r"x\[2\] is an array that overlaps \[0\]",
+        ),
+        (looped(), ValueError, r"x is a container that contains itself, at \[1\]\['again'\]"),
         (torch.eye(2).to_sparse(), TypeError, "torch.sparse_coo on cpu: expected a dense one"),
         (torch.empty(2, device="meta"), TypeError, "on meta: expected a dense one"),
         (torch.ones(2).to(torch.float8_e4m3fn), TypeError, "floats of 16 bits or more"),
@@ -37,8 +64,9 @@ def read_only():
         (np.array([None]), TypeError, "x is an array of Python objects"),
         (2**63, ValueError, "x is an int of more than 64 bits: give a float"),
     ],
-    ids=["read-only", "expanded", "sparse", "meta", "float8", "text in a dict", "nothing in a list",
-         "text", "texts", "objects", "large"],
+    ids=["read-only", "expanded", "strided", "strided array", "overlap", "part", "looped", "sparse",
+         "meta", "float8", "text in a dict", "nothing in a list", "text", "texts", "objects",
+         "large"],
 )  # fmt: skip
 def test_what_cannot_be_reduced_in_place(x, error, says):
     with pytest.raises(error, match=says):
@@ -51,6 +79,24 @@ def test_views_are_reduced_in_place():
     assert torch.equal(whole, torch.arange(6.0).reshape(2, 3))
     single = torch.ones(1, 3).expand(1, 3).t()
     assert popdist_py.all_reduce(single) is single
+
+
+def test_views_without_a_common_element_are_reduced():
+    whole = np.ones((4, 6))
+    parts = [whole[:2], whole[2:, :3], whole[2:, 3:], whole[:0]]
+    popdist_py.all_reduce([*parts, torch.arange(12.0).as_strided((2, 3), (3, 2))])
+    assert (whole == 1).all()
+
+
+def test_containers_may_be_deeper_than_python_recurses():
+    innermost = x = [1]
+    for _ in range(20_000):
+        x = (x,)
+    for found in (popdist_py.all_reduce(x), popdist_py.all_reduce(x, async_op=True).wait()):
+        while found and isinstance(found, tuple):
+            (found,) = found
+        assert found == innermost
+        assert found is not innermost
 
 
 def test_a_root_must_be_an_instance():

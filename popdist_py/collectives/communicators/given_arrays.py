@@ -20,6 +20,7 @@ from popdist_py.collectives.within_host.host_group import Agreement, CallPlan, H
 
 if TYPE_CHECKING:
     from popdist_py.collectives import AnyReduceOp
+    from popdist_py.collectives.background import Background
     from popdist_py.collectives.between_hosts.linked_group import MovingGroup
     from popdist_py.collectives.communicators.sliced_all_reduce import SlicedAllReduce
     from popdist_py.collectives.within_host.host_exchange import HostExchange
@@ -36,6 +37,7 @@ class GivenArrayCalls(ABC):
     instance_index: int
     num_instances: int
     names: Names
+    background: Background
     _host: HostGroup
     _exchange: HostExchange
     _sliced: SlicedAllReduce
@@ -145,6 +147,7 @@ class GivenArrayCalls(ABC):
     # --- Within a host ------------------------------------------------------------------------
 
     def _plan_to_reduce(self, call: str, array: Array, op: AnyReduceOp) -> CallPlan:
+        self.background.drain()
         key = (call, op, array.dtype, array.shape, "")
         return self._plans.get(key) or self._plan_reduction(key, array, op, "", call)
 

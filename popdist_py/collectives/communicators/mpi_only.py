@@ -128,5 +128,5 @@ class MpiCommunicator(ObjectCalls):
 
     def close(self) -> None:
         """Wait for the background calls; MPI itself is finalised by mpi4py at exit."""
-        if self._mpi.lost_error is None:
+        if self._mpi.lost_error is None and not self.background.is_forked:
             self.background.drain()

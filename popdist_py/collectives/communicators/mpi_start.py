@@ -1,13 +1,15 @@
-"""The start of MPI, where an instance meets all others for the first time.
+"""The start of MPI, where an instance meets all others for the first time, and its end.
 
 Nothing here communicates: importing mpi4py's MPI initialises it, which does.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +30,29 @@ def start_mpi(num_local_instances: int) -> None:
 
     cores_are_short = num_local_instances > (os.cpu_count() or 1)
     with _rare_wakeups() if cores_are_short else contextlib.nullcontext():
-        from mpi4py import MPI  # noqa: F401
+        _import_mpi()
+
+
+def _import_mpi() -> None:
+    """Import mpi4py's MPI so that this process alone finalises it, and not its forked children.
+
+    mpi4py would finalise it at the exit of a child, too, which waits there for ever.
+    """
+    import mpi4py
+
+    finalises = mpi4py.rc.finalize is not False and "mpi4py.MPI" not in sys.modules
+    if finalises:
+        mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    pid = os.getpid()
+
+    def finalise() -> None:
+        if os.getpid() == pid and not MPI.Is_finalized():
+            MPI.Finalize()
+
+    if finalises:
+        atexit.register(finalise)
 
 
 @contextlib.contextmanager

@@ -334,7 +334,12 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
             self._slice_owners.abort(reason)
 
     def close(self) -> None:
-        """Leave the job, after the background calls if no instance was lost."""
+        """Leave the job, after the background calls if no instance was lost.
+
+        A forked child does not leave: the memory in which it would say so is the instance's.
+        """
+        if self.background.is_forked:
+            return
         if self._host.barrier.lost_error is None:
             self.background.drain()
         self._host.close()

@@ -34,7 +34,7 @@ class SoloCommunicator:
 
     def __init__(self, instances: Sequence[int] = (0,)) -> None:
         self.instances = instances
-        self.background = Background()
+        self.background = Background(is_alone=True)
 
     def all_reduce(self, array: np.ndarray[Any, Any], op: ReduceOp = "sum", name: str = "") -> None:
         """Leave ``array`` as it is: the reduction over one instance.

@@ -12,12 +12,14 @@ import errno
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
 
-__all__ = ["PeerMemory"]
+__all__ = ["PeerMemory", "user_change"]
 
 _PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)
 _PROBE = 0x706F7064697374
@@ -25,6 +27,25 @@ _PROBE = 0x706F7064697374
 
 class _IoVec(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def user_change(pid: int | str = "self") -> str:
+    """Return words for an error of the kernel's, if its cause may be a change of user.
+
+    A process that has changed its user or group closes its memory and descriptors to all others of
+    this user: its files in /proc are root's from then on.
+
+    Args:
+        pid: the process whose memory, or file, was refused.
+    """
+    for process in ("self", pid):
+        with suppress(OSError):
+            if Path(f"/proc/{process}/fd").stat().st_uid != os.geteuid():
+                return (
+                    "; a process that changes its user (os.setuid, os.setgid) after the instances "
+                    "have met closes its memory to the others: change it before popdist_py.init()"
+                )
+    return ""
 
 
 class PeerMemory:
@@ -120,5 +141,7 @@ class PeerMemory:
             if count <= 0:
                 code = ctypes.get_errno()
                 way = "read" if function is self._read else "written"
-                raise OSError(code, f"process {pid} cannot be {way}: {os.strerror(code)}")
+                raise OSError(
+                    code, f"process {pid} cannot be {way}: {os.strerror(code)}{user_change(pid)}"
+                )
             copied += count

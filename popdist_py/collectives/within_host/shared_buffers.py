@@ -14,13 +14,16 @@ from popdist_py.collectives.within_host.shared_window import Window
 __all__ = ["SharedArray", "SharedBuffers"]
 
 
+_NUMBER_BITS, _OFFSET_BITS = 16, 48
+
+
 @dataclass(frozen=True, slots=True)
 class SharedArray:
     """A flat array in shared memory.
 
     Attributes:
-        location: number of the buffer and offset in it; the same on all instances for arrays at
-            the same place.
+        location: number of the buffer and offset in it, in 64 bits; the same on all instances for
+            arrays at the same place. The numbers come again after 65,535 buffers.
         views: the arrays at that place in the parts of all instances of the host.
     """
 
@@ -61,7 +64,9 @@ class SharedBuffers:
                 continue
             offset = address - memory.ctypes.data - self._position * part_bytes
             if offset >= 0 and offset + array.nbytes <= part_bytes:
-                location = number << 48 | offset + 1
+                # From 1 on: a number that is 0 stands for no buffer.
+                number = 1 + (number - 1) % ((1 << _NUMBER_BITS) - 1)
+                location = number << _OFFSET_BITS | offset + 1
                 return SharedArray(location, _views(array, memory, offset, part_bytes))
         return None
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from popdist_py.collectives.within_host.peer_memory import user_change
+
 if TYPE_CHECKING:
     from popdist_py.collectives.arithmetic import Array
     from popdist_py.collectives.meeting import Meeting
@@ -70,6 +72,8 @@ def _mapped(local: Meeting, size: int) -> Array:
     mapping: Array | str
     try:
         mapping = location if isinstance(location, str) else _open(location[0], location[1], size)
+    except PermissionError as error:
+        mapping = f"{error}{user_change()}"
     except OSError as error:
         mapping = str(error)
     own_problem = mapping if isinstance(mapping, str) else ""

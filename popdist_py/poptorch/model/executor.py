@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from popdist_py import activities, heartbeat
+from popdist_py import activities, context, heartbeat
 from popdist_py.environment import BETWEEN_CALLS, COMPILING, INFERENCE, TRAINING
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.calls.call_signature import CallSignature
@@ -271,6 +271,8 @@ class PoplarExecutor(DeviceReports):
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return self(*args, **kwargs)
+        if self._training:
+            context.check_process()  # before gradients are written to memory that instances share
         if self._compiled is None:
             self._compile(args, kwargs, None)
         else:

@@ -216,6 +216,41 @@ def test_another_thread_takes_none_of_the_programs_time(clock):
     assert spent() == {"computing": 50}
 
 
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_that_comes_first_does_not_take_the_counting(clock, monkeypatch):
+    def load():
+        with doing(LOADING):
+            clock.now += 50
+
+    monkeypatch.setattr(ledger, "_words", None)
+    in_a_thread(load)
+    with doing(COMPUTING):
+        clock.now += 7
+        in_a_thread(load)
+    assert spent() == {"other": 50, "computing": 57}
+
+
+def test_a_thread_that_trains_counts(clock):
+    def train():
+        with doing(COMPUTING):
+            clock.now += 5
+            heartbeat.step(1)
+            clock.now += 1
+        with doing(COMPUTING):
+            clock.now += 30
+            heartbeat.step(1)
+
+    with doing(LOADING):
+        in_a_thread(train)  # the main thread is in an activity
+    in_a_thread(train)
+    assert spent() == {"loading": 36, "other": 6, "computing": 30}
+
+
 def test_awaiting_the_background_is_waiting_as_far_as_the_background_waits(clock):
     def reduce():
         with doing(REDUCING):

@@ -35,6 +35,9 @@ def join() -> Communicator:
 
 
 def _as_on(hosts: int) -> Communicator:
+    from popdist_py.collectives.communicators.mpi_start import start_mpi
+
+    start_mpi(1)
     from mpi4py import MPI
 
     from popdist_py.collectives.between_hosts import tcp_connect

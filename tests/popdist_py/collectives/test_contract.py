@@ -73,7 +73,7 @@ def test_contract(poprun, job):
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
     for way in ways:
-        said = f"[{way.variables}] {way.communicator} 15 checks, "
+        said = f"[{way.variables}] {way.communicator} 16 checks, "
         assert done.stdout.count(said) == instances, said
         if way.owners:
             assert done.stdout.count(f"{said}{way.group}") == way.owners, said

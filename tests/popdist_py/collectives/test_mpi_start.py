@@ -26,6 +26,8 @@ def seen(monkeypatch):
     found = {"ended": threading.Event()}
 
     class Package(types.ModuleType):
+        rc = types.SimpleNamespace(finalize=False)
+
         def __getattr__(self, name):
             if name != "MPI":
                 raise AttributeError(name)

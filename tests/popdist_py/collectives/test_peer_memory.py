@@ -42,3 +42,26 @@ def test_a_number_that_was_reused_is_neither_read_nor_written(monkeypatch):
     memory.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the user")
+def test_a_process_that_changes_its_user_is_told_why_its_memory_is_closed():
+    """The kernel closes a process that changes its user: to processes of the new user, too."""
+    reader, writer = os.pipe()
+    memory = PeerMemory()
+    child = os.fork()
+    if child == 0:
+        try:
+            assert memory.works_with(os.getppid(), memory.probe_address)
+            os.setgid(65534)
+            os.setuid(65534)
+            memory.read(os.getppid(), memory.probe_address, np.zeros(8, np.uint8))
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(reader, 1000).decode()
+    assert said.startswith("PermissionError(1, ")
+    assert "change it before popdist_py.init()" in said
+    os.close(reader)
+    os.close(writer)

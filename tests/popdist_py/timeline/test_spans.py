@@ -12,7 +12,8 @@ import pytest
 
 from popdist_py.timeline.folder import SPANS_SUFFIX
 from popdist_py.timeline.merging import Instance
-from popdist_py.timeline.span_file import Span, read_spans
+from popdist_py.timeline.recorder import _is_written
+from popdist_py.timeline.span_file import Span, SpanWriter, read_spans
 
 _ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path)}
 
@@ -311,3 +312,14 @@ def test_pvti_options(tmp_path, text, said):
     assert bool(done.stderr) is bool(said)
     wanted = ["instance-0.timeline.json.gz"] if "true" in text else []
     assert [path.name for path in tmp_path.iterdir()] == wanted
+
+
+@pytest.mark.parametrize("pid", [0, 1 << 40, (1 << 64) - 1])
+def test_a_file_whose_process_id_is_damaged_is_taken_over(tmp_path, pid):
+    path = tmp_path / "file.1.spans"
+    SpanWriter(path, 1 << 14, "", (1, 1))
+    assert _is_written(path)
+    with path.open("r+b") as file:
+        file.seek(8)
+        file.write(pid.to_bytes(8, "little"))
+    assert not _is_written(path)

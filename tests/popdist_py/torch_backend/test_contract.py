@@ -518,6 +518,33 @@ def _wrong_arguments(rank, size):
     ]
 
 
+@_case(lambda _rank, _size: [["RuntimeError"] * 9, [1.0] * 6], gloo=False)
+def _elements_that_share_memory(rank, size):
+    whole, few = torch.ones(6), torch.ones(2)
+    strided, expanded = whole.as_strided((3, 2), (1, 1)), torch.ones(3, 1).expand(3, 2)
+    return [
+        [
+            _error(dist.all_reduce, strided),
+            _error(dist.all_reduce, expanded),
+            _error(dist.reduce, expanded, rank),
+            _error(dist.broadcast, expanded, (rank + 1) % size),
+            _error(dist.recv, strided),
+            _error(dist.all_gather, [expanded, *[torch.ones(6)] * (size - 1)], whole),
+            _error(dist.reduce_scatter_single, expanded, torch.ones(6 * size)),
+            _error(dist.all_reduce_coalesced, [few, whole[1:4], whole[3:]]),
+            _error(dist.all_reduce_coalesced, [few, whole.view(3, 2)[:, 1], whole[3:4]]),
+        ],
+        whole,
+    ]
+
+
+@_case(lambda _rank, size: [float(size)] * 6, gloo=False)
+def _all_reduce_of_columns_that_lie_between_one_another(rank, size):
+    whole = torch.ones(3, 2)
+    dist.all_reduce_coalesced([whole[:, 0], whole[:, 1]])
+    return whole.view(-1)
+
+
 def _error(function, *args):
     """Return which error programs catch."""
     try:

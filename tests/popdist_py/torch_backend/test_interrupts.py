@@ -77,6 +77,42 @@ def test_a_call_within_a_call_is_refused():
     queue.close()
 
 
+def test_an_interrupt_while_a_call_completes_leaves_the_queue_usable(monkeypatch):
+    """Ctrl-C may come at any line: at the begin of the end, and when the call has returned."""
+    begun, queue = [], CallQueue()
+
+    def interrupted_once(name):
+        method = getattr(PopdistWork, name)
+
+        def interrupted(work):
+            if name in begun:
+                return method(work)
+            begun.append(name)
+            if name == "run":
+                method(work)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(PopdistWork, name, interrupted)
+
+    for name in ("_end", "run"):
+        interrupted_once(name)
+        work = PopdistWork("all_reduce", lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            queue.run(work)
+        assert work.is_completed()
+        assert not queue.is_inside
+        queue.run(PopdistWork("broadcast", lambda: None))
+    # An asynchronous one, which this thread makes since it waits for it, has told its future.
+    begun.remove("run")
+    queue._thread = threading.current_thread()  # so that no other thread makes it
+    queue.submit(asynchronous := PopdistWork("all_gather", lambda: None))
+    future = asynchronous.get_future()
+    with pytest.raises(KeyboardInterrupt):
+        asynchronous.wait()
+    assert future.done()
+    queue.close()
+
+
 def test_an_interrupt_is_that_of_the_thread_which_makes_the_call():
     queue = CallQueue()
     begun, release = threading.Event(), threading.Event()
