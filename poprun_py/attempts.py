@@ -28,7 +28,6 @@ from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
-from poprun_py.supervision import standard_input
 from poprun_py.supervision.restart import pause
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 

@@ -22,7 +22,6 @@ from poprun_py.errors import StartError
 from poprun_py.instance import protocol
 from poprun_py.keyboard import standard_input
 from poprun_py.output.screen import OutputStream
-from poprun_py.supervision import standard_input
 from poprun_py.supervision.private_folder import SOCKET_NAME
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         reduced = allreduce(gradients[0], op=Average)
-        rows = allgather(torch.tensor([ctx.rows]))
+        rows = allgather(torch.tensor([ctx.rows], device="cpu"))
         first = int(rows[: communicator().instance_index].sum())
         return reduced.narrow(0, first, ctx.rows), None
 
@@ -261,7 +261,11 @@ def sparse_allreduce_async(
     def wait() -> Tensor:
         all_values = values.wait() / num_ranks if op is Average else values.wait()
         return torch.sparse_coo_tensor(
-            indices.wait().t(), all_values, tensor.shape, check_invariants=False
+            indices.wait().t(),
+            all_values,
+            tensor.shape,
+            device=tensor.device,
+            check_invariants=False,
         )
 
     return wait
