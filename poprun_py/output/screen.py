@@ -27,7 +27,7 @@ _MAX_PENDING = 1 << 22
 # What is kept of a stream's end, and of the two ends of each line of it.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
 # A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
-_PIPE_CHUNK, _TERMINAL_CHUNK = 4096, 512
+_PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # Green, yellow, blue, magenta, cyan, and the bright ones.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
@@ -110,8 +110,12 @@ class Sink:
         self._gone = False
         self._always_ready = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
+        self._own = _open_again(descriptor) if self.is_terminal else None
+        if self._own is not None:
+            self._chunk = _WHOLE_CHUNK
+        self._target = descriptor if self._own is None else self._own
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
+        self._poll.register(self._target, select.POLLOUT)
 
     @property
     def pending(self) -> int:
@@ -137,26 +141,49 @@ class Sink:
                 wait = max(0, int(1000 * (limit - time.monotonic())))
                 if not self._poll.poll(wait):
                     return
-            self._write_some()
+            if not self._write_some():
+                return
+
+    def close(self) -> None:
+        """Close what was opened here; nothing is written after it."""
+        self.discard()
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
 
     def discard(self) -> None:
         """Drop what waits, and all that follows: it has no reader."""
         self._gone = True
         self._pending.clear()
 
-    def _write_some(self) -> None:
+    def _write_some(self) -> bool:
+        """Write a piece; tells whether to go on."""
         piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
         try:
-            del self._pending[: os.write(self.descriptor, piece)]
+            del self._pending[: os.write(self._target, piece)]
         except BlockingIOError:
-            # Another process made the descriptor non-blocking.
-            self._poll.poll(10)
+            # The room is too small, or another process made the descriptor non-blocking.
+            return False
         except OSError as error:
             # The job goes on without its output: training outlives a pager that was closed.
             self.discard()
             if error.errno != errno.EPIPE:
                 _tell_of_loss(self.descriptor, error)
         self.moved_at = time.monotonic()
+        return True
+
+
+def _open_again(descriptor: int) -> int | None:
+    """Open a terminal once more, without blocking; None where it is another user's.
+
+    It takes a piece of any size whole, if it has room. Other processes go on to write to their
+    own descriptor, which waits for room.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:
+        return None
 
 
 def _tell_of_loss(descriptor: int, error: OSError) -> None:
