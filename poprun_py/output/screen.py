@@ -41,10 +41,16 @@ class OutputStream:
     shown: bool = True
     timed: bool = False
     live: bool = False  # shown at once: somebody types there
+    has_ended: bool = False
     held: bytearray = field(default_factory=bytearray)
     fed_at: float = 0.0
     # None: what it redraws is shown as it is, on a file too.
     progress: ProgressLines | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the program's bytes are shown, and nothing else."""
+        return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
         """Return what stands in front of each line now."""
@@ -202,7 +208,8 @@ class Screen:
     and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
     When another stream has a whole line, the open one is ended first, on a terminal erased and
     drawn again below; one that cannot erase keeps both. Where there is no terminal, a progress bar
-    is whole lines from time to time.
+    is whole lines from time to time, and a plain stream may end within a line: a newline is added
+    only before something else is written.
     """
 
     def __init__(
@@ -228,7 +235,7 @@ class Screen:
         if end:
             self._write_lines(stream, bytes(stream.held[:end]))
             del stream.held[:end]
-        if (stream.live and stream.held) or (b"\r" in stream.held and self._open in (None, stream)):
+        if (stream.live and stream.held) or (b"\r" in stream.held and self._is_free_for(stream)):
             self._write_partial(stream)
         elif len(stream.held) > MAX_HELD:
             self._relieve(stream)
@@ -248,19 +255,25 @@ class Screen:
             if bar.progress is not None and (lines := bar.progress.overdue(before)):
                 self._write_lines(bar, lines)
         for stream in list(self._unfinished.values()):
-            if stream.fed_at < before and self._open in (None, stream):
+            if stream.fed_at < before and self._is_free_for(stream):
                 self._write_partial(stream)
                 if not stream.held:
                     del self._unfinished[id(stream)]
 
     def finish(self, stream: OutputStream) -> None:
-        """The stream has ended: write what is left, with the newline that it lacked."""
+        """The stream has ended: write what is left, with the newline that it lacked.
+
+        A plain stream gets none where there is no terminal, unless something else follows.
+        """
         self._unfinished.pop(id(stream), None)
         if self._redrawn.pop(id(stream), None) and stream.progress is not None:
             stream.held += stream.progress.finish(time.monotonic())
         if stream.held.endswith(b"\n"):
             self._write_lines(stream, bytes(stream.held))
             stream.held.clear()
+        elif stream.is_plain and not self.is_terminal:
+            stream.has_ended = True
+            self._write_partial(stream)
         elif stream.held:
             self._write_lines(stream, bytes(stream.held) + b"\n")
             stream.held.clear()
@@ -278,6 +291,10 @@ class Screen:
         if self._open is not None:
             self._write(self._end_of_row)
             self._open = None
+
+    def _is_free_for(self, stream: OutputStream) -> bool:
+        """Tell whether a stream's unfinished line may be shown now."""
+        return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
         """Return when a bar that stands still is due to be shown; inf for never."""
@@ -340,7 +357,7 @@ class Screen:
     def _write_partial(self, stream: OutputStream) -> None:
         """Write the unfinished line of one stream and leave it open."""
         # A carriage return at the end may be the first half of a line's end, or moves the cursor.
-        is_half = stream.held.endswith(b"\r") and not stream.live
+        is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
             return

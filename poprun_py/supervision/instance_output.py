@@ -74,6 +74,8 @@ class InstanceOutput:
             for sink in self._sinks
         }
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
+        one, other = (os.fstat(descriptor) for descriptor in descriptors)
+        self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
         self._files = InstanceFiles(job.output_dir, len(job.variables))
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
@@ -164,6 +166,11 @@ class InstanceOutput:
     def say(self, sentence: str) -> None:
         """Write a line of the launcher's own that is shown at any verbosity."""
         self._screens[_STDERR].insert(_line(sentence))
+
+    def begin_report(self) -> None:
+        """End the line that a program left open on stderr: the launcher writes there next."""
+        for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
+            screen.interrupt()
 
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""

@@ -688,4 +688,6 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
+        if result.exit_code != 0 or self._job.live:
+            self._output.begin_report()
         return replace(result, paused_seconds=self._paused_seconds, view=view)
