@@ -199,9 +199,15 @@ class JobObserver:
         self._replies.append(reply)
         self._look(now)
 
+    def show_again(self, now: float) -> None:
+        """Show what the last looks tell: the terminal has another size."""
+        if self._show is not None and self._watched:
+            self._show(self.view(now), now)
+
     def finish(self, now: float) -> JobView:
         """Return the job as it has ended, which is the last look."""
         view = self.view(now)
+        self._show = None  # what comes now is the end
         if self._watched:
             lost = {index: each.steps.lost for index, each in sorted(self._watched.items())}
             self._recorders.end(view, now + self._epoch(), lost)

@@ -62,7 +62,11 @@ class InstanceOutput:
         self._panel: Panel | None = None
         self._panel_sink = terminal if job.live and has_cursor(job.environ) else None
         if self._panel_sink is not None:
-            self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
+            self._panel = Panel(
+                self._panel_sink.write,
+                lambda: self.panel_size,
+                lambda: self._panel_sink is None or not self._panel_sink.pending,
+            )
         screens = {
             id(sink): Screen(
                 self._writer(sink), is_terminal=sink.is_terminal, can_erase=can_erase(job.environ)
@@ -70,6 +74,8 @@ class InstanceOutput:
             for sink in self._sinks
         }
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
+        one, other = (os.fstat(descriptor) for descriptor in descriptors)
+        self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
         self._files = InstanceFiles(job.output_dir, len(job.variables))
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
@@ -161,12 +167,19 @@ class InstanceOutput:
         """Write a line of the launcher's own that is shown at any verbosity."""
         self._screens[_STDERR].insert(_line(sentence))
 
+    def begin_report(self) -> None:
+        """End the line that a program left open on stderr: the launcher writes there next."""
+        for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
+            screen.interrupt()
+
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""
         self._screens[_STDERR].interrupt()
         self.erase_panel()
         self._sinks[_STDERR].flush(0.1)
         self._write_log(line)
+        if self._panel is not None:
+            self._panel.draw()
 
     @property
     def panel_size(self) -> tuple[int, int] | None:
@@ -181,7 +194,7 @@ class InstanceOutput:
 
     def show_panel(self, lines: Sequence[str]) -> None:
         """Keep these lines below all output on the terminal; none: take the panel away."""
-        if self._panel is not None and not self.is_full:
+        if self._panel is not None and not (lines and self.is_full):
             self._panel.show(lines)
 
     def erase_panel(self) -> None:
@@ -268,17 +281,19 @@ class InstanceOutput:
         return min(self._repeats.next_deadline(), next_bar_at, next_panel_at)
 
     def close(self) -> None:
-        """Close the files."""
+        """Take the panel away, and close the files."""
         self._files.close()
         self._tell_trouble()
-        self._sinks[_STDERR].flush(0.1)
+        self.show_panel(())
+        for sink in dict.fromkeys(self._sinks):
+            sink.flush(0.1)
+            sink.close()
 
     def _tell_trouble(self) -> None:
         """Tell at once, and once, that the files are incomplete."""
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
-            self._screens[_STDERR].interrupt()
-            self._sinks[_STDERR].write(_line(f"warning: {self._files.trouble}") + b"\n")
+            self._screens[_STDERR].insert(_line(f"warning: {self._files.trouble}"))
 
 
 def _line(sentence: str) -> bytes:

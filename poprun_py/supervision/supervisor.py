@@ -487,8 +487,14 @@ class _Supervisor:
                 take_signal(number)
             elif number == signal.SIGWINCH:
                 self._keyboard.resized()
+                self._show_again()
             else:
                 self._stopping.on_signal(number)
+
+    def _show_again(self) -> None:
+        """Show the view of --live in the size that the terminal has now."""
+        if self._observer is not None:
+            self._observer.show_again(time.monotonic())
 
     # --- the keyboard, and Ctrl-Z ---------------------------------------------------------
 
@@ -523,6 +529,7 @@ class _Supervisor:
         self._go_on()
         self._keyboard.on_time(time.monotonic())
         self._output.redraw()
+        self._show_again()
         self._control.broadcast(protocol.PAUSE, False)
 
     def _go_on(self) -> None:
@@ -702,4 +709,6 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
+        if result.exit_code != 0 or self._job.live:
+            self._output.begin_report()
         return replace(result, paused_seconds=self._paused_seconds, view=view)

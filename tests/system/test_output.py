@@ -126,8 +126,8 @@ def test_streams_stay_apart(poprun, script):
 
 
 def test_plain_output_has_no_tags(poprun, script):
-    done = poprun("--output", "plain", script("print('just this')"))
-    assert done.stdout == "just this\n"
+    done = poprun("--output", "plain", script("print('just', end='\\nthis')"))
+    assert done.stdout == "just\nthis"
 
 
 def test_output_with_the_time(poprun, script):
