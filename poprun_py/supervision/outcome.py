@@ -37,6 +37,8 @@ _MOST_LEFT = 4
 _NO_FOLDER = "unable to create the desired directory"
 # What a wrapper says that was refused another process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
+# What Open MPI writes of an instance that ended with 0 and without MPI_Finalize.
+_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
 # What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
@@ -85,7 +87,7 @@ def judge(end: Ending) -> LaunchResult:
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
     if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
-        stop = replace(stop, reason=stop.reason + _lost_host(end.mpirun_text))
+        stop = replace(stop, reason=stop.reason + _why_mpirun_ended(end, results))
     return result if stop is None else _with_stop(result, stop, _advice(end))
 
 
@@ -100,10 +102,18 @@ def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
     )
 
 
-def _lost_host(mpirun_text: str) -> str:
-    """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
-    lost = _LOST_HOST.search(mpirun_text)
-    return f": it lost its connection with host {lost[1]}" if lost else ""
+def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
+    """Return why mpirun ended the job, as the end of a sentence; empty if it does not tell."""
+    if lost := _LOST_HOST.search(end.mpirun_text):
+        return f": it lost its connection with host {lost[1]}"
+    improper = _IMPROPER.search(end.mpirun_text)
+    index = int(improper[1]) if improper else -1
+    if 0 <= index < len(results) and results[index].code == 0:
+        return (
+            f": instance {index} ended with exit code 0 but without MPI_Finalize, so that MPI "
+            "counts it as failed. Let it end by sys.exit() instead of os._exit(), or call MPI_Finalize"
+        )
+    return ""
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:

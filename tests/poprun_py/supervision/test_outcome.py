@@ -210,3 +210,20 @@ def test_processes_that_an_instance_left_are_named():
         "killed PID 100 (rsync -a out there)"
     )
     assert left_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "prterun has exited due to process rank 0 with PID 8663 on node vm exiting\nimproperly.",
+        "mpirun has exited due to process rank 0 with PID 0 on\nnode vm exiting improperly.",
+    ],
+)
+def test_an_instance_that_left_out_mpi_finalize_is_named(said):
+    fields = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 1")
+    peers = peer(0, 0, at=1), peer(1, -15, at=2, stopped=True)
+    result = judged(*peers, **fields, mpirun_code=1, mpirun_text=said)
+    assert result.exit_code == 1
+    assert result.reason.startswith(
+        "mpirun ended with exit code 1: instance 0 ended with exit code 0 but without MPI_Finalize"
+    )
