@@ -32,6 +32,13 @@ __all__ = ["Ending", "judge", "left_sentence"]
 
 # Of processes that an instance left so many are named.
 _MOST_LEFT = 4
+# Of what mpirun said so many characters are shown; all of it is in the log (-v).
+_MOST_SAID = 500
+# What mpirun writes of instances that have ended, or that it ends.
+_OF_ENDS = re.compile(
+    r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
+    r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
+)
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
@@ -88,7 +95,24 @@ def judge(end: Ending) -> LaunchResult:
     )
     if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
         stop = replace(stop, reason=stop.reason + _why_mpirun_ended(end, results))
-    return result if stop is None else _with_stop(result, stop, _advice(end))
+    advice = _advice(end)
+    if not advice and first is not None and not first.was_lost:
+        advice = _explanation_of(end.mpirun_text)
+    return result if stop is None else _with_stop(result, stop, advice)
+
+
+def _explanation_of(mpirun_text: str) -> str:
+    """Return what mpirun said of a failure, such as that of MPI_Comm_spawn, in one line.
+
+    What it says of the instances' ends is left out: the report tells that, and better.
+    """
+    printed = "".join(c if c.isprintable() or c == "\n" else " " for c in mpirun_text)
+    blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
+    told = [" ".join(block.split()) for block in blocks if not _OF_ENDS.search(block)]
+    text = " ".join(filter(None, told))
+    if not text:
+        return ""
+    return f"mpirun said: {text if len(text) <= _MOST_SAID else f'{text[:_MOST_SAID]}...'}"
 
 
 def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
@@ -111,7 +135,7 @@ def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
     if 0 <= index < len(results) and results[index].code == 0:
         return (
             f": instance {index} ended with exit code 0 but without MPI_Finalize, so that MPI "
-            "counts it as failed. Let it end by sys.exit() instead of os._exit(), or call MPI_Finalize"
+            "counts it as failed. Let it end by sys.exit(), not os._exit(), or call MPI_Finalize"
         )
     return ""
 

@@ -227,3 +227,34 @@ def test_an_instance_that_left_out_mpi_finalize_is_named(said):
     assert result.reason.startswith(
         "mpirun ended with exit code 1: instance 0 ended with exit code 0 but without MPI_Finalize"
     )
+
+
+SPAWN = """
+--------------------------------------------------------------------------
+prterun was unable to find the specified executable file, and therefore did
+not launch the job.
+
+   Node:       vm
+   Executable: no-such-program
+--------------------------------------------------------------------------
+"""
+ABORT = """
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+--------------------------------------------------------------------------
+\0 """
+
+
+@pytest.mark.parametrize("said", [SPAWN, SPAWN + ABORT])
+def test_what_mpirun_says_of_a_failure_is_told_with_the_instance(said):
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    report = report_text(judged(peer(0, 1, at=1), **failed, mpirun_text=said), "instance {}".format)
+    assert report.splitlines()[-1] == (
+        "  mpirun said: prterun was unable to find the specified executable file, and therefore "
+        "did not launch the job. Node: vm Executable: no-such-program"
+    )
+
+
+def test_what_mpirun_says_of_ends_is_not_repeated():
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    assert judged(peer(0, 1, at=1), **failed, mpirun_text=ABORT).advice == ""
