@@ -473,7 +473,7 @@ class _Supervisor:
         self._output.finish(peer)
 
     def _on_signals(self, _: Any, __: int) -> None:
-        for number in self._signals.take():
+        for number, reason in self._signals.take():
             if number == signal.SIGTSTP:
                 self._suspend()
             elif number == signal.SIGQUIT:
@@ -482,7 +482,7 @@ class _Supervisor:
             elif number == signal.SIGWINCH:
                 self._keyboard.resized()
             else:
-                self._stopping.on_signal(number)
+                self._stopping.on_signal(number, reason)
 
     # --- the keyboard, and Ctrl-Z ---------------------------------------------------------
 
