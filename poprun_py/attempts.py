@@ -5,6 +5,7 @@ Nothing here plans, keeps files or supervises.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ from poprun_py.planning.shared_machine import taken_of
 from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
-from poprun_py.supervision.restart import pause
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 
 if TYPE_CHECKING:
@@ -122,12 +122,17 @@ class Attempts:
             self.plan = self._without_lost_hosts(self.plan, result, warn)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
-    def pause(self, seconds: float) -> int:
-        """Wait before a restart, no longer than the time limit leaves; returns a signal, or 0."""
+    def has_time(self, seconds: float) -> bool:
+        """Tell whether the time limit leaves anything after a pause; says so if it does not."""
         limit = self.plan.config.timeout
-        if limit is not None:
-            seconds = min(seconds, self._began + limit - time.monotonic())
-        return pause(seconds)
+        left = math.inf if limit is None else self._began + limit - time.monotonic()
+        if left > seconds:
+            return True
+        self._console.warn(
+            f"no restart: the time limit of {limit:g} s leaves {max(0.0, left):.1f} s, and the "
+            f"pause before a restart is {seconds:g} s"
+        )
+        return False
 
     def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)

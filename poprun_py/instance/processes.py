@@ -45,16 +45,28 @@ def tell_when_parent_ends(number: int) -> int | None:
     """Ask the kernel for a signal when the process that waits for this one ends.
 
     Not asked for where this process is meant to outlive its parent: under nohup, as a background
-    job of a script (whose SIGINT is ignored), and as the leader of its own session.
+    job of a script (whose SIGINT is ignored), and as the leader of its own session. Nor is it for a
+    job of an interactive shell: that shell, or the kernel, sends SIGHUP to it unless it was
+    disowned.
 
     Returns:
         The parent's pid; None if nothing was asked for.
     """
     parent = os.getppid()
     kept = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
-    if kept or parent <= 1 or os.getsid(0) == os.getpid():
+    if kept or parent <= 1 or os.getsid(0) == os.getpid() or _is_job_of_shell(parent):
         return None
     return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
+
+
+def _is_job_of_shell(parent: int) -> bool:
+    """Tell whether a shell at a terminal has given this process a process group of its own."""
+    try:
+        is_own_group = os.getpgid(parent) != os.getpgrp()
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return is_own_group
 
 
 def raise_open_files() -> tuple[int, int]:

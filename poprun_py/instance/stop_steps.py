@@ -19,6 +19,9 @@ UNLIMITED_GRACE_SECONDS = 3600.0
 GOOD_CODES = (0, 75)
 # After any other end they have this long.
 LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
+# After a program has ended with 0 and nothing is left of it, its wrapper waits this long for the
+# other instances. Then Open MPI is to see that the instance has ended.
+LEAVE_SECONDS = 2.0
 # Between two kills: a process may start another while the rest is killed.
 KILL_AGAIN_SECONDS = 0.05
 # mpirun after SIGTERM: it has nothing to save.

@@ -29,6 +29,7 @@ from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
     GOOD_CODES,
     KILL_AGAIN_SECONDS,
+    LEAVE_SECONDS,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
@@ -125,6 +126,7 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
+        self._leave_at = float("inf")  # when to end without that
         self._stop_signal = int(signal.SIGTERM)  # by which the program is asked to end
         self._steps = StopSteps(
             ask=lambda: self._signal_program(self._stop_signal),
@@ -567,7 +569,8 @@ class Wrapper:
             self._sample()
             if self._tree_is_empty() and not reported:
                 reported = self._report_end()
-            if reported and not self._unsent and self._released and self._outcome is not None:
+            may_leave = self._released or time.monotonic() >= self._leave_at
+            if reported and not self._unsent and may_leave and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
                 return self._leave(self._outcome["code"])
             for descriptor, event in self._events(wake, channel, reported):
@@ -619,15 +622,26 @@ class Wrapper:
             part = next(self._parts, None)
             if part is None:
                 self._send(protocol.EXIT, self._outcome)
+                self._limit_stay()
                 return True
             self._queue(protocol.FILE, part)
         return False
+
+    def _limit_stay(self) -> None:
+        """Let Open MPI end the others if they wait for a program that left no MPI_Finalize behind.
+
+        It notices that when this process ends. A wrapper that leases cores for its host stays.
+        """
+        is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
+        has_ended_well = self._outcome is not None and self._outcome["code"] == 0
+        if has_ended_well and is_open_mpi and self._lease is None:
+            self._leave_at = time.monotonic() + LEAVE_SECONDS
 
     def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""
         if self._outcome is not None and not reported:
             return 20
-        deadline = self._steps.next_deadline()
+        deadline = min(self._steps.next_deadline(), self._leave_at)
         if self._keyboard is not None:
             deadline = min(deadline, self._keyboard.next_deadline())
         if self._sample_seconds is not None and self._outcome is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,19 @@ class RunRecord:
                 self._attempts[-1], error.exit_code, str(error), time.time()
             )
             self._finish(error.exit_code, str(error))
+
+    def interrupt(self, number: int) -> None:
+        """Note that a signal ended the run; an attempt that had begun did not start."""
+        if not self._attempts:
+            return
+        from poprun_py.views.run_report import refused_attempt
+
+        reason = f"{signal.Signals(number).name} received while no program was running"
+        if self._attempts[-1].get("cause") is None:
+            self._attempts[-1] = refused_attempt(
+                self._attempts[-1], 128 + number, reason, time.time(), cause="signal"
+            )
+        self._finish(128 + number, reason)
 
     def finish(self, result: LaunchResult) -> None:
         """Note how the run ended."""

@@ -32,11 +32,20 @@ __all__ = ["Ending", "judge", "left_sentence"]
 
 # Of processes that an instance left so many are named.
 _MOST_LEFT = 4
+# Of what mpirun said so many characters are shown; all of it is in the log (-v).
+_MOST_SAID = 500
+# What mpirun writes of instances that have ended, or that it ends.
+_OF_ENDS = re.compile(
+    r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
+    r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
+)
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
 # What a wrapper says that was refused another process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
+# What Open MPI writes of an instance that ended with 0 and without MPI_Finalize.
+_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
 # What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
@@ -85,8 +94,25 @@ def judge(end: Ending) -> LaunchResult:
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
     if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
-        stop = replace(stop, reason=stop.reason + _lost_host(end.mpirun_text))
-    return result if stop is None else _with_stop(result, stop, _advice(end))
+        stop = replace(stop, reason=stop.reason + _why_mpirun_ended(end, results))
+    advice = _advice(end)
+    if not advice and first is not None and not first.was_lost:
+        advice = _explanation_of(end.mpirun_text)
+    return result if stop is None else _with_stop(result, stop, advice)
+
+
+def _explanation_of(mpirun_text: str) -> str:
+    """Return what mpirun said of a failure, such as that of MPI_Comm_spawn, in one line.
+
+    What it says of the instances' ends is left out: the report tells that, and better.
+    """
+    printed = "".join(c if c.isprintable() or c == "\n" else " " for c in mpirun_text)
+    blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
+    told = [" ".join(block.split()) for block in blocks if not _OF_ENDS.search(block)]
+    text = " ".join(filter(None, told))
+    if not text:
+        return ""
+    return f"mpirun said: {text if len(text) <= _MOST_SAID else f'{text[:_MOST_SAID]}...'}"
 
 
 def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
@@ -100,10 +126,18 @@ def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
     )
 
 
-def _lost_host(mpirun_text: str) -> str:
-    """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
-    lost = _LOST_HOST.search(mpirun_text)
-    return f": it lost its connection with host {lost[1]}" if lost else ""
+def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
+    """Return why mpirun ended the job, as the end of a sentence; empty if it does not tell."""
+    if lost := _LOST_HOST.search(end.mpirun_text):
+        return f": it lost its connection with host {lost[1]}"
+    improper = _IMPROPER.search(end.mpirun_text)
+    index = int(improper[1]) if improper else -1
+    if 0 <= index < len(results) and results[index].code == 0:
+        return (
+            f": instance {index} ended with exit code 0 but without MPI_Finalize, so that MPI "
+            "counts it as failed. Let it end by sys.exit(), not os._exit(), or call MPI_Finalize"
+        )
+    return ""
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:

@@ -479,7 +479,7 @@ class _Supervisor:
         self._output.finish(peer)
 
     def _on_signals(self, _: Any, __: int) -> None:
-        for number in self._signals.take():
+        for number, reason in self._signals.take():
             if number == signal.SIGTSTP:
                 self._suspend()
             elif number == signal.SIGQUIT:
@@ -489,7 +489,7 @@ class _Supervisor:
                 self._keyboard.resized()
                 self._show_again()
             else:
-                self._stopping.on_signal(number)
+                self._stopping.on_signal(number, reason)
 
     def _show_again(self) -> None:
         """Show the view of --live in the size that the terminal has now."""

@@ -155,14 +155,19 @@ def ended_attempt(
 
 
 def refused_attempt(
-    attempt: Mapping[str, Any], exit_code: int, reason: str, ended: float
+    attempt: Mapping[str, Any],
+    exit_code: int,
+    reason: str,
+    ended: float,
+    *,
+    cause: str = "refused",
 ) -> dict[str, Any]:
-    """Return an attempt whose programs did not start."""
+    """Return an attempt whose programs did not start, or of which nothing is known."""
     return {
         **attempt,
         "ended_at": moment(ended),
         "exit_code": exit_code,
-        "cause": "refused",
+        "cause": cause,
         "reason": reason,
         "instances": [],
     }

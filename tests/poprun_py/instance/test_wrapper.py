@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
 
 from poprun_py.instance import protocol
+from poprun_py.instance.stop_steps import LEAVE_SECONDS
 from poprun_py.leases.far_side import ask, rivals_of
 
 
@@ -81,8 +83,18 @@ def test_a_program_that_failed_leaves_nothing_for_the_grace_time(tmp_path):
     assert protocol.LEFT not in kinds
 
 
+def test_open_mpi_sees_that_an_instance_has_ended_while_others_run(tmp_path):
+    """It then ends those, if the program called MPI_Init and not MPI_Finalize."""
+    with wrapper_of(tmp_path, "exit 0", PMIX_RANK="1") as channel:
+        channel.sendall(protocol.pack(protocol.GO, b'{"variables": {}}'))
+        began = time.monotonic()
+        # The wrapper closes the channel although the launcher has not let go of it.
+        assert [kind for kind, _ in raw_messages(channel)][-1] == protocol.EXIT
+    assert time.monotonic() - began >= LEAVE_SECONDS
+
+
 @contextlib.contextmanager
-def wrapper_of(folder, script):
+def wrapper_of(folder, script, **environ):
     """Run the wrapper of a shell script; gives the launcher's end of its channel."""
     main = ROOT / "poprun_py" / "instance" / "main.py"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -90,7 +102,7 @@ def wrapper_of(folder, script):
         listener.listen()
         wrapper = subprocess.Popen(
             [sys.executable, "-I", "-S", main, "--", "sh", "-c", script],
-            env={**os.environ, "POPRUN_CONTROL": f"unix:{folder}/control", "RANK": "1"},
+            env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{folder}/control", "RANK": "1"},
         )
         try:
             with listener.accept()[0] as channel:

@@ -210,3 +210,51 @@ def test_processes_that_an_instance_left_are_named():
         "killed PID 100 (rsync -a out there)"
     )
     assert left_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "prterun has exited due to process rank 0 with PID 8663 on node vm exiting\nimproperly.",
+        "mpirun has exited due to process rank 0 with PID 0 on\nnode vm exiting improperly.",
+    ],
+)
+def test_an_instance_that_left_out_mpi_finalize_is_named(said):
+    fields = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 1")
+    peers = peer(0, 0, at=1), peer(1, -15, at=2, stopped=True)
+    result = judged(*peers, **fields, mpirun_code=1, mpirun_text=said)
+    assert result.exit_code == 1
+    assert result.reason.startswith(
+        "mpirun ended with exit code 1: instance 0 ended with exit code 0 but without MPI_Finalize"
+    )
+
+
+SPAWN = """
+--------------------------------------------------------------------------
+prterun was unable to find the specified executable file, and therefore did
+not launch the job.
+
+   Node:       vm
+   Executable: no-such-program
+--------------------------------------------------------------------------
+"""
+ABORT = """
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+--------------------------------------------------------------------------
+\0 """
+
+
+@pytest.mark.parametrize("said", [SPAWN, SPAWN + ABORT])
+def test_what_mpirun_says_of_a_failure_is_told_with_the_instance(said):
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    report = report_text(judged(peer(0, 1, at=1), **failed, mpirun_text=said), "instance {}".format)
+    assert report.splitlines()[-1] == (
+        "  mpirun said: prterun was unable to find the specified executable file, and therefore "
+        "did not launch the job. Node: vm Executable: no-such-program"
+    )
+
+
+def test_what_mpirun_says_of_ends_is_not_repeated():
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    assert judged(peer(0, 1, at=1), **failed, mpirun_text=ABORT).advice == ""

@@ -1,4 +1,4 @@
-"""Signals that reach the processes of a job in another way than through the launcher alone."""
+"""Ends of a job that only real processes show: signals to all of them, and MPI left halfway."""
 
 from __future__ import annotations
 
@@ -38,3 +38,21 @@ def test_sigterm_to_all_processes_of_a_job_leaves_the_grace_time(poprun, script)
     stdout, stderr = job.communicate(timeout=30)
     assert (job.returncode, stdout) == (143, "saved\nsaved\n"), stderr
     assert stderr == ""
+
+
+ENDS_WITHOUT_FINALIZE = """
+import os
+from mpi4py import MPI
+
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 0:
+    os._exit(0)
+MPI.COMM_WORLD.recv(source=0)
+"""
+
+
+@pytest.mark.sweep
+def test_a_job_ends_if_an_instance_leaves_mpi_without_finalizing(poprun, script):
+    done = poprun("--num-instances", 2, "--num-replicas", 2, script(ENDS_WITHOUT_FINALIZE))
+    assert done.returncode == 1
+    assert "instance 0 ended with exit code 0 but without MPI_Finalize" in done.stderr
