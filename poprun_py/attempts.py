@@ -291,17 +291,21 @@ def _listen_address(others: list[Host], network: str) -> str:
     return listen_address(others, network)
 
 
-def _explain_failed_start(planned: LaunchPlan) -> None:
-    """Ask the hosts why a launch did not start: mpirun's own words seldom name the reason.
+def _explain_failed_start(planned: LaunchPlan) -> str:
+    """Ask the hosts why a launch does not start: mpirun's own words seldom name the reason.
+
+    Returns:
+        What else may be wrong with them.
 
     Raises:
         StartError: the reason, if a host shows one.
     """
     from poprun_py.hosts.survey import diagnose
 
-    diagnose(
+    return diagnose(
         planned.config,
         planned.topology.hosts,
         mpirun=planned.command[0],
         environ=planned.environ,
+        network=planned.network,
     )

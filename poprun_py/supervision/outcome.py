@@ -173,8 +173,11 @@ def _exit_code(
             return 128 + number, None
     if failures:
         _refuse_unstarted(end, failures[0].index)
+    is_complete = len(end.peers) == len(results)
+    # Before all wrappers are there, no program starts: mpirun kills one because another is missing.
+    if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
-    if len(end.peers) < len(results):
+    if not is_complete:
         raise StartError(_start_failure(end))
     if codes == {0} and not any(result.was_stopped for result in results):
         return 0, None

@@ -102,9 +102,10 @@ def supervise(
         try:
             with supervisor:
                 return supervisor.run()
-        except StartError:
-            if job.explain_failed_start is not None and supervisor.may_be_explained:
-                job.explain_failed_start()
+        except StartError as error:
+            explain = job.explain_failed_start if supervisor.may_be_explained else None
+            if doubts := explain() if explain is not None else "":
+                raise StartError(f"{error}. {doubts}") from None
             raise
     finally:
         folder.remove()
@@ -183,6 +184,7 @@ class _Supervisor:
                 # A program that launches jobs by itself does not expect to collect others' orphans.
                 resources.callback(processes.end_as_subreaper)
             resources.callback(self._end_mpirun)
+            resources.callback(self._startup.end)
             self._resources = resources.pop_all()
         return self
 
@@ -619,8 +621,12 @@ class _Supervisor:
 
     def _on_time(self, mpirun: Mpirun, now: float) -> None:
         """Do what is due without any event."""
-        if problem := self._startup.on_time(now):
-            self._stopping.end(Cause.REFUSED, problem)
+        if finding := self._startup.on_time(now):
+            sentence = finding.sentence(len(self._peers), len(self._job.variables), mpirun.words)
+            if finding.is_reason:
+                self._stopping.end(Cause.REFUSED, sentence)
+            else:
+                self._output.say(f"warning: {sentence}")
         self._check_limits(now)
         if number := mpirun.signal_kept(now):
             self._stopping.on_signal_of_mpirun(number)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
-from lab.wire import OUT, Faults, missing
+from lab.wire import IN, OUT, Faults, missing
 
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
 
@@ -165,6 +166,28 @@ def test_a_host_lost_while_mpirun_starts_is_named(make_lab, hello, tmp_path, los
     assert stdout == ""
     for text in ("mpirun", "poprun_py"):
         wait_until(lambda text=text: not lab[0].processes(text), 20, f"node0 keeps {text}")
+
+
+def test_a_firewall_between_a_host_and_the_launcher_is_named(make_lab, hello):
+    if missing():
+        pytest.skip(missing())
+    lab = make_lab(2)
+    lab[0].wire(Faults(firewall=(IN,)))
+    begun = time.monotonic()
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    # 10 s until the launcher wonders, 3 s for the host to try, and the end of mpirun.
+    assert time.monotonic() - begun < 10 + 3 + 17
+    assert done.returncode == 3
+    assert "host node1: it cannot open a connection to this machine; open the fire" in done.stderr
+
+
+def test_a_host_with_too_few_descriptors_is_named(make_lab, hello):
+    lab = make_lab(2)
+    limited = ("prlimit", f"--pid={lab[1].init_pid}", "--nofile=64:4096")
+    subprocess.run(limited, check=True)
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    assert done.returncode == 3
+    assert re.search(r"error: \d of 2 instances started, .* Host node1: at most 64 ", done.stderr)
 
 
 WAITS = "import time, sys\nprint('here', flush=True)\ntime.sleep(120)\n"
