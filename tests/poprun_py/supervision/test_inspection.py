@@ -109,6 +109,30 @@ def test_a_folder_that_another_user_made_for_our_process_is_passed_over(launcher
     assert inspection.ask(os.getpid()) == "truth"
 
 
+@pytest.mark.parametrize("others_first", [True, False])
+def test_what_else_has_the_launchers_number_is_passed_over(launcher, monkeypatch, others_first):
+    """A folder of another user, and one that a killed launcher of the same number left."""
+    launcher(frame(json.dumps(STATUS)))
+    (own,) = inspection._own_sockets(os.getpid())
+    foreign, dead = (own.parent.with_name(f"{own.parent.name}{end}") / own.name for end in "fd")
+    for path in (foreign, dead):
+        path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    is_launchers, glob = inspection._is_launchers, type(own).glob
+
+    def in_order(folder, pattern):
+        return sorted(glob(folder, pattern), key=lambda path: (path == own) is others_first)
+
+    monkeypatch.setattr(type(own), "glob", in_order)
+    monkeypatch.setattr(
+        inspection, "_is_launchers", lambda path: path != foreign and is_launchers(path)
+    )
+    assert inspection.launcher_status(os.getpid()) == STATUS
+    assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
+    assert inspection.ask(os.getpid()) == json.dumps(STATUS)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_root_sees_the_jobs_of_others(launcher):
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, user=NOBODY) as theirs:
