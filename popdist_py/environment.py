@@ -65,6 +65,10 @@ HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
+# Beyond PopRun, from the wrapper: the job's folder on this host, for files that must not outlive the
+# job. Read by start_hook/sitecustomize.py.
+JOB_FOLDER = "POPDIST_JOB_FOLDER"
+
 # Beyond PopRun: the wrapper's pipe by which a program asks for a terminal for its debugger; set
 # where the launcher has a keyboard.
 DEBUGGER = "POPDIST_DEBUGGER"
@@ -111,6 +115,7 @@ INSTANCE_VARIABLES = frozenset(
         LOCAL_INSTANCE_INDEX,
         NUM_LOCAL_INSTANCES,
         HEARTBEAT,
+        JOB_FOLDER,
         STACKS,
         RESTART_COUNT,
         MPI_NETWORK,

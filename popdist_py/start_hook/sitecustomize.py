@@ -1,7 +1,7 @@
 """Runs when Python starts with this folder on PYTHONPATH: in a job, and before the SDK's programs.
 
 Programs of the SDK find its names, those of torch.distributed the back end popdist; MPI's sockets
-are kept to the job's network.
+are kept to the job's network, and multiprocessing's to its folder.
 
 The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
 PYTHONPATH, so that the Pythons that a program starts find the names as well.
@@ -34,6 +34,13 @@ def _keep_mpi() -> None:
     popdist_mpi_finder.start()
 
 
+def _keep_sockets() -> None:
+    """Keep multiprocessing's sockets in the folder of the job."""
+    import popdist_sockets_finder  # type: ignore[import-not-found]
+
+    popdist_sockets_finder.start()
+
+
 def _step_aside() -> None:
     """Take this folder off ``sys.path``, then run the user's ``sitecustomize`` if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -52,4 +59,5 @@ def _step_aside() -> None:
 _add_names()
 _add_back_end()
 _keep_mpi()
+_keep_sockets()
 _step_aside()

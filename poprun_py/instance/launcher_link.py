@@ -128,6 +128,14 @@ def share_memory_in(folders: "list[HeldFolder]") -> None:
             os.environ.pop(name, None)
 
 
+def name_folder(folders: "list[HeldFolder]") -> None:
+    """Tell the program where the job's folder is, for what must not outlive the job."""
+    if folders:
+        os.environ["POPDIST_JOB_FOLDER"] = folders[0].path
+    else:
+        os.environ.pop("POPDIST_JOB_FOLDER", None)  # of a job around this one
+
+
 def rank() -> int:
     """Return the instance index: as planned, else (a job too large for the command) as MPI says."""
     names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")

@@ -1,8 +1,8 @@
 """What keeps MPI and gloo to their network, and gives programs the SDK's names and our back end.
 
 The hook, popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
-install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES and POPDIST_TORCH_BACKEND in every Python
-that starts, also behind a shell script.
+install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES, POPDIST_TORCH_BACKEND and
+POPDIST_JOB_FOLDER in every Python that starts, also behind a shell script.
 """
 
 import os
@@ -25,7 +25,8 @@ def variables(environ: "Mapping[str, str]") -> dict[str, str]:
     gives_names = environ.get("POPDIST_SDK_NAMES") in ("auto", "yes")
     replaces_back_end = environ.get("POPDIST_TORCH_BACKEND") in ("gloo", "popdist")
     keeps_mpi = environ.get("POPDIST_MPI_NETWORK") or environ.get("POPDIST_NETWORK")
-    if not gives_names and not replaces_back_end and not keeps_mpi:
+    has_folder = environ.get("POPDIST_JOB_FOLDER")
+    if not (gives_names or replaces_back_end or keeps_mpi or has_folder):
         return {}
     found = _of_interface(keeps_mpi, environ) if keeps_mpi else {}
     path = environ.get("PYTHONPATH", "")

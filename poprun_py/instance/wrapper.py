@@ -174,6 +174,7 @@ class Wrapper:
         launcher_link.set_other_names()
         launcher_link.drop_empty()
         launcher_link.share_memory_in(self._folders)
+        launcher_link.name_folder(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
         self._leftover_seconds = start.get("grace_seconds", 0.0)

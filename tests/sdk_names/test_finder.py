@@ -246,6 +246,9 @@ def test_a_launcher_in_an_instance_puts_the_hook_on_the_path_once_and_first():
     other = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_TORCH_BACKEND": "popdist"}
     assert start_hook.variables(other) == made
     assert start_hook.variables({**other, "POPDIST_TORCH_BACKEND": "auto"}) == {}
+    # So has the folder of the job.
+    folder = {**asked, "POPDIST_SDK_NAMES": "no", "POPDIST_JOB_FOLDER": "/dev/shm/poprun-1"}
+    assert start_hook.variables(folder) == made
 
 
 def test_gloo_and_ucx_are_kept_to_the_interface_of_the_network(tmp_path, monkeypatch):

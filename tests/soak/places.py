@@ -24,8 +24,8 @@ from lab.lab import Lab, LabHost
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK_OF_POPRUN"
 _END_SECONDS = 10.0
-# Leases of cores stay on purpose; what torch and a killed Python leave is theirs.
-_KEPT = ("poprun-leases", "poprun-py-leases", "torchinductor_", "pymp-")
+# Leases of cores stay on purpose; what torch leaves is its own.
+_KEPT = ("poprun-leases", "poprun-py-leases", "torchinductor_")
 
 
 def family(roots: Sequence[int]) -> list[int]:

@@ -152,3 +152,32 @@ def test_all_shared_memory_with_a_name_lies_in_the_jobs_folder(place, neighbour)
                 names.add(path[0].removeprefix(f"{place.folder}/").removeprefix(f"{MEMORY}/"))
     assert names
     assert {name for name in names if not name.startswith(f"poprun-{neighbour.pid}-")} == set()
+
+
+LOADING = """
+import os, time, torch
+from torch.utils.data import DataLoader
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 20 and os.environ["RANK"] == "1":
+            raise ValueError("a bad item")
+        return torch.ones(4)
+
+if __name__ == "__main__":
+    for batch in DataLoader(Items(), num_workers=1, multiprocessing_context="fork"):
+        pass
+    time.sleep(60)
+"""
+
+
+def test_no_sockets_of_a_loaders_workers_are_left(poprun, place, script):
+    """Instance 1 ends by an exception, instance 0 by a signal."""
+    done = poprun("-n", 2, script(LOADING), env=place.env)
+    assert done.returncode == 1
+    assert "instance 1 (replica 1)" in done.stderr.splitlines()[-3]
+    assert "ValueError: a bad item" in done.stderr
+    assert [path.name for path in place.folder.iterdir() if path.name.startswith("pymp-")] == []
