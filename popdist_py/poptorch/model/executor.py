@@ -295,6 +295,7 @@ class PoplarExecutor(DeviceReports):
                 self.copyWeightsToDevice()
         else:
             self._link.load_pending_state()
+            compiled = self._with_hooks(compiled, self._link)
         widen = compiled.executable.widen_integers
         with activities.doing(activities.TRANSFERRING, "inputs"):
             leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
@@ -318,6 +319,14 @@ class PoplarExecutor(DeviceReports):
         if self._options.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", self.cycleCount())
         return trace.outputs.rebuild(iter(results))
+
+    def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
+        """Return the compiled model; built again if parameters got hooks on their gradients."""
+        hooks = compiled.state.gradient_hooks
+        if hooks is None or not hooks.are_missing:
+            return compiled
+        self._rebuild(compiled, link)
+        return self._require_compiled()
 
     # -- weights and optimiser ----------------------------------------------------------------
 
