@@ -42,6 +42,7 @@ from popdist_py.poptorch.weights.replica_grouping import make_groupable
 
 __all__ = ["PoplarExecutor"]
 
+_NO_CALL: Final = Call((), (), [])
 # The device's autograd is its own: torch.no_grad() and inference_mode() of the program are not in
 # force there.
 _as_on_device: Final = torch.inference_mode(False)
@@ -75,8 +76,8 @@ class PoplarExecutor(DeviceReports):
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # Arguments to build the program with again, for another optimiser.
-        self._last_call = Call((), (), [])
+        # Arguments to build the program with again, for another optimiser; none without a program.
+        self._last_call = _NO_CALL
         # What compiling makes:
         self._compiled: Compiled | None = None
         self._signature: CallSignature | None = None
@@ -184,6 +185,7 @@ class PoplarExecutor(DeviceReports):
         try:
             compiled, num_instances = self._compiled_for(executable)
         except BaseException:
+            self._last_call = _NO_CALL
             self._release()
             raise
         self._compiled, self._signature = compiled, signature
@@ -446,6 +448,7 @@ class PoplarExecutor(DeviceReports):
         if self._link is not None:
             self._link.disconnect()
         self._compiled = self._weights = self._signature = None
+        self._last_call = _NO_CALL
         self._release()
         if self._unwatch is not None:
             self._unwatch()
