@@ -401,7 +401,10 @@ class Options(OptionStore):
         return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
-        """Write reports into ``profile_dir``; not here, as compiling says."""
+        """Record a timeline of this process, written into ``profile_dir`` when the program ends.
+
+        Without ``profile_dir`` it is written into the current folder.
+        """
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
             wanted["autoReport.directory"] = str(profile_dir)
