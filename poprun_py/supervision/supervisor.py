@@ -482,6 +482,8 @@ class _Supervisor:
             elif number == signal.SIGWINCH:
                 self._keyboard.resized()
             else:
+                if number == signal.SIGINT:
+                    self._output.shorten_interrupts()
                 self._stopping.on_signal(number, reason)
 
     # --- the keyboard, and Ctrl-Z ---------------------------------------------------------

@@ -104,3 +104,16 @@ def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split
     assert (shown() != "") is is_split
     output.on_time(fed + 3.0, None)
     assert shown() == "[1,0]<stderr>:words"
+
+
+@pytest.mark.parametrize("form", ["tag", "plain"])
+def test_after_ctrl_c_tracebacks_of_interrupts_are_short_except_as_plain_bytes(start, form):
+    output, peers, shown = start(output=form)
+    interrupt = TRACEBACK.replace(b"ValueError: rank %d", b"KeyboardInterrupt")
+    output.feed_stderr(peers[0], interrupt)
+    output.shorten_interrupts()
+    output.feed_stderr(peers[1], interrupt)
+    for peer in peers:
+        output.finish(peer)
+    assert shown().count("Traceback (most recent call last)") == (2 if form == "plain" else 1)
+    assert shown().count("KeyboardInterrupt") == 2
