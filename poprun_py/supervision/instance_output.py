@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from poprun_py.command_name import command_name
 from poprun_py.instance.binding import format_list
@@ -18,6 +19,9 @@ from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.output.terminal_kind import can_erase, has_cursor, may_colour
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
+
+if TYPE_CHECKING:
+    from poprun_py.output.interrupt_tracebacks import InterruptTracebacks
 
 __all__ = ["InstanceOutput"]
 
@@ -83,6 +87,8 @@ class InstanceOutput:
         self._repeats = RepeatedTracebacks(
             self._show_stderr, self._begin_traceback, self._tell_repeated
         )
+        self._writers: dict[int, tuple[str, int]] = {}  # host and process id of each instance
+        self._interrupts: InterruptTracebacks | None = None
         self._written_at = time.monotonic()
 
     def _writer(self, sink: Sink) -> Callable[[bytes], None]:
@@ -125,11 +131,28 @@ class InstanceOutput:
             # Without tags nobody could be named: the programs' own bytes, all of them.
             self._show_stderr(peer.index, data)
             return
-        pid = peer.started.get("pid", 0)
-        self._repeats.feed(peer.index, data, time.monotonic(), host=peer.host, pid=pid)
+        self._writers[peer.index] = (peer.host, peer.started.get("pid", 0))
+        if self._interrupts is not None:
+            self._interrupts.feed(peer.index, data, time.monotonic())
+        else:
+            self._find_repeats(peer.index, data)
+
+    def shorten_interrupts(self) -> None:
+        """Ctrl-C is passed on: show the tracebacks of KeyboardInterrupt that follow as one line."""
+        if self._interrupts is None:
+            # Jobs that nobody interrupts do not wait for it.
+            from poprun_py.output.interrupt_tracebacks import InterruptTracebacks
+
+            self._interrupts = InterruptTracebacks(self._find_repeats)
+
+    def _find_repeats(self, index: int, data: bytes) -> None:
+        host, pid = self._writers[index]
+        self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
     def finish(self, peer: Peer) -> None:
         """An instance has ended: end its unfinished lines."""
+        if self._interrupts is not None:
+            self._interrupts.ended(peer.index)
         self._ended.add(peer.index)
         self._repeats.ended(peer.index)
         self._screens[_STDOUT].finish(peer.stdout)
@@ -259,6 +282,8 @@ class InstanceOutput:
         self._tell_trouble()
         if self._panel is not None:
             self._panel.on_time(now)
+        if self._interrupts is not None:
+            self._interrupts.on_time(now)
         self._repeats.on_time(now)
         self._written_at = now
         for screen in self._screens:
@@ -278,7 +303,8 @@ class InstanceOutput:
         next_panel_at = self._panel.next_deadline() if self._panel is not None else float("inf")
         next_bar_at = min(screen.next_bar_at() for screen in self._screens)
         next_bar_at += self._idle_seconds
-        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at)
+        held_until = float("inf") if self._interrupts is None else self._interrupts.next_deadline()
+        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
 
     def close(self) -> None:
         """Take the panel away, and close the files."""

@@ -491,6 +491,8 @@ class _Supervisor:
                 self._keyboard.resized()
                 self._show_again()
             else:
+                if number == signal.SIGINT:
+                    self._output.shorten_interrupts()
                 self._stopping.on_signal(number, reason)
 
     def _show_again(self) -> None:

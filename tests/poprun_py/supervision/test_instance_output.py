@@ -140,3 +140,16 @@ def test_the_panel_is_written_whole_and_gone_at_the_end(monkeypatch):
         os.close(ours)
         os.close(theirs)
     assert screen_of(seen.decode(), columns=100, rows=30) == ["[1,0]<stdout>:line"]
+
+
+@pytest.mark.parametrize("form", ["tag", "plain"])
+def test_after_ctrl_c_tracebacks_of_interrupts_are_short_except_as_plain_bytes(start, form):
+    output, peers, shown = start(output=form)
+    interrupt = TRACEBACK.replace(b"ValueError: rank %d", b"KeyboardInterrupt")
+    output.feed_stderr(peers[0], interrupt)
+    output.shorten_interrupts()
+    output.feed_stderr(peers[1], interrupt)
+    for peer in peers:
+        output.finish(peer)
+    assert shown().count("Traceback (most recent call last)") == (2 if form == "plain" else 1)
+    assert shown().count("KeyboardInterrupt") == 2
