@@ -56,7 +56,7 @@ class Placement:
         numa_nodes: the NUMA nodes of its CPUs; none when placement is disabled.
         memory_nodes: the only nodes it may allocate memory from; empty for any node.
         cpus: the only CPUs it may run on; empty for any CPU, then nothing is bound.
-        threads: compute threads (OMP_NUM_THREADS), at least 1.
+        threads: compute threads (OMP_NUM_THREADS): at least 1, or what the user set.
     """
 
     numa_nodes: tuple[int, ...]

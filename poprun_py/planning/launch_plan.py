@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ from poprun_py.planning.mpi_commands import (
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
     FORWARDED_VARIABLES,
+    PLANNED_THREADS,
     TARGET_OPTIONS,
     Pairs,
     common_variables,
@@ -241,7 +242,7 @@ def make_plan(
         ),
         environ=dict(environ),
         compact=compact,
-        user_threads=threads_by_user(mpi_arguments, user_env, environ),
+        user_threads=threads_by_user(mpi_arguments.of_every_instance, user_env, environ),
         network=reached.network if reached is not None else "",
         refusal=refusal,
         hostnames=reached.hostnames if reached is not None else {},
@@ -250,13 +251,13 @@ def make_plan(
 
 
 def threads_by_user(
-    mpi_arguments: MpiArguments, user_env: Pairs, environ: Mapping[str, str]
+    local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
 ) -> dict[str, int]:
-    """Return the thread counts that every instance gets from the user, by variable.
+    """Return the thread counts that an instance gets from the user, by variable.
 
-    The launcher's channel sets those of --env last, over what mpirun's arguments set.
+    The launcher's channel sets those of --env last, over what mpirun's ``local_args`` set.
     """
-    by_mpi = variables_set_by(mpi_arguments.of_every_instance, environ)
+    by_mpi = variables_set_by(local_args, environ)
     return user_threads({**environ, **by_mpi, **dict(user_env)})
 
 
@@ -341,12 +342,15 @@ def _instances(
             )
             if pair[0] not in theirs
         )
+        threads = threads_by_user(mpi_arguments.local(instance.index), user_env, environ)
         last = () if target[0] in theirs else (target,)
         ours = {name for name, _ in env}
         instances.append(
             InstancePlan(
                 instance=instance,
-                placement=placement,
+                placement=replace(
+                    placement, threads=threads.get(PLANNED_THREADS, placement.threads)
+                ),
                 env=(*env, *last),
                 user_env=user_env,
                 unset=tuple(sorted(by_any_user - theirs - ours - {target[0]})),

@@ -225,7 +225,10 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
         },
         user_threads=threads_by_user(
-            split_mpi_arguments(config)[1], instances[0].user_env, environ
+            split_mpi_arguments(config)[1].of_every_instance,
+            instances[0].user_env,
+            # What the plan has decided stays.
+            {**environ, **dict(instances[0].env)},
         ),
         network=_text(data["network"], "network"),
         folder=_folder(data),

@@ -17,7 +17,6 @@ from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.launch_plan import threads_by_user
-from poprun_py.planning.mpi_arguments import MpiArguments
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json
 from poprun_py.planning.variables import mpi_environment, placement_variables, user_variables
@@ -59,7 +58,7 @@ def test_thread_variables_of_the_user_reach_other_hosts():
 
 
 def test_thread_counts_of_the_user_are_those_that_instances_get():
-    arguments = MpiArguments(of_every_instance=("-x", "MKL_NUM_THREADS=5", "-x", "OMP_NUM_THREADS"))
+    arguments = ("-x", "MKL_NUM_THREADS=5", "-x", "OMP_NUM_THREADS")
     environ = {"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "6", "OPENBLAS_NUM_THREADS": "7"}
     counts = {"OMP_NUM_THREADS": 4, "MKL_NUM_THREADS": 5, "OPENBLAS_NUM_THREADS": 7}
     assert threads_by_user(arguments, (), environ) == counts
@@ -86,6 +85,17 @@ def test_a_user_of_a_host_is_kept_in_a_plan_and_refused_for_mpich(kind):
         assert [(host.user, host.name) for host in saved.topology.hosts] == [
             ("me", "n0"), ("me", "n1"),
         ]  # fmt: skip
+
+
+def test_the_plan_shows_the_threads_that_the_user_set():
+    config = LaunchConfig(
+        num_instances=2, program=("x",), instance_mpi_local_args=("1:-x OMP_NUM_THREADS=4",)
+    )
+    planned = plan_blindly(
+        config, hosts=(LOCALHOST,), mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"OMP_NUM_THREADS": "3"},
+    )  # fmt: skip
+    assert [each.placement.threads for each in planned.instances] == [3, 4]
 
 
 # --- settings of our libraries ------------------------------------------------------------------
