@@ -25,6 +25,7 @@ from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
+from popdist_py.pods.holders import HOLDERS
 from poprun_py.pod_server.application import make_application
 from poprun_py.pod_server.lease_clock import LeaseClock
 from poprun_py.pod_server.token import own_token
@@ -119,7 +120,8 @@ def _only_server(folder: Path) -> Iterator[None]:
     Raises:
         InUseError: there is one.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Everybody could open, and lock, the folder itself; only its owner what is in this one.
+    descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
