@@ -276,6 +276,7 @@ class Compiler:
         size, others = self.options.Training.norm_group_size, self.communicator
         setter = "Options.Training.distributedBatchNormReplicaGroupSize"
         if others.num_instances > 1:
+            others.agree(Signature("compile", "training model"))
             others.agree(Signature(setter, str(size)))
         replicas = self.batching.replicas * others.num_instances
         if replicas % size:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from popdist_py.poptorch.calls.batching import Batching
 
-__all__ = ["too_few_batches", "too_few_elements"]
+__all__ = ["empty_share", "too_few_batches", "too_few_elements"]
 
 
 def too_few_elements(
@@ -20,6 +20,16 @@ def too_few_elements(
         f"batch_size {batch_size} x {_factors(batching)}",
         combined,
         num_instances,
+    )
+
+
+def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
+    """Say why ``elements`` of a data set leave one instance without a batch."""
+    return (
+        f"The DataLoader of instance {instance} has no batch: the data set's {elements} elements, "
+        f"shared out among {num_instances} instances, leave none for it. A training call is made "
+        "by all instances: one that makes none lets the others fail. Give more data, or use "
+        "drop_last=True, so that all instances have as many batches"
     )
 
 

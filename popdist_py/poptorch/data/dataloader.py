@@ -20,7 +20,11 @@ from torch.utils.data import IterableDataset, default_collate
 
 from popdist_py import activities
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
-from popdist_py.poptorch.data.batch_needs import too_few_batches, too_few_elements
+from popdist_py.poptorch.data.batch_needs import (
+    empty_share,
+    too_few_batches,
+    too_few_elements,
+)
 from popdist_py.poptorch.data.epoch_start import Draws, own_random
 from popdist_py.poptorch.data.loader_arguments import (
     LoadSizes,
@@ -200,13 +204,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 torch_arguments["shuffle"] = shuffle
         super().__init__(dataset, **torch_arguments)
 
-        self._why_empty = (
-            self._say_no_batch(batch_size, partitioned=partitioned) if drop_last else None
-        )
+        self._why_empty = self._say_no_batch(batch_size, partitioned=partitioned)
         if sizes.combined is not None and batch_sampler is None and not drop_last:
             self._warn_of_short_batch(sizes.combined)
         if mode == DataLoaderMode.Sync:
-            if self._why_empty is not None and options.Distributed.processId == 0:
+            # Of whole batches, all instances have the same number.
+            says_it = options.Distributed.processId == 0 or not drop_last
+            if self._why_empty is not None and says_it:
                 logger.warning(self._why_empty)
         else:
             rebatched_size = sizes.combined if sizes.rebatched else None
@@ -351,6 +355,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return why this loader has no batches; None if it has, or if the data set is empty."""
         dataset: Any = self.dataset
         batching = self._options.batching(training=False)
+        if not self._sizes.drop_last and not partitioned:
+            return None
         try:
             if len(self) > 0:
                 return None
@@ -363,6 +369,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if not elements or batch_size is None:
             return None
         instances = self._options.Distributed.numProcesses if partitioned else 1
+        if not self._sizes.drop_last:
+            own = self._options.Distributed.processId
+            return empty_share(elements, instance=own, num_instances=instances)
         return too_few_elements(elements, batch_size, batching, num_instances=instances)
 
     def _warn_of_short_batch(self, combined: int) -> None:

@@ -113,6 +113,22 @@ def test_a_loader_without_batches_says_so(caplog):
     assert caplog.text == ""
 
 
+def test_a_loader_says_that_its_instance_alone_has_no_batch(caplog):
+    caplog.set_level(logging.WARNING, "poptorch::python")
+    said = (
+        "The DataLoader of instance 1 has no batch: the data set's 1 elements, shared out among 2"
+    )
+    for process, warns in ((0, False), (1, True)):
+        made = options(processes=2, process=process)
+        assert len(DataLoader(made, numbers(1), drop_last=False)) == 1 - process
+        assert (said in caplog.text) is warns
+    with pytest.raises(poptorch.Error, match=said):
+        DataLoader(made, numbers(1), drop_last=False, **ASYNC)
+    caplog.clear()
+    DataLoader(options(), numbers(0), drop_last=False)
+    assert caplog.text == ""
+
+
 NO_BATCHES = (
     "160 elements do not fill one of 400 elements (batch_size 4 x deviceIterations 5 x "
     "replicationFactor 8 / inputReplicaGrouping 2 x gradientAccumulation 5)"
