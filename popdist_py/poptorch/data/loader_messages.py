@@ -10,6 +10,8 @@ import select
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from popdist_py.poptorch.data.told_epochs import ToldEpochs
+
 __all__ = [
     "Begun",
     "Channel",
@@ -30,12 +32,12 @@ class Start(NamedTuple):
     """Begin this epoch, leaving an unfinished one.
 
     ``resume`` is where it began before, and how many of its items are not wanted again;
-    ``sampler_epochs`` is what the program has told the samplers since, if it has.
+    ``told`` is what the program has told samplers and data sets since, if it has.
     """
 
     epoch: int
     resume: tuple[dict[str, Any], int] | None = None
-    sampler_epochs: tuple[int, ...] | None = None
+    told: ToldEpochs | None = None
 
 
 class GiveBack(NamedTuple):
