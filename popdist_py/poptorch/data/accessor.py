@@ -21,7 +21,7 @@ import torch
 
 from popdist_py import activities
 from popdist_py.poptorch.calls import custom_types
-from popdist_py.poptorch.data import loader_process
+from popdist_py.poptorch.data import drawn_orders, loader_process
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
@@ -151,6 +151,8 @@ class AsynchronousDataAccessor:
             )
         assert isinstance(first, Ready)
         self._start = first.start
+        if first.order is not None:
+            drawn_orders.note(first.order)
 
     def _explain_start(self, details: str) -> str:
         if self._process.exitcode == _UNGUARDED:

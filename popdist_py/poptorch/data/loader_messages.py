@@ -10,6 +10,7 @@ import select
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from popdist_py.poptorch.data.drawn_orders import DrawnOrder
 from popdist_py.poptorch.data.told_epochs import ToldEpochs
 
 __all__ = [
@@ -54,9 +55,13 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first item has been loaded; ``start`` is what the order is drawn from."""
+    """The first item has been loaded; ``start`` is what the order is drawn from.
+
+    ``order`` is that of a sampler of the program's own.
+    """
 
     start: dict[str, Any]
+    order: DrawnOrder | None = None
 
 
 class Empty(NamedTuple):

@@ -39,6 +39,7 @@ from popdist_py.poptorch.data.loader_messages import (
     Stop,
 )
 from popdist_py.poptorch.data.sample_source import LoaderArguments
+from popdist_py.poptorch.data.samplers import drawn_order
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
 from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.timeline import spans
@@ -264,7 +265,7 @@ class _Loader:
         if token is None:
             self._channel.send(Empty())
             return
-        self._channel.send(Ready(self._start))
+        self._channel.send(Ready(self._start, drawn_order(self._source.draws.sampler)))
         while True:
             self._wait_for(epoch)
             epoch = self._newest
