@@ -65,8 +65,8 @@ HEARTBEAT = "POPDIST_HEARTBEAT"
 STACKS = "POPDIST_STACKS"
 RESTART_COUNT = "POPDIST_RESTART_COUNT"
 
-# Beyond PopRun, from the wrapper: the job's folder on this host, for files that must not outlive the
-# job. Read by start_hook/sitecustomize.py.
+# Beyond PopRun, from the wrapper: the job's folder on this host, for files that must not outlive
+# the job. Read by start_hook/sitecustomize.py.
 JOB_FOLDER = "POPDIST_JOB_FOLDER"
 
 # Beyond PopRun: the wrapper's pipe by which a program asks for a terminal for its debugger; set

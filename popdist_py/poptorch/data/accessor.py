@@ -21,7 +21,7 @@ import torch
 
 from popdist_py import activities
 from popdist_py.poptorch.calls import custom_types
-from popdist_py.poptorch.data import loader_process
+from popdist_py.poptorch.data import drawn_orders, loader_process
 from popdist_py.poptorch.data.loader_messages import (
     Begun,
     Channel,
@@ -37,8 +37,8 @@ from popdist_py.poptorch.data.loader_messages import (
 from popdist_py.poptorch.data.loader_process import Job
 from popdist_py.poptorch.data.memory_pickle import Parcel
 from popdist_py.poptorch.data.sample_source import source_of
-from popdist_py.poptorch.data.samplers import sampler_epochs
 from popdist_py.poptorch.data.shared_slots import Slot, read
+from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.poptorch.enums import SharingStrategy
 from popdist_py.poptorch.errors import Error
 
@@ -74,8 +74,8 @@ class AsynchronousDataAccessor:
             strategy will do.
         rebatched_size: assemble batches of this many elements from the items' first dimension.
 
-    A sampler of a DataLoader may be told of epochs by ``set_epoch()`` in this process, as torch's
-    DistributedSampler is: what was loaded ahead in the order of another epoch is left.
+    A sampler of a DataLoader, and a data set, may be told of epochs by ``set_epoch()`` in this
+    process, as torch's DistributedSampler is: what was loaded ahead of another epoch is left.
 
     The tensors of an item are overwritten after the next one is asked for: clone them to keep
     them. Tuples come back as lists.
@@ -100,8 +100,9 @@ class AsynchronousDataAccessor:
         strategy = _strategy_of(sharing_strategy)
         source = source_of(dataset, rebatched_size)
         self._length = source.length
-        self._sampler = source.sampler
-        self._sampler_epochs = sampler_epochs(source.sampler)  # that the loader process knows of
+        self._sampler, self._dataset = source.sampler, source.dataset
+        # What the loader process knows of.
+        self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
             slots=[Slot() for _ in range(buffer_size + source.ahead)],
@@ -152,6 +153,8 @@ class AsynchronousDataAccessor:
             )
         assert isinstance(first, Ready)
         self._start = first.start
+        if first.order is not None:
+            drawn_orders.note(first.order)
 
     def _explain_start(self, details: str) -> str:
         if self._process.exitcode == _UNGUARDED:
@@ -185,7 +188,7 @@ class AsynchronousDataAccessor:
             self._epoch += 1
             self._begun = False
             self._position, self._start = 0, None
-        told = self._told_sampler()
+        told = self._newly_told()
         if told is not None and self._resume is None and self._start is not None:
             self._resume = self.state_dict()  # the same epoch again, in another order
         resume = None
@@ -243,13 +246,13 @@ class AsynchronousDataAccessor:
         """
         self._resume = dict(state_dict)
 
-    def _told_sampler(self) -> tuple[int, ...] | None:
-        """Return the epochs of the samplers if the program has set others since the last time."""
-        epochs = sampler_epochs(self._sampler)
-        if epochs == self._sampler_epochs:
+    def _newly_told(self) -> ToldEpochs | None:
+        """Return the epochs that the program has set, if others than the last time."""
+        told = ToldEpochs.of(self._sampler, self._dataset)
+        if told == self._told:
             return None
-        self._sampler_epochs = epochs
-        return epochs
+        self._told = told
+        return told
 
     def _receive_of_epoch(self) -> Any:
         """Wait for a message; return it if it is an item or the end of this epoch, else None."""

@@ -44,6 +44,7 @@ from popdist_py.poptorch.data.samplers import (
     sampler_length,
 )
 from popdist_py.poptorch.data.shared_seed import share_sampler, shared_seed
+from popdist_py.poptorch.data.told_epochs import dataset_epochs
 from popdist_py.poptorch.enums import DataLoaderMode
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -101,7 +102,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             yield the same order on every instance.
         num_workers: worker processes that load batches.
         drop_last: whether to leave out the elements that do not fill a batch.
-        persistent_workers: whether workers outlive an epoch; None means yes if there are any.
+        persistent_workers: whether workers outlive an epoch; None means yes if there are any. A
+            data set that is told of another epoch, by ``set_epoch()``, has new ones.
         auto_distributed_partitioning: whether each process reads only its own share. A
             DistributedSampler of torch for several processes gives that share itself.
         mode: Sync loads in this process; Async in a process of its own, ahead of time;
@@ -147,6 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._place: _Place | None = None  # in the epoch that was begun last
         self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
+        self._dataset_epochs: tuple[Any, ...]  # that workers of an earlier epoch know of
         partitioned = (
             auto_distributed_partitioning
             and options.Distributed.numProcesses > 1
@@ -203,6 +206,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             else:
                 torch_arguments["shuffle"] = shuffle
         super().__init__(dataset, **torch_arguments)
+        self._dataset_epochs = dataset_epochs(dataset)
 
         self._why_empty = self._say_no_batch(batch_size, partitioned=partitioned)
         if sizes.combined is not None and batch_sampler is None and not drop_last:
@@ -263,6 +267,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _begin(self) -> Iterator[Any]:
         """Begin an epoch, or go on with the one that was loaded."""
         resume, self._resume = self._resume, None
+        epochs = dataset_epochs(self.dataset)
+        if epochs != self._dataset_epochs:
+            self._dataset_epochs = epochs
+            Draws.of(self).end_workers()
         if resume is not None:
             return self._go_on(resume)
         self._place = _Place(self._next_epoch, Draws.of(self).state(with_random=True))

@@ -68,6 +68,11 @@ class Draws:
         if self._has_workers and not state["has_workers"]:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)  # as for a seed
 
+    def end_workers(self) -> None:
+        """End the workers of an earlier epoch, so that the next has others: with new data sets."""
+        if self._has_workers:
+            self.loader._iterator = None  # type: ignore[union-attr]
+
     @property
     def _has_workers(self) -> bool:
         """Whether workers of an earlier epoch go on: torch keeps their iterator."""

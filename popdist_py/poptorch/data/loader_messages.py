@@ -10,6 +10,9 @@ import select
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from popdist_py.poptorch.data.drawn_orders import DrawnOrder
+from popdist_py.poptorch.data.told_epochs import ToldEpochs
+
 __all__ = [
     "Begun",
     "Channel",
@@ -30,12 +33,12 @@ class Start(NamedTuple):
     """Begin this epoch, leaving an unfinished one.
 
     ``resume`` is where it began before, and how many of its items are not wanted again;
-    ``sampler_epochs`` is what the program has told the samplers since, if it has.
+    ``told`` is what the program has told samplers and data sets since, if it has.
     """
 
     epoch: int
     resume: tuple[dict[str, Any], int] | None = None
-    sampler_epochs: tuple[int, ...] | None = None
+    told: ToldEpochs | None = None
 
 
 class GiveBack(NamedTuple):
@@ -52,9 +55,13 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first item has been loaded; ``start`` is what the order is drawn from."""
+    """The first item has been loaded; ``start`` is what the order is drawn from.
+
+    ``order`` is that of a sampler of the program's own.
+    """
 
     start: dict[str, Any]
+    order: DrawnOrder | None = None
 
 
 class Empty(NamedTuple):

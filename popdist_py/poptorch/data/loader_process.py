@@ -39,8 +39,9 @@ from popdist_py.poptorch.data.loader_messages import (
     Stop,
 )
 from popdist_py.poptorch.data.sample_source import LoaderArguments
-from popdist_py.poptorch.data.samplers import set_sampler_epochs
+from popdist_py.poptorch.data.samplers import drawn_order
 from popdist_py.poptorch.data.shared_slots import Slot, SlotWriter
+from popdist_py.poptorch.data.told_epochs import ToldEpochs
 from popdist_py.timeline import spans
 
 __all__ = ["Job", "run"]
@@ -157,7 +158,8 @@ class _InPlace:
         arguments = dict(job.source.arguments)
         minimum = job.rebatched_size if job.rebatched_size and job.drop_last else 0
         self._batches = _InPlaceBatches(arguments["batch_sampler"], ledger, minimum)
-        self._dataset = _InPlaceDataset(arguments["dataset"])
+        self.dataset = arguments["dataset"]
+        self._dataset = _InPlaceDataset(self.dataset)
         self._collate = _InPlaceCollate(arguments["collate_fn"], job.slots)
         self._generator = arguments["generator"]
         self._workers: torch.utils.data.DataLoader[Any] | None = None
@@ -183,8 +185,10 @@ class _Copied:
         self._job = job
         self._ledger = ledger
         self._items: Any = job.source
+        self.dataset: Any = job.source
         if isinstance(job.source, LoaderArguments):
             self._items = torch.utils.data.DataLoader(**job.source.arguments)
+            self.dataset = self._items.dataset
         is_loader = isinstance(self._items, torch.utils.data.DataLoader)
         self.draws = Draws.of(self._items) if is_loader else Draws()
 
@@ -252,7 +256,7 @@ class _Loader:
         self._sent: Any = None  # the description that the accessor got last
         self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
         self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
-        self._sampler_epochs: tuple[int, ...] | None = None  # what its samplers are told before
+        self._told: ToldEpochs | None = None  # what its samplers and data sets are told before
 
     def run(self) -> None:
         """Load epoch after epoch until told to stop, unless there is nothing to load."""
@@ -261,11 +265,11 @@ class _Loader:
         if token is None:
             self._channel.send(Empty())
             return
-        self._channel.send(Ready(self._start))
+        self._channel.send(Ready(self._start, drawn_order(self._source.draws.sampler)))
         while True:
             self._wait_for(epoch)
             epoch = self._newest
-            if self._resume is not None or self._sampler_epochs is not None:
+            if self._resume is not None or self._told is not None:
                 # The first item that was loaded is of another order.
                 del tokens
                 tokens, token = self._begin()
@@ -285,9 +289,11 @@ class _Loader:
         if self._resume is not None:
             (start, skipped), self._resume = self._resume, None
             self._source.draws.load(start)
-        if self._sampler_epochs is not None:
-            set_sampler_epochs(self._source.draws.sampler, self._sampler_epochs)
-            self._sampler_epochs = None
+        if self._told is not None:
+            draws = self._source.draws
+            if self._told.tell(draws.sampler, self._source.dataset):
+                draws.end_workers()
+            self._told = None
         self._start = self._source.draws.state(with_random=True)
         tokens = iter(self._source)
         for _ in range(skipped):
@@ -324,10 +330,10 @@ class _Loader:
         match self._channel.receive():
             case GiveBack(slot):
                 self._ledger.give_back(slot)
-            case Start(epoch, resume, sampler_epochs):
+            case Start(epoch, resume, told):
                 self._newest = max(self._newest, epoch)
                 self._resume = resume or self._resume
-                self._sampler_epochs = sampler_epochs or self._sampler_epochs
+                self._told = told or self._told
             case Stop():
                 raise _Stopped
 

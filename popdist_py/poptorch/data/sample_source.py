@@ -36,6 +36,7 @@ class Source:
         drop_last: whether a last batch with fewer elements is left out when rebatching.
         length: answers the number of items in an epoch; TypeError where the data set has none.
         sampler: gives the order of the items, in this process: the program may tell it of epochs.
+        dataset: of the items, in this process: the program may tell it of epochs, too.
         why_empty: what to say if there is no item at all.
     """
 
@@ -45,6 +46,7 @@ class Source:
     drop_last: bool = True
     length: Callable[[], int]
     sampler: Any = None
+    dataset: Any = None
     why_empty: str = (
         "the data set is empty, or its items do not fill one batch: it must yield a first item"
     )
@@ -65,9 +67,9 @@ def source_of(dataset: Any, size: int | None) -> Source:
         return source
     length = partial(length_of, dataset, size)
     if not isinstance(dataset, torch.utils.data.DataLoader):
-        return Source(items=dataset, length=length)
+        return Source(items=dataset, length=length, dataset=dataset)
     if type(dataset).__iter__ is not torch.utils.data.DataLoader.__iter__:
-        return Source(items=dataset, drop_last=dataset.drop_last, length=length)
+        return Source(items=dataset, drop_last=dataset.drop_last, length=length, dataset=dataset)
     return loader_source(dataset, size, drop_last=dataset.drop_last, length=length)
 
 
@@ -94,6 +96,7 @@ def loader_source(
         drop_last=drop_last,
         length=length,
         sampler=loader.sampler if loader.batch_sampler is None else loader.batch_sampler,
+        dataset=loader.dataset,
     )
 
 

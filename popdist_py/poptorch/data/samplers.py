@@ -7,12 +7,13 @@ processes. Which elements belong to which process is decided by ``popdist_py.sha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
 
 from popdist_py.poptorch.calls.custom_types import CarriesParsers, parser_of
+from popdist_py.poptorch.data import drawn_orders
 from popdist_py.sharding import Shard
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Concatenate",
     "GroupedBatchSampler",
     "ShardSampler",
+    "drawn_order",
     "load_sampler_state",
     "num_elements_of",
     "sampler_epochs",
@@ -27,6 +29,9 @@ __all__ = [
     "sampler_state",
     "set_sampler_epochs",
 ]
+
+
+_numbers = count()
 
 
 class ShardSampler(torch.utils.data.Sampler[int]):
@@ -47,6 +52,8 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._shard = shard
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
+        self._number = next(_numbers)
+        self.drawn: drawn_orders.DrawnOrder | None = None  # of a sampler of the program's own
 
     @property
     def sampler(self) -> Any:
@@ -60,6 +67,9 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         window = self._shard.window(self._epoch if self._generator else 0)
         self._epoch += 1
         order = list(self._order)
+        if self.drawn is None and not isinstance(self._order, range):
+            self.drawn = drawn_orders.DrawnOrder.of(self._number, self._order, order)
+            drawn_orders.note(self.drawn)
         if self._generator is None:
             return iter(order[window.start : window.stop])
         permutation = torch.randperm(len(order), generator=self._generator)
@@ -196,6 +206,15 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
         if hasattr(sampler, "set_epoch") and isinstance(getattr(sampler, "epoch", None), int):
             yield sampler
         sampler = getattr(sampler, "sampler", None)
+
+
+def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
+    """Return the order that a sampler of the program's own has drawn, for a sampler in a chain."""
+    while sampler is not None:
+        if isinstance(sampler, ShardSampler):
+            return sampler.drawn
+        sampler = getattr(sampler, "sampler", None)
+    return None
 
 
 def num_elements_of(batch_sampler: Any) -> int:

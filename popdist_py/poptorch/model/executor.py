@@ -26,6 +26,7 @@ from popdist_py.poptorch.calls.synthetic_data import SyntheticTransfer
 from popdist_py.poptorch.calls.transfer import Transfer, forbid_backward
 from popdist_py.poptorch.compilation.compiler import Compiled, Compiler, Executable
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
+from popdist_py.poptorch.data import drawn_orders
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.model import compile_hooks, devices, inspection, training_state
@@ -220,6 +221,8 @@ class PoplarExecutor(DeviceReports):
             with cache.locked():
                 compiled = compiler.compile(self._last_call, executable or cache.load(), advance)
                 cache.store(compiled.executable)
+        if self._training:
+            drawn_orders.check(compiler.communicator)
         return compiled, compiler.communicator.num_instances
 
     @property

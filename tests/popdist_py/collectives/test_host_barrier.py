@@ -81,9 +81,9 @@ def test_one_that_left_is_named_while_another_that_is_slow_is_waited_for(barrier
 
 
 def test_one_that_left_in_good_order_and_ended_made_fewer_calls(barriers, monkeypatch):
-    monkeypatch.setattr(HostBarrier, "_has_ended", lambda self, pid: True)
+    monkeypatch.setattr(HostBarrier, "_has_ended", lambda *_: True)
     barriers[2].close()
-    monkeypatch.setattr(barriers[0], "_missing", lambda arrived: [2 * 8])
+    monkeypatch.setattr(barriers[0], "_missing", lambda _: [2 * 8])
     with pytest.raises(InstanceLostError, match=r"instance 2 .* ended without making this call"):
         barriers[0].wait_for_all("a call")
 

@@ -1,11 +1,12 @@
-"""Samplers that the program tells of epochs, as torch's DistributedSampler: also in Async mode."""
+"""Samplers and data sets that the program tells of epochs: also in Async mode, and in workers."""
 
 import pytest
-from support.loading import ASYNC, REBATCHED, flat, numbers, read
-from torch.utils.data import BatchSampler
+import torch
+from support.loading import ASYNC, FORK, REBATCHED, flat, numbers, read
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
-from popdist_py.poptorch import DataLoader, Options
+from popdist_py.poptorch import AsynchronousDataAccessor, DataLoader, Options
 
 
 def distributed(rank=1, replicas=2, count=24):
@@ -95,3 +96,74 @@ def test_an_epoch_goes_on_in_its_order(told):
     again.set_epoch(7)
     assert flat(read(resumed)) == order(7)
     resumed.terminate()
+
+
+class Shifted(Dataset):
+    """Its elements are those of no other epoch; how it keeps the number is its own business."""
+
+    shift = 0
+
+    def set_epoch(self, epoch, factor=100):
+        self.shift = factor * epoch
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return (torch.tensor(self.shift + index),)
+
+
+class Stream(IterableDataset):
+    shift = 0
+
+    def set_epoch(self, epoch):
+        self.shift = 100 * epoch
+
+    def __iter__(self):
+        return iter([[each] for each in torch.arange(self.shift, self.shift + 8)])
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [
+        ({}, 1),
+        (ASYNC, 0),
+        pytest.param(ASYNC, 1, marks=pytest.mark.sweep),
+        pytest.param(REBATCHED, 0, marks=pytest.mark.sweep),
+        pytest.param(REBATCHED, 1, marks=pytest.mark.sweep),
+    ],
+)
+def test_a_data_set_is_told_of_epochs_wherever_its_copies_are(mode, workers):
+    inner = Shifted()
+    inner.set_epoch(3)  # before there is a loader
+    loader = DataLoader(
+        Options(), Subset(inner, range(1, 5)), 4, num_workers=workers,
+        **({"multiprocessing_context": "fork"} if workers else {}), **mode,
+    )  # fmt: skip
+    assert flat(read(loader)) == [301, 302, 303, 304]
+    for epoch in (1, 1, 5):
+        inner.set_epoch(epoch)
+        assert flat(read(loader)) == [100 * epoch + i for i in range(1, 5)]
+    loader.terminate()
+
+
+def test_workers_go_on_where_the_data_set_was_told_nothing_new():
+    dataset = Shifted()
+    loader = DataLoader(Options(), dataset, 4, num_workers=1, multiprocessing_context="fork")
+    dataset.set_epoch(1)
+    pids = []
+    for epoch in (1, 1, 2):
+        dataset.set_epoch(epoch)
+        read(loader)
+        pids.append(loader._iterator._workers[0].pid)
+    assert pids[0] == pids[1] != pids[2]
+    del loader
+
+
+@pytest.mark.parametrize("dataset", [Shifted(), Stream()])
+def test_an_accessor_tells_its_data_set(dataset):
+    accessor = AsynchronousDataAccessor(dataset, **FORK)
+    for epoch in (0, 2, 3):
+        dataset.set_epoch(epoch)
+        assert [item.item() for (item,) in accessor] == [100 * epoch + i for i in range(8)]
+    accessor.terminate()
