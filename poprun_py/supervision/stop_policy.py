@@ -48,7 +48,7 @@ class StopPolicy:
         self.stop: Stop | None = None
         self._grace_seconds = job.grace_seconds
         self._say = say
-        self._signalled_at = -math.inf
+        self._signalled_at, self._signalled_by = -math.inf, 0
         self._stop_signal = signal.SIGTERM  # what the programs are asked to end by
         self._is_local = job.listen is None
         self._control = control
@@ -148,11 +148,14 @@ class StopPolicy:
         is_again = self.stop is not None and bool(self.stop.signal)
         self.decide(cause, reason, number)
         if is_again:
-            if now >= self._signalled_at + _SAME_REQUEST_SECONDS:
+            is_same = (
+                number == self._signalled_by and now < self._signalled_at + _SAME_REQUEST_SECONDS
+            )
+            if not is_same:
                 self._log(f"{name} again: killing all instances")
                 self._steps.force_after(0, now)
             return
-        self._signalled_at = now
+        self._signalled_at, self._signalled_by = now, number
         if number == signal.SIGINT:
             # Whoever typed it waits at a terminal; other signals come from programs.
             self._say(

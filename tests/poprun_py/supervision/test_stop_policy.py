@@ -82,6 +82,15 @@ def test_one_request_that_comes_as_two_signals_counts_once(number):
     assert not [line for line in lines if "killing" in line]
 
 
+def test_another_signal_kills_at_once():
+    policy, channel, lines = job_end()
+    policy.on_signal(signal.SIGTERM)
+    policy.on_signal(signal.SIGINT)
+    policy.on_time(time.monotonic())
+    assert channel.sent[1:] == [(protocol.STOP, [0, signal.SIGTERM])]
+    assert lines == ["SIGINT again: killing all instances"]
+
+
 @pytest.mark.parametrize(
     ("number", "sent"),
     [
