@@ -32,15 +32,18 @@ _CAUSES = {
 }
 # Neither is work of a step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
+
+
+def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
+    return lambda state: state.shares[activity] * state.step_seconds
+
+
 # The parts of an instance's step, in seconds.
 _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
     "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
     "throttled": lambda state: state.throttled * state.step_seconds,
     "queued": lambda state: state.queued * state.step_seconds,
-    **{
-        name: lambda state, at=at: state.shares[at] * state.step_seconds
-        for at, name in enumerate(ACTIVITIES)
-    },
+    **{name: _seconds_of(activity) for activity, name in enumerate(ACTIVITIES)},
 }
 
 
