@@ -14,7 +14,7 @@ from typing import Final
 
 from poprun_py.observation.instance_state import ACTIVITIES, InstanceState, median
 
-__all__ = ["Straggler", "slowest", "stands_out", "stragglers", "waits_itself"]
+__all__ = ["Straggler", "slowest", "stands_out", "stragglers", "waited_for"]
 
 # Slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
@@ -32,15 +32,18 @@ _CAUSES = {
 }
 # Neither is work of a step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
+
+
+def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
+    return lambda state: state.shares[activity] * state.step_seconds
+
+
 # The parts of an instance's step, in seconds.
 _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
     "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
     "throttled": lambda state: state.throttled * state.step_seconds,
     "queued": lambda state: state.queued * state.step_seconds,
-    **{
-        name: lambda state, at=at: state.shares[at] * state.step_seconds
-        for at, name in enumerate(ACTIVITIES)
-    },
+    **{name: _seconds_of(activity) for activity, name in enumerate(ACTIVITIES)},
 }
 
 
@@ -101,14 +104,28 @@ def stands_out(own: float, usual: float) -> bool:
     return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
 
 
-def waits_itself(own: float, waiting: float, least_waiting: float) -> bool:
-    """Return whether an instance waits for a slower one, so that the others do not wait for it.
+def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
+    """Return the instances that others wait for.
 
     Args:
-        own: seconds of a step without waiting for others.
-        waiting: seconds of a step in which the instance waits.
-        least_waiting: those of the instance that waits least.
+        steps: of each instance, the seconds of a step without waiting for others, and with it.
     """
+    usual = median([own for own, _ in steps.values()])
+    waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
+    least, medians = min(waiting.values(), default=0.0), _medians_without_one(waiting.values())
+
+    def is_waited_for(own: float, own_waiting: float) -> bool:
+        others = medians[1] if own_waiting <= medians[0] else medians[0]
+        lost = min(own - usual, others - own_waiting)
+        return stands_out(usual + lost, usual) and not _waits_itself(own, own_waiting, least)
+
+    return frozenset(
+        index for index, (own, _) in steps.items() if is_waited_for(own, waiting[index])
+    )
+
+
+def _waits_itself(own: float, waiting: float, least_waiting: float) -> bool:
+    """Return whether an instance waits for a slower one, so that the others do not wait for it."""
     return stands_out(own + waiting - least_waiting, own)
 
 
@@ -155,7 +172,7 @@ class _Peers:
             own_seconds=state.own_seconds,
             median_seconds=self.usual,
             is_slow=stands_out(self.usual + lost, self.usual)
-            and not waits_itself(state.own_seconds, waiting, self._least_waiting),
+            and not _waits_itself(state.own_seconds, waiting, self._least_waiting),
             cause=cause,
             detail=detail,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
-from poprun_py.observation.stragglers import stands_out, waits_itself
+from poprun_py.observation.stragglers import waited_for
 from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.pages.colours import NEUTRAL, series_colour
@@ -67,22 +67,10 @@ class StepTimes:
         """The median of the time without waiting for other instances."""
         return median(self.own)
 
-    @property
-    def waiting(self) -> float:
-        """How much longer the median step is than that without waiting."""
-        return max(0.0, self.median - self.own_median)
-
 
 def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
-    """Return the instances that stand out, and do not wait themselves for a slower one."""
-    usual = median([each.own_median for each in times])
-    least = min((each.waiting for each in times), default=0.0)
-    return frozenset(
-        each.instance
-        for each in times
-        if stands_out(each.own_median, usual)
-        and not waits_itself(each.own_median, each.waiting, least)
-    )
+    """Return the instances that the others wait for."""
+    return waited_for({each.instance: (each.own_median, each.median) for each in times})
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import StepRecord
-from poprun_py.observation.stragglers import stands_out
+from poprun_py.observation.stragglers import waited_for
 from poprun_py.planning.user_program import call_folder, short_name
 from poprun_py.runs.recorded_run import (
     NOT_A_RUN,
@@ -204,9 +204,10 @@ def _steady_speed(run: RecordedRun) -> _Speed | None:
 
 def _slowest(by_instance: Mapping[int, Sequence[StepRecord]]) -> Slowest | None:
     own = {i: median([each.own_seconds for each in steps]) for i, steps in by_instance.items()}
+    whole = {i: median([each.seconds for each in steps]) for i, steps in by_instance.items()}
     worst = max(own, key=lambda instance: own[instance])
-    usual = median(list(own.values()))
-    return Slowest(worst, own[worst], usual) if stands_out(own[worst], usual) else None
+    is_slow = worst in waited_for({i: (own[i], whole[i]) for i in own})
+    return Slowest(worst, own[worst], median(list(own.values()))) if is_slow else None
 
 
 def _steady_steps(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:

@@ -267,6 +267,17 @@ def test_a_mutex_that_a_stranger_keeps_locked_delays_nobody(shared):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_a_mutex_that_its_owner_keeps_from_others_is_done_without(shared, holder):
+    place = shared / "leases"
+    first = holder(cpus="0", folder=place)
+    (place / "mutex").chmod(0o600)
+    second = holder(cpus="1", folder=place, user=[str(NOBODY)])
+    assert [job["cpus"] for job in second.seen["jobs"]] == [[0]]
+    assert [j["cpus"] for j in holder("look", folder=place).seen["jobs"]] == [[0], [1]]
+    assert first.process.poll() is second.process.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder):
     place = shared / "leases"
     with contextlib.closing(LockedFolder(place)) as folder:

@@ -75,6 +75,14 @@ def document(*states, records=(), worst=None, restarts=0):
     return json.loads(sent[-1])
 
 
+def test_with_each_instances_steps_more_of_the_last_document_is_sent():
+    gone_on = []
+    recorder = EndpointRecorder(lambda _: None, 0, lambda: gone_on.append(True))
+    recorder.steps([step(0, 0.0), step(0, 0.02)])
+    recorder.steps([step(1, 0.0)])
+    assert len(gone_on) == 2
+
+
 SLOW = Straggler(instance=1, host="node1", own_seconds=0.03, median_seconds=0.01, is_slow=True)
 JOB = document(
     instance(0),

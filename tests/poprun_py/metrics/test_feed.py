@@ -63,6 +63,15 @@ def test_a_last_document_larger_than_the_pipe_arrives(started):
     assert said.startswith("2 lines, 3145")
 
 
+def test_between_two_documents_the_rest_of_a_long_one_goes_on(started):
+    """That of thousands of instances is longer than the pipe."""
+    fed = started(COUNTS)
+    for _ in range(2):
+        assert fed.send('"' + "x" * (3 << 20) + '"')
+        wait_until(lambda: fed.go_on() or not fed._rest)
+    assert fed.finish(pytest.fail)[0].startswith("3 lines, 6291")
+
+
 def test_a_process_that_does_not_read_is_never_waited_for(started, monkeypatch):
     monkeypatch.setattr(feed, "_END_SECONDS", 0.3)
     monkeypatch.setattr(feed, "_SAID_SECONDS", 0.1)

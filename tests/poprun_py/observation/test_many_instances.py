@@ -130,7 +130,7 @@ def every_task(view, folder):
         endpoint.steps([StepRecord(at=1.0, instance=index, step=1, seconds=0.05, own_seconds=0.02)])
     steps, life = HangWatch("auto"), HangWatch("auto")
     for index in range(COUNT):
-        for step in range(30):
+        for step in range(8):
             steps.beat(index, Progress(step), 0.05 * step)
         life.life.started(index, 0.0)
         life.life.look(index, LifeLook(at=1.0), 1.0)
@@ -163,7 +163,7 @@ def test_after_each_event_the_steps_are_not_looked_at_again():
     """A launcher serves thousands of events a second, and asks after each."""
     watch = HangWatch("auto")
     for index in range(COUNT):
-        for step in range(30):
+        for step in range(8):
             watch.beat(index, Progress(step), 0.05 * step)
     watch.on_time(1.5, is_held_up=False)
     spent = seconds(lambda: [watch.on_time(1.5, is_held_up=False) for _ in range(1000)])

@@ -334,3 +334,5 @@ def test_an_instance_that_waits_for_a_slower_one_is_not_marked_as_slow():
     own = (0.0088, 0.0064, 0.0660, 0.0064)
     times = [StepTimes(i, (0.066,) * 9, (each,) * 9, 9, 1) for i, each in enumerate(own)]
     assert slow_instances(times) == {2}
+    apart = [StepTimes(i, (each,) * 9, (each,) * 9, 9, 1) for i, each in enumerate(own)]
+    assert slow_instances(apart) == set()
