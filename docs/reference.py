@@ -74,8 +74,9 @@ INSTANCES_GET = """
 - On other hosts, the launcher's settings of our libraries: every variable that begins with
   `POPDIST_`, `POPTORCH_` or `POPLAR_`. They travel over the launcher's own connection and stand on
   no command line; `--env` and `-x` win over them. `PATH`, `LD_LIBRARY_PATH` and `PYTHONPATH` are
-  forwarded as PopRun does. Nothing else travels by itself: thread counts (`OMP_NUM_THREADS`) are
-  planned for each host's CPUs unless the user sets them.
+  forwarded as PopRun does. Nothing else travels by itself but thread variables that you set
+  (`OMP_NUM_THREADS`, `MKL_NUM_THREADS`, ...); else `OMP_NUM_THREADS` is planned for each host's
+  CPUs.
 - `POPDIST_SDK_NAMES`, which is `--sdk-names`, and for it a folder of `poprun-py` first on
   `PYTHONPATH`: [programs of the SDK](../sdk-programs.md).
 - `POPDIST_TORCH_BACKEND`, which is `--torch-backend`, read where torch is imported:

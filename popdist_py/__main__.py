@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import TextIO
 
 from popdist_py.environment import SDK_NAMES
 
@@ -50,7 +51,7 @@ def main() -> int:
     """Do what the command line asks for, and return an exit code unless a program was started."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
-        sys.stdout.write(_USAGE)
+        _say(_USAGE, sys.stdout)
         return 0
     if arguments in (["--install-names"], ["--remove-names"]):
         return _change_environment(install=arguments == ["--install-names"])
@@ -106,7 +107,7 @@ def _change_environment(*, install: bool) -> int:
             file.unlink(missing_ok=True)
     except OSError as error:
         return _refuse(f"{file}: {error.strerror}; use an environment of your own (python -m venv)")
-    sys.stdout.write(f"{'wrote' if install else 'removed'} {file}\n")
+    _say(f"{'wrote' if install else 'removed'} {file}\n", sys.stdout)
     return 0
 
 
@@ -117,8 +118,15 @@ def _is_installed() -> bool:
 
 
 def _refuse(message: str) -> int:
-    sys.stderr.write(f"popdist_py: {message}\n")
+    _say(f"popdist_py: {message}\n", sys.stderr)
     return 2
+
+
+def _say(text: str, stream: TextIO | None) -> None:
+    """Write on a stream, unless it was closed before Python started."""
+    if stream is not None:
+        # A path need not be text that the stream can take.
+        stream.write(text.encode(errors="backslashreplace").decode())
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` in one step, into a folder that is there.
 
-    Only the owner of the file can read it.
+    Only the owner of the file can read it. Bytes that are not UTF-8 are escaped as on stderr.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -71,4 +71,4 @@ def write_whole(path: Path, text: str) -> None:
         # The name of the file beside it would tell nobody anything.
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}")
     with replaced_at_end(path, private=True) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")

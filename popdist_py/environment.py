@@ -1,8 +1,7 @@
-"""The wire between launcher and library: environment variables <-> InstanceEnvironment.
+"""The variables by which the launcher tells an instance its place: text <-> InstanceEnvironment.
 
-The one module that ``poprun_py`` and ``popdist_py`` share. Standard library only. It never reads
-``os.environ`` by itself, so that tests can pass both sides as values. No other module names a
-``POPDIST_*`` variable.
+``poprun_py`` writes these variables and ``popdist_py`` reads them. The module needs the standard
+library alone. It never reads ``os.environ`` by itself, so that tests can pass both sides as values.
 """
 
 from __future__ import annotations

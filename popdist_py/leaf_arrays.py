@@ -6,6 +6,7 @@ Nothing here communicates.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from popdist_py.collectives.overlaps import elements_overlap
 
 __all__ = [
     "Leaf",
+    "bytes_of",
     "is_tensor",
     "marking_repeats",
     "movable",
@@ -78,7 +80,7 @@ def own_memory(x: Any, op: ReduceOp | None = None) -> Array | None:
         array: Array = x
     elif is_tensor(x):
         try:
-            array = x.detach().numpy()
+            array = _memory_of(x)
         except (RuntimeError, TypeError):  # on another device, sparse, bfloat16, ...
             return None
     else:
@@ -171,6 +173,11 @@ def tensor_like(x: Any, array: Array) -> Any:
     return tensor.to(x.device)
 
 
+def bytes_of(tensor: Any) -> Array:
+    """Return the bytes of a contiguous tensor on the CPU: [bytes], its own memory."""
+    return np.asarray(_Memory(tensor, "|u1", (tensor.nbytes,)))
+
+
 def _refused(refusal: TypeError | ValueError) -> Leaf:
     return Leaf(None, lambda: None, refusal)
 
@@ -231,9 +238,62 @@ def _of_tensor(x: Any, *, needs_writing: bool) -> Leaf:
 
 def _array_of(tensor: Any) -> Array:
     """Return the array that shares the memory of a contiguous tensor."""
+    torch = sys.modules["torch"]
+    if tensor.dtype == torch.bfloat16:
+        return _memory_of(tensor.view(torch.int16)).view(BFLOAT16)
+    return _memory_of(tensor)
+
+
+def _memory_of(tensor: Any) -> Array:
+    """Return the array that shares the memory of a tensor.
+
+    ``tensor.numpy()`` would fix the size of the storage for good, and FSDP sets it to 0. It is left
+    for tensors of other classes, which may have no memory of their own.
+
+    Raises:
+        RuntimeError, TypeError: the tensor has no memory that NumPy knows.
+    """
+    torch = sys.modules["torch"]
     array: Array
-    if tensor.dtype == sys.modules["torch"].bfloat16:
-        array = tensor.view(sys.modules["torch"].int16).numpy().view(BFLOAT16)
+    if (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    ):
+        array = np.asarray(_Memory(tensor, _type_text(tensor.dtype), tuple(tensor.shape)))
     else:
-        array = tensor.numpy()
+        array = tensor.detach().numpy()
     return array
+
+
+@functools.cache
+def _type_text(dtype: Any) -> str:
+    """Return the NumPy name of a dtype of torch.
+
+    Raises:
+        TypeError: NumPy has none.
+    """
+    return str(sys.modules["torch"].empty(0, dtype=dtype, device="cpu").numpy().dtype.str)
+
+
+class _Memory:
+    """The memory of a contiguous tensor, for NumPy, which keeps this with its array.
+
+    Args:
+        tensor: contiguous, in the memory of this process.
+        type_text: NumPy's name of the elements.
+        shape: number of elements.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, tensor: Any, type_text: str, shape: tuple[int, ...]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": type_text,
+            "shape": shape,
+            "data": (tensor.data_ptr(), False),
+        }

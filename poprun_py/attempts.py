@@ -5,6 +5,7 @@ Nothing here plans, keeps files or supervises.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,16 +19,16 @@ from poprun_py.command_name import command_name
 from poprun_py.console import Console, Log
 from poprun_py.errors import LaunchError, start_errors
 from poprun_py.hosts.host_list import Host
+from poprun_py.keyboard import standard_input
 from poprun_py.leases.book import PLACE_VARIABLE
 from poprun_py.output.program_files import place_of_call, place_of_run
 from poprun_py.planning.binding_check import check_binding
 from poprun_py.planning.launch_plan import LaunchPlan
-from poprun_py.planning.mpi_commands import network_of_mpirun
+from poprun_py.planning.mpi_commands import end_signal_of_mpirun, network_of_mpirun
 from poprun_py.planning.shared_machine import taken_of
-from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name, standard_input
+from poprun_py.planning.user_program import CALL_FILE, call_folder, short_name
 from poprun_py.planning.variables import attempt_variables
 from poprun_py.recording.run_recording import AttemptRecording, RunRecording
-from poprun_py.supervision.restart import pause
 from poprun_py.supervision.supervisor import Job, LaunchResult, supervise
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Attempts:
         self._without_lost_hosts = without_lost_hosts
         self._descriptors = descriptors
         self._held = held
+        self._stdin_position = standard_input.position()
         self._began = time.monotonic()  # later by what does not count towards a limit
 
     def run(self, count: int) -> LaunchResult:
@@ -93,6 +95,8 @@ class Attempts:
         if self._begins is not None:
             self._begins(job)
         _make_folder_of_results(planned, count)
+        if count:
+            standard_input.rewind(self._stdin_position)
         try:
             result = supervise(
                 job,
@@ -118,12 +122,17 @@ class Attempts:
             self.plan = self._without_lost_hosts(self.plan, result, warn)
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
-    def pause(self, seconds: float) -> int:
-        """Wait before a restart, no longer than the time limit leaves; returns a signal, or 0."""
+    def has_time(self, seconds: float) -> bool:
+        """Tell whether the time limit leaves anything after a pause; says so if it does not."""
         limit = self.plan.config.timeout
-        if limit is not None:
-            seconds = min(seconds, self._began + limit - time.monotonic())
-        return pause(seconds)
+        left = math.inf if limit is None else self._began + limit - time.monotonic()
+        if left > seconds:
+            return True
+        self._console.warn(
+            f"no restart: the time limit of {limit:g} s leaves {max(0.0, left):.1f} s, and the "
+            f"pause before a restart is {seconds:g} s"
+        )
+        return False
 
     def _check_binding(self, reports: dict[int, dict[str, Any]]) -> None:
         check_binding(self.plan, reports, self._console.binding, self._console.warn)
@@ -173,8 +182,6 @@ def job_of(
         **planned.travelling_variables,
         **recorded.variables,
     }
-    reader = config.stdin_instance
-    is_reader_local = hosts[planned.instances[reader].instance.host_index].is_local
     return Job(
         command=planned.command,
         variables=tuple(
@@ -187,11 +194,8 @@ def job_of(
             }
             for i, p in enumerate(planned.instances)
         ),
-        environ={
-            **planned.mpirun_environ,
-            **(standard_input(reader) if is_reader_local else {}),
-        },
-        stdin_instance=reader,
+        environ=planned.mpirun_environ,
+        stdin_instance=config.stdin_instance,
         only_output_from=(
             frozenset(config.only_output_from_instance)
             if config.only_output_from_instance is not None
@@ -212,6 +216,7 @@ def job_of(
         hang_timeout=config.hang_timeout,
         grace_seconds=config.grace,
         listen=_listen_address(others, planned.network) if others else None,
+        mpirun_end_signal=end_signal_of_mpirun(planned.command),
         network=network_of_mpirun(planned.command, planned.network) if others else LOOPBACK,
         hosts=tuple(
             planned.hostnames.get(hosts[p.instance.host_index].name, "") for p in planned.instances
@@ -286,17 +291,21 @@ def _listen_address(others: list[Host], network: str) -> str:
     return listen_address(others, network)
 
 
-def _explain_failed_start(planned: LaunchPlan) -> None:
-    """Ask the hosts why a launch did not start: mpirun's own words seldom name the reason.
+def _explain_failed_start(planned: LaunchPlan) -> str:
+    """Ask the hosts why a launch does not start: mpirun's own words seldom name the reason.
+
+    Returns:
+        What else may be wrong with them.
 
     Raises:
         StartError: the reason, if a host shows one.
     """
     from poprun_py.hosts.survey import diagnose
 
-    diagnose(
+    return diagnose(
         planned.config,
         planned.topology.hosts,
         mpirun=planned.command[0],
         environ=planned.environ,
+        network=planned.network,
     )

@@ -11,7 +11,6 @@ import gc
 import importlib
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ from poprun_py.errors import TimeLimitError, UsageError
 from poprun_py.terminal import (
     Terminal,
     exit_code_of,
-    flush_stdout,
-    open_closed_descriptors,
-    print_any_text,
+    exit_with,
+    may_be_lost,
+    prepare_streams,
     print_error,
     print_out,
     print_warning,
@@ -61,18 +60,10 @@ def main() -> NoReturn:
     # As click spells the variable of a command's completion.
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         _complete(name)
-    open_closed_descriptors()
-    print_any_text()
+    prepare_streams()
     # What is made before the job starts lives until the end: collecting it would only cost time.
     gc.disable()
-    code = run(sys.argv[1:])
-    # Nothing is left to interrupt: another Ctrl-C must not change the code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    # Finalising the interpreter would take longer than everything else that is left to do.
-    os._exit(code)
+    exit_with(run(sys.argv[1:]))
 
 
 def _complete(name: str) -> NoReturn:
@@ -168,10 +159,11 @@ def _launch(config: LaunchConfig) -> int:
     if config.check:
         return inspections.print_check(config)
     if config.print_hardware is not None:
-        inspections.print_hardware(config)
-        flush_stdout()
         if not config.program and config.from_plan is None:
+            inspections.print_hardware(config)
             return 0
+        with may_be_lost():
+            inspections.print_hardware(config)
     console = Terminal(
         is_verbose=config.verbosity >= 1, prints_bindings=config.print_topology in _READ_BACK
     )
@@ -190,10 +182,14 @@ def _show_and_run(
     from poprun_py import inspections
 
     inspected = inspections.is_inspected(config)
-    if inspected:
-        inspections.show_plan(config, planned)
     has_no_job = inspected and not planned.config.program and not config.run
-    if _is_only_planned(config) or has_no_job:
+    is_only_shown = _is_only_planned(config) or has_no_job
+    if inspected:
+        # A plan for other programs is no talk: a job whose plan cannot be written does not start.
+        is_result = is_only_shown or config.export_plan == "-"
+        with contextlib.nullcontext() if is_result else may_be_lost():
+            inspections.show_plan(config, planned)
+    if is_only_shown:
         from poprun_py.planning.plan_warnings import plan_warnings
 
         for warning in plan_warnings(planned):

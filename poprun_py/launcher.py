@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -169,9 +170,17 @@ def _run_here(
                 output_folder=output_folder,
                 begins=begins,
             )
-            result = run_with_restarts(
-                attempts.run, config.max_restarts, attempts.failed, attempts.pause
-            )
+            try:
+                result = run_with_restarts(
+                    attempts.run,
+                    config.max_restarts,
+                    attempts.failed,
+                    has_time=attempts.has_time,
+                )
+            except KeyboardInterrupt as interrupt:
+                # It came while no job was there to be ended, or when that had ended.
+                recording.interrupt(getattr(interrupt, "signal", signal.SIGINT))
+                raise
         recording.finish(result)
     return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
 

@@ -22,8 +22,8 @@ from poprun_py.leases.book import (
     Book,
     Lease,
     Ticket,
+    decided,
     leases_folder,
-    opened,
     this_process,
 )
 from poprun_py.leases.locked_files import LockedFolder, problem_text
@@ -163,14 +163,17 @@ class _Leasing:
 
     def _look(self, is_over: bool) -> tuple[Book | None, Leased | None]:
         """Lease, or queue if there is time left; no book if the mutex cannot be had meanwhile."""
+
+        def decide(book: Book) -> tuple[Book, Leased | None]:
+            leased = self._taken_from(book)
+            if leased is None and not is_over and self._ticket is None:
+                # Without a place it comes after all who have one.
+                with contextlib.suppress(OSError):
+                    self._ticket = book.queue(self._holder)
+            return book, leased
+
         try:
-            with opened(self._folder) as book:
-                leased = self._taken_from(book)
-                if leased is None and not is_over and self._ticket is None:
-                    # Without a place it comes after all who have one.
-                    with contextlib.suppress(OSError):
-                        self._ticket = book.queue(self._holder)
-                return book, leased
+            return decided(self._folder, decide)
         except TimeoutError:
             # Who waits does not want what others hold, whoever was stopped at the wrong moment.
             if not self._limit:

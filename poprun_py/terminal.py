@@ -1,7 +1,8 @@
-"""What the command prints, and where it cannot: lines, warnings, errors, PopRun's log.
+"""Everything that the commands print: lines on stdout; warnings, errors and PopRun's log on stderr.
 
-The only module that prints, also how a command ended that failed. An error of stdout or stderr is
-an UnwritableError, unlike every other error of the system.
+No other module prints. Text that stderr does not take is lost, and nothing else changes: neither
+the job nor its exit code. A stdout that cannot be written is an UnwritableError for a command
+whose result stands there; within ``may_be_lost`` its text is lost as well.
 """
 
 from __future__ import annotations
@@ -11,39 +12,72 @@ import errno
 import io
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from poprun_py.command_name import command_name
 from poprun_py.errors import LaunchError, StartError
 from poprun_py.output.terminal_kind import can_erase, may_colour
 
+if TYPE_CHECKING:
+    import click
+
+    _Command = click.Command
+else:
+    _Command = object  # the launcher's process needs no click
+
 __all__ = [
+    "PrintedHelp",
     "Terminal",
     "UnwritableError",
     "can_print",
+    "can_rewrite_lines",
     "exit_code_of",
+    "exit_with",
     "flush_stdout",
-    "open_closed_descriptors",
-    "print_any_text",
+    "may_be_lost",
+    "prepare_streams",
     "print_error",
     "print_out",
     "print_problem",
     "print_warning",
+    "rewrite_line",
     "wants_colour",
 ]
 
 
 class UnwritableError(Exception):
-    """Standard output or standard error cannot be written."""
+    """Standard output cannot be written."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-def open_closed_descriptors() -> None:
+def prepare_streams() -> None:
+    """Open the standard descriptors that are closed, and let stdout take every text.
+
+    A command calls this first.
+    """
+    _open_closed_descriptors()
+    _print_any_text()
+
+
+def exit_with(code: int) -> NoReturn:
+    """Write out what the streams hold, and end this process with ``code`` whatever happens."""
+    # Nothing is left to interrupt: another Ctrl-C must not change the code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # Finalising the interpreter would take longer than everything else that is left to do.
+    os._exit(code)
+
+
+def _open_closed_descriptors() -> None:
     """Give a launcher that was started without stdout or stderr something to write to.
 
     Otherwise a socket or file that the launcher opens later would get descriptor 1 or 2.
@@ -56,44 +90,106 @@ def open_closed_descriptors() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def print_any_text() -> None:
+def _print_any_text() -> None:
     """Let stdout take every text: a file name need not be UTF-8, a locale may lack characters."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         is_utf_8 = sys.stdout.encoding.lower().replace("_", "-") == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
 
 
-@contextlib.contextmanager
-def _own_write() -> Iterator[None]:
-    """Distinguish a failed write of our own output from every other OSError.
+def print_out(text: str) -> None:
+    """Print to standard output.
 
     Raises:
-        UnwritableError: standard output or standard error cannot be written.
+        UnwritableError: it cannot be written.
     """
     try:
-        yield
+        print(text)
     except OSError as error:
         raise UnwritableError(error) from None
 
 
-def print_out(text: str) -> None:
-    """Print to standard output."""
-    with _own_write():
-        print(text)
+def flush_stdout() -> None:
+    """Write out what standard output still holds.
+
+    Raises:
+        UnwritableError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raise UnwritableError(error) from None
+
+
+@contextlib.contextmanager
+def may_be_lost() -> Iterator[None]:
+    """Let a job go on, with its own exit code, where stdout does not take the block's text."""
+    try:
+        yield
+        flush_stdout()
+    except UnwritableError as error:
+        _begin_stdout_anew()
+        if not isinstance(error.reason, BrokenPipeError):  # its reader has gone, as after | head
+            print_warning(f"standard output cannot be written: {error.reason.strerror}")
+
+
+def _begin_stdout_anew() -> None:
+    """Drop the text that stdout holds: each later flush would fail with it again."""
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
+            stream.fileno(), "w", encoding=stream.encoding, errors=stream.errors, closefd=False
+        )
 
 
 def print_error(text: str) -> None:
-    """Print to standard error, at once."""
-    with _own_write():
-        print(text, file=sys.stderr, flush=True)
+    """Print to standard error, at once; text that it does not take is lost."""
+    _write_to_stderr(f"{text}\n")
 
 
 def print_problem(text: str) -> None:
-    """Print an error as one line; the exit code counts, also when nobody can read the line."""
-    with contextlib.suppress(OSError):
+    """Print an error as one line."""
+    with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        print(f"{command_name()}: error: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print_error(f"{command_name()}: error: {' '.join(text.split())}")
+
+
+def can_rewrite_lines() -> bool:
+    """Tell whether standard error is a terminal whose rows can be written anew."""
+    return sys.stderr is not None and sys.stderr.isatty() and can_erase(os.environ)
+
+
+def rewrite_line(line: str) -> None:
+    """Replace the text of the terminal's row on standard error; an empty ``line`` clears it."""
+    _write_to_stderr(f"\r\x1b[K{line}")
+
+
+def _write_to_stderr(text: str) -> None:
+    # A full disk, a closed pipe, a terminal that is gone, a stream that Python code has closed.
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+class PrintedHelp(_Command):
+    """For a command of click, in front of its class: prints the help with ``print_out``.
+
+    click's own ``echo`` raises an OSError like any other.
+    """
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return click's option for the help, with another function that prints."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _print_help
+        return option
+
+
+def _print_help(context: click.Context, _: click.Parameter, value: Any) -> None:
+    if value and not context.resilient_parsing:
+        print_out(context.get_help())
+        context.exit()
 
 
 class Terminal:
@@ -122,8 +218,8 @@ class Terminal:
     def binding(self, line: str) -> None:
         """Print or log what the kernel says of an instance's binding."""
         if self._prints_bindings:
-            print_out(line)
-            flush_stdout()
+            with may_be_lost():
+                print_out(line)
         else:
             self.log(line)
 
@@ -134,16 +230,12 @@ class Terminal:
     @property
     def progress(self) -> Callable[[str], None] | None:
         """What rewrites one line of a terminal, an empty text clears it; None without one."""
-        if not (sys.stderr.isatty() and can_erase(os.environ)):
-            return None
-        return _rewrite_line
+        return _show_progress if can_rewrite_lines() else None
 
 
-def _rewrite_line(text: str) -> None:
+def _show_progress(text: str) -> None:
     width = shutil.get_terminal_size().columns - 1
-    shown = f"{command_name()}: {text}"[:width] if text else ""
-    with _own_write():
-        print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
+    rewrite_line(f"{command_name()}: {text}"[:width] if text else "")
 
 
 def print_warning(sentence: str) -> None:
@@ -163,12 +255,6 @@ def can_print(text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def flush_stdout() -> None:
-    """Write out what standard output still holds."""
-    with _own_write():
-        sys.stdout.flush()
 
 
 def exit_code_of(command: Callable[[], int]) -> int:

@@ -8,13 +8,13 @@ Nothing here measures: the constants of ``CycleModel`` say where they come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from popdist_py.ipu.graph import BYTES, Graph, Operation, Placement, Weight
 from popdist_py.ipu.liveness import Stage, kept, segments, shapes, stage_of, working_set
-from popdist_py.ipu.schedule import Action, schedule
+from popdist_py.ipu.schedule import Cell, Schedule, schedule
 from popdist_py.ipu.settings import Settings
 from popdist_py.ipu.specification import IPU
 from popdist_py.ipu.transfers import (
@@ -31,6 +31,8 @@ __all__ = [
     "CycleModel",
     "CycleReport",
     "StageCycles",
+    "cell_parts",
+    "cycle_lengths",
     "cycles",
     "operation_cycles",
     "stage_cycles",
@@ -167,27 +169,38 @@ def _window(
     stages: tuple[StageCycles, ...], placement: Placement, settings: Settings, model: CycleModel
 ) -> tuple[float, list[float]]:
     """Return the cycles between two updates, and those in which each IPU computes."""
-    one = settings
-    if settings.is_training:
-        one = replace(settings, device_iterations=1, output_return_period=1)
+    one = settings.one_window
     made = schedule(placement, one)
+    lasting = cycle_lengths(made, stages, placement, settings)
     busy = [0.0] * placement.num_ipus
-    times: dict[int, list[float]] = {}
-    hidden: dict[int, list[float]] = {}
     for ipu, row in enumerate(made.rows):
         for cell in row:
-            lasting = times.setdefault(made.cycles[cell.step - 1], [0.0] * placement.num_ipus)
-            time = _time(cell.action, cell.stage, stages, placement, ipu, settings)
-            lasting[ipu] += time
-            if settings.overlaps_io and cell.action == "forward" and cell.stage is not None:
-                arriving = hidden.setdefault(made.cycles[cell.step - 1], [0.0] * len(busy))
-                arriving[ipu] += stages[cell.stage].receive
             if cell.action in ("forward", "recompute", "backward", "update"):
-                busy[ipu] += time
-    # I/O tiles load while the others compute: a cycle lasts as long as the slower of the two.
-    total = sum(max([*times[cycle], *hidden.get(cycle, ())]) for cycle in times)
-    total += _copies(stages, one, len(times))
-    return total + len(times) * model.sync_cycles * (placement.num_ipus > 1), busy
+                busy[ipu] += sum(_times_of(cell, ipu, stages, placement, settings))
+    total = sum(lasting) + _copies(stages, one, len(lasting))
+    return total + len(lasting) * model.sync_cycles * (placement.num_ipus > 1), busy
+
+
+def cycle_lengths(
+    made: Schedule,
+    stages: Sequence[StageCycles],
+    placement: Placement,
+    settings: Settings,
+) -> list[float]:
+    """Return how long each cycle of a schedule lasts: as long as its slowest IPU works.
+
+    I/O tiles load the inputs while the other tiles compute, so the slower of the two counts. Copies
+    between IPUs and synchronisations come in addition.
+    """
+    shape = max(made.cycles, default=0), placement.num_ipus
+    working, arriving = ([[0.0] * shape[1] for _ in range(shape[0])] for _ in range(2))
+    for ipu, row in enumerate(made.rows):
+        for cell in row:
+            index = made.cycles[cell.step - 1] - 1
+            working[index][ipu] += sum(_times_of(cell, ipu, stages, placement, settings))
+            if settings.overlaps_io and cell.action == "forward" and cell.stage is not None:
+                arriving[index][ipu] += stages[cell.stage].receive
+    return [max(*one, *other) for one, other in zip(working, arriving, strict=True)]
 
 
 def _copies(stages: tuple[StageCycles, ...], settings: Settings, cycles_of_pipeline: int) -> float:
@@ -200,27 +213,42 @@ def _copies(stages: tuple[StageCycles, ...], settings: Settings, cycles_of_pipel
     return ways * settings.micro_batches * sum(stage.copy for stage in stages)
 
 
-def _time(
-    action: Action,
-    stage: int | None,
-    stages: tuple[StageCycles, ...],
-    placement: Placement,
+def cell_parts(
+    cell: Cell,
     ipu: int,
+    stages: Sequence[StageCycles],
+    placement: Placement,
     settings: Settings,
-) -> float:
+) -> list[tuple[str, float]]:
+    """Return what an IPU does in a cell of the schedule, by name and in order, with its cycles.
+
+    Where I/O tiles load the inputs, their transfer is not among them: it takes the other tiles no
+    time.
+    """
     own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
-    if action == "idle":
-        return 0.0
-    if action == "update":
-        return sum(s.update for s in own)
-    if stage is None:
-        return sum(s.all_reduce for s in own)
-    here = stages[stage]
-    if action == "forward":
-        return here.forward + here.offload + (0.0 if settings.overlaps_io else here.receive)
-    if action == "recompute":
-        return here.recompute
-    return here.backward if action == "backward" else here.load
+    if cell.action == "idle":
+        return []
+    if cell.action == "update":
+        return [("update", sum(s.update for s in own))]
+    if cell.stage is None:
+        return [("reduce", sum(s.all_reduce for s in own))]
+    here = stages[cell.stage]
+    if cell.action == "forward":
+        transfer = 0.0 if settings.overlaps_io else here.receive
+        return [("transfer", transfer), ("load", here.offload), ("forward", here.forward)]
+    if cell.action == "recompute":
+        return [("recompute", here.recompute)]
+    return [("backward", here.backward)] if cell.action == "backward" else [("load", here.load)]
+
+
+def _times_of(
+    cell: Cell,
+    ipu: int,
+    stages: Sequence[StageCycles],
+    placement: Placement,
+    settings: Settings,
+) -> list[float]:
+    return [taken for _, taken in cell_parts(cell, ipu, stages, placement, settings)]
 
 
 def stage_cycles(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from popdist_py.ipu.curves import LiveBytes, curve
@@ -412,7 +412,6 @@ def execution_page(run: Run) -> ExecutionPage:
         copied[ipu] += settings.micro_batches * copied_bytes(graph, placement, stage)
     traffic = host_traffic(graph, placement, settings)
     work = [stage.work for stage in report.stages]
-    one_window = replace(settings, device_iterations=1) if settings.is_training else settings
     return ExecutionPage(
         device=run.ipu.name,
         batch=graph.batch,
@@ -424,7 +423,7 @@ def execution_page(run: Run) -> ExecutionPage:
             for ipu, own in enumerate(traffic)
         ),
         imbalance=max(work) * len(work) / sum(work) if any(work) else 1.0,
-        idle_share=schedule(placement, one_window).idle_share,
+        idle_share=schedule(placement, settings.one_window).idle_share,
         slowest=_slowest(run),
         beginning=schedule(placement, settings, steps=_STEPS),
     )

@@ -6,7 +6,7 @@ Nothing here computes. Defaults are PopTorch's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from popdist_py.ipu.graph import Placement, Type
@@ -179,6 +179,16 @@ class Settings:
     def micro_batches(self) -> int:
         """Micro-batches of a replica in a call."""
         return self.accumulation * self.device_iterations
+
+    @property
+    def one_window(self) -> Settings:
+        """The same run with a single update in each call; of inference, the run as it is.
+
+        N of "every n" divides the device iterations, so it is 1 here.
+        """
+        if not self.is_training:
+            return self
+        return replace(self, device_iterations=1, output_return_period=1)
 
     @property
     def returned_micro_batches(self) -> int:

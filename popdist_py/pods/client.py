@@ -98,8 +98,9 @@ class ServerStore:
             wire.USER_HEADER: quote(self.user, safe="", errors="replace"),
         }
         self._timeout = timeout
-        self._pid = 0
         self._is_closed = False
+        # What the processes attached that this one was forked from, by id.
+        self._of_parents: frozenset[str] = frozenset()
         self._start_over()
 
     def pod(self) -> Pod:
@@ -159,7 +160,7 @@ class ServerStore:
 
         A server that cannot be asked frees them by itself: they are no longer renewed.
         """
-        if self._is_child():
+        if self._is_child() or attachment.id in self._of_parents:
             return
         self._ask(wire.DETACH, attachment=self._renewal.forget(attachment))
 
@@ -211,6 +212,7 @@ class ServerStore:
         if self._is_closed:
             raise UnreachableError(f"the connection to {self._address} was closed by this program")
         if self._is_child():
+            self._of_parents |= self._renewal.kept_ids()
             self._start_over()
         return self._ask_within(self._timeout, _ATTEMPTS, call, arguments)
 

@@ -23,7 +23,7 @@ from popdist_py.pods.errors import (
     NotAllowedError,
     UnknownNameError,
 )
-from popdist_py.pods.holders import HolderLock, is_alive, remove_strays
+from popdist_py.pods.holders import HolderLock, is_alive, own_locks, remove_strays
 from popdist_py.pods.layout import check_allocation, check_cluster
 from popdist_py.pods.pod_file import POD_FILE, read_pod
 from popdist_py.pods.rules import check_request, free_ipus
@@ -274,7 +274,11 @@ class FolderStore:
     def detach(self, attachment: Attachment) -> None:
         """Give IPUs back; only ``attachment.id`` counts (``PodStore``)."""
         with self._transaction() as connection:
-            connection.execute("DELETE FROM attachments WHERE id = ?", (attachment.id,))
+            # What the process that forked this one attached is held until that one ends.
+            connection.execute(
+                "DELETE FROM attachments WHERE id = ? AND (lock IS NULL OR lock GLOB ?)",
+                (attachment.id, own_locks()),
+            )
 
     def attachments(self) -> tuple[Attachment, ...]:
         """Return who holds what now, with empty ids (``PodStore``)."""

@@ -15,9 +15,14 @@ from pathlib import Path
 
 from popdist_py.pods.errors import PodError
 
-__all__ = ["HOLDERS", "HolderLock", "is_alive", "remove_strays"]
+__all__ = ["HOLDERS", "HolderLock", "is_alive", "own_locks", "remove_strays"]
 
 HOLDERS = "holders"
+
+
+def own_locks() -> str:
+    """Return a pattern of the names of this process's files."""
+    return f"{os.getpid()}-*"
 
 
 class HolderLock:

@@ -53,6 +53,13 @@ class Renewal:
                 self._thread = threading.Thread(target=self._run, name="pod-renewal", daemon=True)
                 self._thread.start()
 
+    def kept_ids(self) -> frozenset[str]:
+        """Return what is renewed, by the ids that the holder knows; also in a forked process.
+
+        There, the lock may be held by a thread that is not there.
+        """
+        return frozenset(self._held)
+
     def forget(self, attachment: Attachment) -> Attachment:
         """Stop renewing an attachment, and return it as the server knows it."""
         with self._lock:

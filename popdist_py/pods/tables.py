@@ -161,13 +161,35 @@ def _write_through(file: Path) -> None:
 
 
 def check_integrity(folder: Path, patience: float) -> None:
-    """Read the whole database (DamagedError)."""
+    """Read the whole database if it may be damaged: its size is not as it says (DamagedError).
+
+    Whatever else is damaged is noticed by the call that reads it. Who opens a pod does so for a few
+    calls, and does not wait for all of it to be read each time.
+    """
     file = folder / DATABASE
+    if _has_its_size(file):
+        return
     with _plain_errors(file), contextlib.closing(_connect(file, patience)) as connection:
         _check_version(file, connection)
         wrong = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if wrong != "ok":
             raise _damaged(file, str(wrong).splitlines()[-1])
+
+
+def _has_its_size(file: Path) -> bool:
+    """Return whether a database is as long as the header of its file says.
+
+    https://sqlite.org/fileformat2.html#the_database_header: bytes 16 and 17 are the size of a page,
+    bytes 28 to 31 the number of pages.
+    """
+    try:
+        with file.open("rb") as stream:
+            header = stream.read(32)
+            size = os.fstat(stream.fileno()).st_size
+    except OSError:
+        return False
+    page_bytes = int.from_bytes(header[16:18], "big")
+    return size > 0 and size == page_bytes * int.from_bytes(header[28:32], "big")
 
 
 def _check_version(file: Path, connection: sqlite3.Connection) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from popdist_py.collectives.communicators.shared_memory import SharedCommunicator
 from popdist_py.torch_backend.arguments import check_written
 from popdist_py.torch_backend.compilation import never_compiled
+from popdist_py.torch_backend.membership.generations import own_store
 from popdist_py.torch_backend.membership.group_settings import settings_of_group
 from popdist_py.torch_backend.membership.membership import Membership
 from popdist_py.torch_backend.messages.message_work import MessageWork
@@ -45,14 +46,15 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         rank: of this process in the group.
         size: of the group.
         timeout: of every call.
+
+    Attributes:
+        generation: the number of this group, among those of its name that this store has seen.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         settings = settings_of_group(os.environ, timeout)
-        # The elastic agent keeps its store, with what the ranks said before they were restarted.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"attempt_{attempt}", store)  # type: ignore[attr-defined]
+        store, self.generation = own_store(store, rank, size)
         self._membership = Membership(self, store, settings)
         self._queue = CallQueue(lambda: f"process group {self._group_name}".rstrip())
         self._group_name = ""

@@ -33,6 +33,7 @@ def add_up(comm: SharedCommunicator, tensor: torch.Tensor) -> None:
         torch.cat(indices, dim=1),
         torch.cat(values),
         own.shape,
+        device="cpu",
         check_invariants=False,  # that of each rank was checked when it was made
     )
     with torch.no_grad():

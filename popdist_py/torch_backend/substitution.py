@@ -1,13 +1,17 @@
 """The back end that a program gets for the one that it names: ours for gloo, or gloo for ours.
 
-torch.distributed reads every name of a back end in one place, ``Backend(name)``: that of
-``init_process_group``, of ``new_group``, of a mesh, and of each device in "cpu:gloo,cuda:nccl".
-Nothing here makes a group, and a name that is not replaced goes to torch as it is.
+torch.distributed makes every group in one function, and reads the names of back ends there: those
+of ``init_process_group``, of ``new_group``, of a mesh, and of each device in "cpu:gloo,cuda:nccl".
+Names are replaced while it runs, and only there: ``Backend("gloo")`` is "gloo" for a program that
+compares names. Nothing here makes a group.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -21,6 +25,8 @@ __all__ = ["substitute"]
 
 # What stands for the choice of torch: that of ``init_process_group()``.
 _NOTHING = dist.Backend.UNDEFINED
+# Modules that are passed over when a warning names the line of a program.
+_INNER = (__name__, "torch.distributed")
 _REPLACED: dict[str, dict[str, str]] = {
     "popdist": {"gloo": "popdist", _NOTHING: "popdist"},
     "gloo": {"popdist": "gloo"},
@@ -45,17 +51,33 @@ def substitute(wanted: str) -> None:
             f"{TORCH_BACKEND}={wanted!r}: {accepted} or {TORCH_BACKENDS[-1]} is expected"
         )
     names = _REPLACED.get(wanted, {})
-    original = dist.Backend.__new__
+    module: Any = dist.distributed_c10d
+    original, make_group = dist.Backend.__new__, module._new_process_group_helper
+    position = list(inspect.signature(make_group).parameters).index("backend")
+    making = threading.local()
 
     @functools.wraps(original)
     def read(cls: type[dist.Backend], name: str) -> Any:
         value = original(cls, name)
-        other = names.get(value)
+        other = names.get(value) if getattr(making, "is_here", False) else None
         if other is None or (other == "popdist" and _accelerator_stays()):
             return value
         return other
 
+    @functools.wraps(make_group)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        making.is_here = True
+        try:
+            if len(args) > position:
+                args = (*args[:position], dist.Backend(args[position]), *args[position + 1 :])
+            else:
+                kwargs["backend"] = dist.Backend(kwargs["backend"])
+            return make_group(*args, **kwargs)
+        finally:
+            making.is_here = False
+
     dist.Backend.__new__ = read  # type: ignore[method-assign]
+    module._new_process_group_helper = make
 
 
 @functools.cache
@@ -68,6 +90,14 @@ def _accelerator_stays() -> bool:
     warnings.warn(
         "the back end popdist is for CPU tensors, and torch sees an accelerator: programs get the "
         "back end that they name; hide it (CUDA_VISIBLE_DEVICES=) or name popdist",
-        stacklevel=4,
+        stacklevel=2 + _frames_of_torch(),
     )
     return True
+
+
+def _frames_of_torch() -> int:
+    """Return how many calls lie between that of the program and the caller of this function."""
+    frame, count = sys._getframe(1).f_back, 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
+        frame, count = frame.f_back, count + 1
+    return count

@@ -16,6 +16,7 @@ import torch
 
 from popdist_py.collectives.arithmetic import BFLOAT16, Array
 from popdist_py.collectives.overlaps import Place, elements_overlap
+from popdist_py.leaf_arrays import bytes_of
 
 __all__ = [
     "array_of",
@@ -75,29 +76,13 @@ def array_of(tensor: torch.Tensor) -> Array:
     """Return the elements of a dense CPU tensor: [elements], its memory or a copy."""
     if not shares_memory(tensor):
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return np.asarray(_Memory(tensor)).view(_dtype_of(tensor.dtype))
-
-
-class _Memory:
-    """The bytes of a contiguous tensor, for NumPy, which keeps this with its array.
-
-    ``tensor.numpy()`` would have the tensor keep its size for good, and FSDP sets it to 0.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (tensor.nbytes,),
-            "data": (tensor.data_ptr(), False),
-        }
+    return bytes_of(tensor).view(_dtype_of(tensor.dtype))
 
 
 @functools.cache
 def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
     own = _WITHOUT_NUMPY.get(dtype)
-    return own if own is not None else torch.empty(0, dtype=dtype).numpy().dtype
+    return own if own is not None else torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
 def write_back(array: Array, tensor: torch.Tensor) -> None:

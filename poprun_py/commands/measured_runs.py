@@ -6,19 +6,17 @@ For ``poprun-py scale``. Nothing here decides what to run, or compares.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poprun_py.errors import TimeLimitError
-from poprun_py.output.terminal_kind import can_erase
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.runs.measurement import Measured, measure
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import RunFiles
 from poprun_py.supervision.job import Cause, LaunchResult
-from poprun_py.terminal import Terminal, print_error
+from poprun_py.terminal import Terminal, can_rewrite_lines, print_error, rewrite_line
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -55,7 +53,7 @@ class MeasuredRuns:
         self.remarks: list[str] = []
         self.exit_code = 0
         self._folder = folder
-        self._can_erase = sys.stderr.isatty() and can_erase(os.environ)
+        self._can_erase = can_rewrite_lines()
         self._console = _OncePerWarning(is_verbose=is_verbose)
 
     def make(self, planned: LaunchPlan, place: str) -> bool:
@@ -120,8 +118,7 @@ class MeasuredRuns:
     def _show_progress(self, line: str) -> None:
         """Show what runs, on a terminal, until it has ended."""
         if self._can_erase:
-            sys.stderr.write(f"{line} ...")
-            sys.stderr.flush()
+            rewrite_line(f"{line} ...")
 
     def _end_progress(self, line: str) -> None:
         print_error(f"\r\x1b[K{line}" if self._can_erase else line)

@@ -371,7 +371,7 @@ class LaunchConfig(Shown):
         5,
         SECONDS,
         "Supervision",
-        "Time between asking instances to stop (SIGTERM) and killing them.",
+        "Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them.",
     )
     hang_timeout: float | str | None = option(
         None, SECONDS_OR_AUTO, "Supervision",

@@ -175,7 +175,7 @@ class LaunchOptions(TypedDict, total=False):
     """End the job after this time with exit code 124."""
 
     grace: float | str
-    """Time between asking instances to stop (SIGTERM) and killing them."""
+    """Time between asking instances to stop (SIGTERM, or SIGINT after Ctrl-C) and killing them."""
 
     hang_timeout: float | str | None
     """End the job with exit code 124 and all Python stacks when an instance makes no step for so

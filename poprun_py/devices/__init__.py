@@ -2,6 +2,6 @@
 
 Where a pod is configured they are those of its partitions.
 Nothing here starts a job, or changes one: running jobs are asked what they hold.
-May call: leases (for the names of users), supervision, errors, terminal, versions, and the
-library's pods.
+May call: leases (for the names of users), supervision, errors, terminal, versions,
+and the library's pods.
 """

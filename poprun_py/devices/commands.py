@@ -26,7 +26,14 @@ from poprun_py.devices.pod_survey import PodSurvey, survey_pod
 from poprun_py.devices.survey import survey
 from poprun_py.devices.tables import monitor_json, monitor_text
 from poprun_py.errors import UsageError
-from poprun_py.terminal import exit_code_of, print_out, print_warning
+from poprun_py.terminal import (
+    PrintedHelp,
+    exit_code_of,
+    exit_with,
+    prepare_streams,
+    print_out,
+    print_warning,
+)
 from poprun_py.versions import version_text
 
 __all__ = ["GC_INFO", "GC_MONITOR", "gc_info", "gc_monitor", "run"]
@@ -34,6 +41,10 @@ __all__ = ["GC_INFO", "GC_MONITOR", "gc_info", "gc_monitor", "run"]
 # The partition of Graphcore's tools is named by this variable.
 _PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class _Command(PrintedHelp, click.Command):
+    pass
 
 
 _ALL_PARTITIONS = click.option(
@@ -81,7 +92,7 @@ def _of_pod(pod: PodSurvey, every: bool) -> list[Partition]:
     return shown
 
 
-@click.command("gc-info", context_settings=_HELP)
+@click.command("gc-info", cls=_Command, context_settings=_HELP)
 @click.option("-l", "--list-devices", is_flag=True, help="List all devices.")
 @click.option("-d", "--device-id", type=int, metavar="ID", help="The device that is asked about.")
 @click.option("-i", "--device-info", is_flag=True, help="Show one device: needs -d.")
@@ -167,7 +178,7 @@ def _device(partition: Partition, wanted: int | None) -> Device | None:
     )
 
 
-@click.command("gc-monitor", context_settings=_HELP)
+@click.command("gc-monitor", cls=_Command, context_settings=_HELP)
 @click.option("--no-card-info", is_flag=True, help="Show the processes only.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print JSON.")
 @_ALL_PARTITIONS
@@ -212,8 +223,8 @@ def _answer(command: click.Command, words: Sequence[str]) -> int:
 
 def _main(command: click.Command) -> Callable[[], NoReturn]:
     def main() -> NoReturn:
-        code = run(command, sys.argv[1:])
-        sys.exit(code)
+        prepare_streams()
+        exit_with(run(command, sys.argv[1:]))
 
     return main
 

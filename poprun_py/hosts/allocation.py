@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from poprun_py.errors import UsageError
 from poprun_py.hosts.host_list import (
@@ -69,11 +70,14 @@ def resolve_hosts(
             f"hosts {here[0]} and {here[1]} are both this machine; name it once, with name:slots "
             "for several instances"
         )
-    return tuple(Host(name=h.name, slots=h.slots, is_local=h.name.lower() in local) for h in hosts)
+    return tuple(replace(h, is_local=h.name.lower() in local) for h in hosts)
 
 
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
     """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
+
+    One task on each node with several CPUs is the launcher, as with torchrun: its instances divide
+    the CPUs of the task, and the hosts have no slots.
 
     Raises:
         UsageError: fewer tasks were allocated than instances are to run.
@@ -87,6 +91,8 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     tasks = parse_tasks_per_node(
         environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_NTASKS_PER_NODE", ""), len(hosts)
     )
+    if set(tasks) == {1} and environ.get("SLURM_CPUS_PER_TASK", "1") != "1":
+        return hosts
     share, rest = divmod(num_instances, min(len(hosts), num_instances))
     lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
     if lacking and not rest:

@@ -14,11 +14,21 @@ from poprun_py.hosts.host_list import compress
 from poprun_py.hosts.host_report import HostReport, Request
 from poprun_py.hosts.remote_shell import Problem
 
-__all__ = ["Check", "HostChecks", "checks_of", "grouped_checks", "require"]
+__all__ = [
+    "CALLS_BACK",
+    "Check",
+    "HostChecks",
+    "checks_of",
+    "doubts",
+    "grouped_checks",
+    "require",
+]
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 * _MIB, 64 * _MIB, 1024
 _MAX_CLOCK_SECONDS = 1.0
+# The name of the check whether a host can connect to the launcher, as every instance has to.
+CALLS_BACK = "calls back"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,12 +134,12 @@ def _condition(report: HostReport) -> list[Check]:
               f"/dev/shm has {_size(shm)} free", "enlarge it: mount -o remount,size=1G /dev/shm"),
         judge("open files", "unlimited" if files is None else str(files),
               files is None or files >= _MIN_FILES, f"at most {files} open files",
-              "raise the limit: ulimit -Hn 65536"),
+              "raise the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"),
     ]  # fmt: skip
     back = facts.get("called_back")
     if back is not None:
         checks.append(
-            judge("calls back", "yes" if back else "no", back,
+            judge(CALLS_BACK, "yes" if back else "no", back,
                   "it cannot open a connection to this machine",
                   "open the firewall, or choose the network: --host-subnet")
         )  # fmt: skip
@@ -142,8 +152,14 @@ def _size(count: int | None) -> str:
     return f"{count / _GIB:.0f} GiB" if count >= 10 * _GIB else f"{count / _MIB:.0f} MiB"
 
 
-def require(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: Request) -> None:
-    """Refuse a launch for which a host lacks something vital.
+def require(
+    reports: Mapping[str, HostReport],
+    ours: Mapping[str, Any],
+    request: Request,
+    *,
+    also: Sequence[str] = (),
+) -> None:
+    """Refuse a launch for which a host lacks something vital; ``also`` names further checks.
 
     Raises:
         StartError: the first problem, with the names of all hosts that have the same one.
@@ -151,13 +167,23 @@ def require(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request:
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
         for check in checks_of(report, ours, request):
-            if check.problem is not None and check.is_vital:
+            if check.problem is not None and (check.is_vital or check.name in also):
                 problems.setdefault(check.problem, []).append(name)
                 break
     for problem, names in problems.items():
         more = len(problems) - 1
         others = f" ({more} other problem{'s' * (more > 1)}: --check lists all)" if more else ""
         raise StartError(f"host {compress(names)}: {problem}{others}")
+
+
+def doubts(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: Request) -> str:
+    """Return every problem of every host, in sentences; empty for none."""
+    problems: dict[Problem, list[str]] = {}
+    for name, report in reports.items():
+        for check in checks_of(report, ours, request):
+            if check.problem is not None:
+                problems.setdefault(check.problem, []).append(name)
+    return ". ".join(f"Host {compress(names)}: {text}" for text, names in problems.items())
 
 
 def grouped_checks(

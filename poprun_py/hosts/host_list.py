@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poprun_py.errors import UsageError
 
@@ -30,14 +30,25 @@ _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]*::?
 _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+# The words that Open MPI takes behind a host, with "_" for "-" and in lower case.
+_SLOTS_KEYS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
+_MOST_KEYS = frozenset(
+    f"{before}{key}{after}" for key in _SLOTS_KEYS for before, after in (("max_", ""), ("", "_max"))
+)
+_USER_KEYS = frozenset({"user", "username", "user_name"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A host by the name that the user gave, and how many instances it takes at most."""
+    """A host by the name that the user gave, and how many instances it takes at most.
+
+    ``user`` is the user to log in as there; empty for ssh's own choice.
+    """
 
     name: str
     slots: int | None = None
+    user: str = ""
     is_local: bool = False
 
 
@@ -45,7 +56,7 @@ LOCALHOST = Host(name="localhost", is_local=True)
 
 
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
-    """Parse ``a,b[0-2,4]:2,[fd00::1]:2``: ranges with zero padding kept, IPv6 addresses, slots.
+    """Parse ``a,b[0-2,4]:2,me@[fd00::1]:2``: ranges, zero padding kept, IPv6, slots, users.
 
     Raises:
         UsageError: an empty entry, a blank, a bad range, a bad name or a host given twice.
@@ -62,6 +73,9 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host file: one entry a line, ``#`` comments, ranges, ``name:N`` or ``name slots=N``.
 
+    As in Open MPI's, ``cpu=N`` and ``count=N`` are ``slots=N``, and ``user=NAME`` is ``NAME@``. The
+    slots of several lines for one host add up; a line without slots is one of them then.
+
     Raises:
         UsageError: no host at all, or a malformed line (named by its number).
     """
@@ -71,21 +85,50 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
         if not words:
             continue
         where = f"{source}, line {number}"
-        slots = None
-        for word in words[1:]:
-            key, _, value = word.partition("=")
-            count = _slots(value)
-            if key not in {"slots", "max_slots", "max-slots"} or count is None:
-                raise UsageError(f"{where}: {word!r}: expected slots=N after the host name")
-            slots = count if key == "slots" else slots
+        slots, user = _words_behind(words[1:], where)
         for entry in _split(words[0], where):
             hosts += [
-                Host(name=h.name, slots=slots if slots is not None else h.slots)
+                replace(h, slots=h.slots if slots is None else slots, user=user or h.user)
                 for h in _parse_entry(entry, where)
             ]
     if not hosts:
         raise UsageError(f"{source}: no host in the file; expected one host a line")
-    return _unique(hosts, source)
+    return _unique(_added_up(hosts, source), source)
+
+
+def _words_behind(words: Sequence[str], where: str) -> tuple[int | None, str]:
+    """Return the slots and the user that stand behind a host's name; None and empty without."""
+    slots = most = None
+    user = ""
+    for word in words:
+        key, _, value = word.partition("=")
+        key = key.lower().replace("-", "_")
+        count = _slots(value)
+        if key in _SLOTS_KEYS and count is not None:
+            slots = count
+        elif key in _MOST_KEYS and count is not None:
+            most = count
+        elif key in _USER_KEYS and _USER.fullmatch(value):
+            user = value
+        else:
+            raise UsageError(
+                f"{where}: {word!r}: expected slots=N, max_slots=N or user=NAME after the host name"
+            )
+    return most if slots is None else slots, user
+
+
+def _added_up(hosts: Sequence[Host], source: str) -> list[Host]:
+    """Return each host once, in the order of their first lines, with the slots of all its lines."""
+    found: dict[str, Host] = {}
+    for host in hosts:
+        before = found.setdefault(host.name.lower(), host)
+        if before is host:
+            continue
+        if before.user != host.user:
+            raise UsageError(f"{source}: host {host.name} is given with several users; name one")
+        slots = sum(1 if each.slots is None else each.slots for each in (before, host))
+        found[host.name.lower()] = replace(before, slots=slots)
+    return list(found.values())
 
 
 def _split(text: str, source: str) -> list[str]:
@@ -107,7 +150,10 @@ def _split(text: str, source: str) -> list[str]:
 
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
-    """Parse one entry: a name with brackets and perhaps slots."""
+    """Parse one entry: a name with brackets, and perhaps a user and slots."""
+    user, at, entry = entry.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise UsageError(f"{source}: {user + at + entry!r}: expected user@host")
     address = _ADDRESS.fullmatch(entry)
     if address is not None:
         name, slots = address[1], address[2]
@@ -122,8 +168,8 @@ def _parse_entry(entry: str, source: str) -> list[Host]:
             f"{source}: {entry!r}: expected name:slots with a whole number of at least 1"
         )
     if ":" in name:
-        return [Host(name=_address(name, source), slots=limit)]
-    hosts = [Host(name=expanded, slots=limit) for expanded in expand(name, source)]
+        return [Host(name=_address(name, source), slots=limit, user=user)]
+    hosts = [Host(name=expanded, slots=limit, user=user) for expanded in expand(name, source)]
     for host in hosts:
         if not _NAME.fullmatch(host.name):
             raise UsageError(

@@ -154,12 +154,16 @@ def free_space(path: str) -> int | None:
     return state.f_bavail * state.f_frsize
 
 
-def open_files() -> int | None:
-    """Return how many files a process may raise its limit to; None for no limit."""
+def open_files(*, hard: bool = False) -> int | None:
+    """Return how many files a process may have open; None for no limit.
+
+    MPI's daemon does not raise its limit on another host. ``hard`` is what a process may raise it
+    to, as the launcher does for mpirun.
+    """
     import resource
 
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return None if hard == resource.RLIM_INFINITY else hard
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[int(hard)]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def machine(root: str) -> Any:

@@ -54,7 +54,7 @@ def request_reports(
 def own_report(request: Request, host: Host = LOCALHOST) -> HostReport:
     """Return this machine's own report; it does not call itself back."""
     facts = host_probe.report(replace(request, call_back=None, leases=False).to_json())
-    return HostReport(host=host, facts=facts)
+    return HostReport(host=host, facts={**facts, "files": host_probe.open_files(hard=True)})
 
 
 def _request_batch(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import IO
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
+from poprun_py.hosts import ssh_agent
 from poprun_py.hosts.host_list import Host, parse_host_list
 
 __all__ = [
@@ -55,7 +57,15 @@ class Shell:
         if not self.words:
             return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
                     "--immediate=10", *words)  # fmt: skip
-        return (*self.words, host, shlex.join(words))
+        # The login shell there may be any.
+        return (*self.words, host, f"sh -c {ssh_agent.quoted(shlex.join(words))}")
+
+    @property
+    def agent(self) -> tuple[str, ...]:
+        """The words that mpirun runs in place of ssh; ssh itself where mpirun would split them."""
+        words = (sys.executable, "-I", "-S", ssh_agent.__file__, *self.words, ssh_agent.MARK)
+        is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
+        return words if is_usable else self.words
 
 
 def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> Shell:
@@ -65,9 +75,10 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
     need it: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
 
     Raises:
-        UsageError: arguments for ssh that mpirun could not pass on.
+        UsageError: arguments for ssh that mpirun could not pass on, or several users.
     """
-    chosen = config.ssh_args is not None or config.ssh_config is not None
+    login = _login(hosts)
+    chosen = bool(login) or config.ssh_args is not None or config.ssh_config is not None
     if environ.get("SLURM_JOB_NODELIST") and not chosen and len(hosts) > 1:
         nodes = parse_host_list(environ["SLURM_JOB_NODELIST"], source="SLURM_JOB_NODELIST")
         if [host.name for host in hosts] == [node.name for node in nodes][: len(hosts)]:
@@ -90,7 +101,25 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
                 f"ssh argument {word!r}: expected no blanks in it; put such a setting into the "
                 "file given with --ssh-config"
             )
-    return Shell(("ssh", *arguments, *_ALWAYS))
+    return Shell(("ssh", *arguments, *login, *_ALWAYS))
+
+
+def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the arguments with which ssh logs in as the user of all ``hosts``; none without one.
+
+    Raises:
+        UsageError: the hosts have different users, and mpirun takes the same arguments for all.
+    """
+    others = [host for host in hosts if not host.is_local]
+    user = others[0].user if others else ""
+    for host in others:
+        if host.user != user:
+            raise UsageError(
+                f"hosts {others[0].name} and {host.name} are given with different users "
+                f"({user or 'none'} and {host.user or 'none'}): give one user for all hosts, or "
+                "put each host's User into the file given with --ssh-config"
+            )
+    return ("-l", user) if user else ()
 
 
 def scratch_file() -> IO[bytes]:

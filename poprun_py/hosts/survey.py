@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from popdist_py.environment import RUN_ID
 from poprun_py.config.launch_config import LaunchConfig
@@ -17,7 +17,13 @@ from poprun_py.errors import StartError, UsageError
 from poprun_py.hardware.machine import Machine
 from poprun_py.hosts import host_probe
 from poprun_py.hosts.folder_sync import environment_folder, folder_to_sync, sync_folder
-from poprun_py.hosts.host_checks import HostChecks, grouped_checks, require
+from poprun_py.hosts.host_checks import (
+    CALLS_BACK,
+    HostChecks,
+    doubts,
+    grouped_checks,
+    require,
+)
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.host_report import HostReport, make_request
 from poprun_py.hosts.network_choice import Interface, Network, choose_network
@@ -179,17 +185,7 @@ def check_hosts(
     shell = shell_of(config, hosts, environ)
     _fill(config, hosts, shell)
     others = [host for host in hosts if not host.is_local]
-    with contextlib.ExitStack() as stack:
-        call_back = None
-        if others:
-            with contextlib.suppress(StartError):
-                address = listen_address(others, config.host_subnet or "")
-                # The kernel completes a connection; accepting it would tell nothing more.
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                server = stack.enter_context(
-                    socket.create_server((address, 0), family=family, backlog=128)
-                )
-                call_back = (address, server.getsockname()[1])
+    with _called_back(others, config.host_subnet or "") as call_back:
         request = make_request(config.program, mpirun, call_back)
         reports = request_reports(hosts, shell, request)
     groups = grouped_checks(reports, own_report(request).facts or {}, request)
@@ -203,15 +199,47 @@ def check_hosts(
     return HostChecks(groups=groups, network=f"Traffic between the hosts goes over {name}.")
 
 
+@contextlib.contextmanager
+def _called_back(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
+    """Listen, so that other hosts can tell whether they reach this machine; None without them."""
+    with contextlib.ExitStack() as stack:
+        call_back = None
+        if others:
+            with contextlib.suppress(StartError):
+                address = listen_address(others, network)
+                # The kernel completes a connection; accepting it would tell nothing more.
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                server = stack.enter_context(
+                    socket.create_server((address, 0), family=family, backlog=128)
+                )
+                call_back = (address, server.getsockname()[1])
+        yield call_back
+
+
 def diagnose(
-    config: LaunchConfig, hosts: Sequence[Host], *, mpirun: str, environ: Mapping[str, str]
-) -> None:
-    """Look for the reason why a launch did not start.
+    config: LaunchConfig,
+    hosts: Sequence[Host],
+    *,
+    mpirun: str,
+    environ: Mapping[str, str],
+    network: str = "",
+) -> str:
+    """Look for the reason why a launch does not start, by what ``--check`` looks at.
+
+    Returns:
+        What may be wrong with the hosts, and need not be the reason; empty for nothing.
 
     Raises:
         StartError: the reason, if a host shows one.
     """
-    _look(replace(config, no_check=False), hosts, shell_of(config, hosts, environ), mpirun)
+    others = [host for host in hosts if not host.is_local]
+    with _called_back(others, network or config.host_subnet or "") as call_back:
+        request = make_request(config.program, mpirun, call_back)
+        reports = request_reports(hosts, shell_of(config, hosts, environ), request)
+    ours = own_report(request).facts or {}
+    require(reports, ours, request, also=(CALLS_BACK,))
+    _require_each_once(reports)
+    return doubts(reports, ours, request)
 
 
 def _hostnames(hosts: Sequence[Host], reports: Mapping[str, HostReport]) -> dict[str, str]:

@@ -14,7 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-__all__ = ["apply", "differences", "read_back"]
+__all__ = ["THREAD_VARIABLES", "apply", "differences", "read_back"]
+
+# Variables from which libraries take their number of threads. Each library prefers a variable of
+# its own to OMP_NUM_THREADS, the first, and the launcher plans that one alone: so a variable that
+# the user sets is never overruled by a planned one.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMEXPR_MAX_THREADS",
+    "NUMBA_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
 
 # Numbers of set_mempolicy by machine (linux/arch/*/syscall*.tbl); 32-bit machines are left out.
 _SET_MEMPOLICY = {
@@ -114,8 +130,9 @@ def read_back(pid: int) -> "dict[str, Any]":
     Returns:
         ``ended``: it is no longer there to be read. ``cpus`` and ``memory_allowed`` (status),
         ``memory_policy`` (default, bind, preferred, ...) with ``memory_nodes`` (numa_maps: the
-        first mapping shows the policy of the process), ``omp_num_threads`` (environ; 0: not set)
-        and ``threads``, the threads that exist now.
+        first mapping shows the policy of the process), ``omp_num_threads`` (environ; 0: not set),
+        ``other_threads``, the text of each other thread variable that is set (environ), and
+        ``threads``, the threads that exist now.
     """
     variables = _environ(pid)
     policy, nodes = _memory_policy(pid)
@@ -128,6 +145,7 @@ def read_back(pid: int) -> "dict[str, Any]":
         "memory_policy": policy,
         "memory_nodes": nodes,
         "omp_num_threads": _omp_num_threads(variables),
+        "other_threads": _other_threads(variables),
         "threads": int(status["Threads"]) if status.get("Threads", "").isdigit() else None,
     }
 
@@ -171,6 +189,17 @@ def _omp_num_threads(variables: bytes) -> int | None:
             first = entry.partition(b"=")[2].split(b",")[0].strip()
             return int(first) if first.isdigit() else 0
     return 0 if variables else None
+
+
+def _other_threads(variables: bytes) -> dict[str, str]:
+    """Return the thread variables that are set, without OMP_NUM_THREADS."""
+    entries = [entry.partition(b"=") for entry in variables.split(b"\0")]
+    texts = {name.decode("ascii", "replace"): value for name, _, value in entries if value}
+    return {
+        name: texts[name].decode("utf-8", "replace")
+        for name in THREAD_VARIABLES[1:]
+        if name in texts
+    }
 
 
 def _read(pid: int, name: str, whole: bool = True) -> bytes | None:

@@ -8,6 +8,7 @@ import sys
 import time
 
 from poprun_py.instance import protocol
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.instance.fast_stdlib import socket
 from poprun_py.instance.own_host import host_folders
 from poprun_py.instance.own_host.host_folders import HeldFolder
@@ -15,6 +16,7 @@ from poprun_py.instance.own_host.host_folders import HeldFolder
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
+_INT_BYTES = 4  # of a descriptor, in a message of a Unix socket
 # What torchrun sets besides the ranks, by ours; and what is the same in every instance. There is no
 # agent of torchrun's: instance 0 opens the store itself.
 _TORCHRUN_NAMES = (
@@ -150,7 +152,7 @@ def is_first_elsewhere(channel: socket.socket) -> bool:
 
 def drop_empty() -> None:
     """Unset what is set empty so that Open MPI does not give it another instance's value."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in THREAD_VARIABLES:
         if os.environ.get(name) == "":
             del os.environ[name]
 
@@ -171,19 +173,34 @@ def set_other_names() -> None:
 
 
 def take_stdin() -> None:
-    """Give one instance the launcher's own standard input: Open MPI 5 never says where it ends."""
+    """Give one instance the launcher's own standard input, and the others an empty one."""
     path = os.environ.pop("POPRUN_STDIN", "")
     reader = int(os.environ.pop("POPRUN_STDIN_READER", "0"))
-    if path:
-        path = path if rank() == reader else os.devnull
-        try:
-            # Opening a named pipe that has no writer would block.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:
-            return
-        os.set_blocking(descriptor, True)
+    if not path:
+        return
+    descriptor = _stdin_of_launcher(path) if rank() == reader else None
+    if descriptor is None:
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+    if descriptor != 0:
         os.dup2(descriptor, 0)
         os.close(descriptor)
+
+
+def _stdin_of_launcher(path: str) -> int | None:
+    """Return the launcher's standard input, which its socket at ``path`` gives; None without it."""
+    asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        asking.connect(path)
+        asking.sendall(protocol.pack(protocol.STDIN))
+        _, given, _, _ = asking.recvmsg(1, socket.CMSG_SPACE(_INT_BYTES))
+    except OSError:
+        return None  # the launcher has ended
+    finally:
+        asking.close()
+    for level, kind, data in given:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            return int.from_bytes(data[:_INT_BYTES], sys.byteorder)
+    return None
 
 
 def free_port() -> int:

@@ -45,16 +45,28 @@ def tell_when_parent_ends(number: int) -> int | None:
     """Ask the kernel for a signal when the process that waits for this one ends.
 
     Not asked for where this process is meant to outlive its parent: under nohup, as a background
-    job of a script (whose SIGINT is ignored), and as the leader of its own session.
+    job of a script (whose SIGINT is ignored), and as the leader of its own session. Nor is it for a
+    job of an interactive shell: that shell, or the kernel, sends SIGHUP to it unless it was
+    disowned.
 
     Returns:
         The parent's pid; None if nothing was asked for.
     """
     parent = os.getppid()
     kept = any(signal.getsignal(n) == signal.SIG_IGN for n in (signal.SIGHUP, signal.SIGINT))
-    if kept or parent <= 1 or os.getsid(0) == os.getpid():
+    if kept or parent <= 1 or os.getsid(0) == os.getpid() or _is_job_of_shell(parent):
         return None
     return parent if _prctl(_PR_SET_PDEATHSIG, int(number)) else None
+
+
+def _is_job_of_shell(parent: int) -> bool:
+    """Tell whether a shell at a terminal has given this process a process group of its own."""
+    try:
+        is_own_group = os.getpgid(parent) != os.getpgrp()
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return is_own_group
 
 
 def raise_open_files() -> tuple[int, int]:
@@ -174,6 +186,30 @@ def state(pid: int, number: int) -> tuple[str, bool]:
     except (OSError, KeyError, ValueError):
         return "Z", False
     return lines[b"State"].split()[0].decode(), bool(caught >> (number - 1) & 1)
+
+
+def command(pid: int) -> str:
+    """Return what a process was started with, cut to 80 characters; its name if that is hidden."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(400).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            text = words or file.read().strip().decode(errors="replace")
+    except OSError:
+        return "?"
+    text = "".join(each if each.isprintable() else " " for each in text)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def pending_signals(pid: int) -> set[int]:
+    """Return the signals that a process was sent and that it blocks; none if it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        waiting = int(lines[b"ShdPnd"], 16) & int(lines[b"SigBlk"], 16)
+    except (OSError, KeyError, ValueError):
+        return set()
+    return {number for number in range(1, 65) if waiting >> (number - 1) & 1}
 
 
 def _alive(pid: int) -> bool:

@@ -8,6 +8,7 @@ and is told when the program changes the modes (packet mode), as telnet's LINEMO
 import fcntl
 import os
 import select
+import sys
 import termios
 import time
 
@@ -64,6 +65,8 @@ class _Input:
         """Pass on what was typed; nothing is the end of input."""
         if self._descriptor >= 0:
             self._typed += keys or self._end_of_input()
+        elif keys:
+            self._leave_unread(len(keys))
         self._is_owing = True
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         self._advance()
@@ -98,6 +101,9 @@ class _Input:
         """Return what stands for the end of input, or bring it about."""
         raise NotImplementedError
 
+    def _leave_unread(self, count: int) -> None:
+        """The program ended before it read ``count`` bytes."""
+
     def _is_read(self) -> bool:
         """Tell whether the program may get more."""
         raise NotImplementedError
@@ -117,12 +123,19 @@ class ProgramPipe(_Input):
         return out, err
 
     def started(self) -> None:
-        """In the wrapper: the program has the reading end."""
-        os.close(self._read_end)
+        """In the wrapper: nothing changes. Our own reading end shows what was not read."""
 
     def ended(self) -> None:
-        """Nobody reads it any more."""
+        """The program has ended: tell the launcher what it has not read."""
+        unread = fcntl.ioctl(self._read_end, termios.FIONREAD, b"\0" * 4)
+        self._leave_unread(len(self._typed) + int.from_bytes(unread, sys.byteorder))
+        self._typed.clear()
         self._close()
+        os.close(self._read_end)
+
+    def _leave_unread(self, count: int) -> None:
+        if count:
+            self._send(protocol.UNREAD, count)
 
     def _close(self) -> None:
         if self._write_end >= 0:

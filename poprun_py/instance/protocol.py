@@ -24,6 +24,7 @@ LIFE = b"I"  # JSON: what moves in a program that counts no steps: as observatio
 OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
+UNREAD = b"r"  # JSON: how many bytes of the KEYS the program has not read, once it has ended
 TAKEN = b"k"  # the program has read the KEYS: there may be more
 MODES = (
     b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
@@ -34,6 +35,8 @@ CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK broug
 FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
 GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the problem with it
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
+TOLD = b"T"  # JSON: the signal by which another process than the launcher asked for the end
+LEFT = b"K"  # JSON: [[pid, command], ...]: killed, the program had ended well and left them
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
 # Of these, those whose payload is no JSON.
@@ -53,8 +56,10 @@ AGREE = b"R"  # JSON: the proposal that holds for all instances
 ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
 DUMP = b"U"  # send the stacks
 OBSERVE = b"N"  # tell where time goes
-STOP = b"T"  # JSON: grace seconds; SIGTERM, then SIGKILL
+STOP = b"T"  # JSON: [grace seconds, signal]; the signal, then SIGKILL
 BYE = b"B"  # the wrapper may end
+# child of a wrapper -> launcher on this host, on the socket in its private folder
+STDIN = b"i"  # the answer is one byte, and with it the descriptor of the launcher's standard input
 # whoever inspects a running job -> launcher, on the socket in its private folder
 INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
 

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 ORPHAN_GRACE_SECONDS = 1.0
 # mpirun kills a wrapper a quarter of a second after SIGTERM: the wrapper needs no limit then.
 UNLIMITED_GRACE_SECONDS = 3600.0
-# After the program's end its children get this long to follow by themselves; less after a failure.
-LEFTOVER_SECONDS, LEFTOVER_SECONDS_AFTER_FAILURE = 1.0, 0.1
+# After a program has ended with one of these codes, children that it left, such as an upload, have
+# the job's grace time to end. 75 is popdist_py.RESUME_EXIT_CODE.
+GOOD_CODES = (0, 75)
+# After any other end they have this long.
+LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
+# After a program has ended with 0 and nothing is left of it, its wrapper waits this long for the
+# other instances. Then Open MPI is to see that the instance has ended.
+LEAVE_SECONDS = 2.0
 # Between two kills: a process may start another while the rest is killed.
 KILL_AGAIN_SECONDS = 0.05
 # mpirun after SIGTERM: it has nothing to save.

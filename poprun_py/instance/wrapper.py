@@ -27,8 +27,9 @@ from poprun_py.instance.own_host import host_folders
 from poprun_py.instance.own_host.control_group import memory_state
 from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
+    GOOD_CODES,
     KILL_AGAIN_SECONDS,
-    LEFTOVER_SECONDS,
+    LEAVE_SECONDS,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+# By which mpirun ends the instances: Open MPI by SIGTERM; MPICH passes on what it was ended by.
+_ENDING = (signal.SIGTERM, signal.SIGQUIT)
+_SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
@@ -57,6 +60,8 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
+    # The launcher keeps these from mpirun, and some mpiruns pass on what they block.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
     launcher_link.set_other_names()
     launcher_link.drop_empty()
@@ -121,11 +126,15 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
+        self._leave_at = float("inf")  # when to end without that
+        self._stop_signal = int(signal.SIGTERM)  # by which the program is asked to end
         self._steps = StopSteps(
-            ask=lambda: self._signal_program(signal.SIGTERM),
+            ask=lambda: self._signal_program(self._stop_signal),
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
         )
+        self._leftover_seconds = 0.0  # that children have after a good end of the program
+        self._told_left: set[int] = set()
         self._bound: dict[str, Any] = {}
         self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
         self._exec_error = ""
@@ -168,6 +177,7 @@ class Wrapper:
         launcher_link.name_folder(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
+        self._leftover_seconds = start.get("grace_seconds", 0.0)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
@@ -299,7 +309,7 @@ class Wrapper:
         elif kind == protocol.PAUSE:
             self._pause(loads(payload))
         elif kind == protocol.STOP:
-            self._stop(loads(payload))
+            self._stop(*loads(payload))
         elif kind == protocol.BYE:
             self._released = True
         elif self._keyboard is not None:
@@ -350,7 +360,7 @@ class Wrapper:
         try:
             pid = os.fork()
         except OSError as error:  # there are too many processes
-            os.write(report_write, f"{self._program[0]}: {error.strerror}".encode())
+            os.write(report_write, f"{self._program[0]}: {error.strerror}".encode(errors="replace"))
         else:
             if pid == 0:
                 try:
@@ -396,10 +406,14 @@ class Wrapper:
     def _signal_program(self, number: int) -> None:
         if self._outcome is None and self._pid:
             processes.signal_group(self._pid, number)
+        elif self._outcome is not None and number in (signal.SIGTERM, signal.SIGINT):
+            for pid in processes.descendants(os.getpid()):
+                processes.signal_process(pid, number)
 
-    def _stop(self, grace: float) -> None:
-        """Ask the program to end; kill what is left after ``grace`` seconds."""
+    def _stop(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Ask the program to end by a signal; kill what is left after ``grace`` seconds."""
         self._pause(False)
+        self._stop_signal = number
         self._steps.begin(time.monotonic(), grace)
 
     def _pause(self, paused: bool) -> None:
@@ -416,8 +430,18 @@ class Wrapper:
         """Kill what is left of the program and of all that it has started."""
         if self._outcome is None:
             processes.signal_group(self._pid, signal.SIGKILL)
-        for pid in processes.descendants(os.getpid()):
+        left = processes.descendants(os.getpid())
+        if self._outcome is not None and self._outcome["code"] in GOOD_CODES:
+            self._tell_of_left(left)
+        for pid in left:
             processes.signal_process(pid, signal.SIGKILL)
+
+    def _tell_of_left(self, pids: list[int]) -> None:
+        """Tell the launcher which processes are killed, each once."""
+        named = [[pid, processes.command(pid)] for pid in pids if pid not in self._told_left]
+        self._told_left.update(pids)
+        if named:
+            self._send(protocol.LEFT, named)
 
     def _install_signals(self) -> int:
         """Turn signals into bytes on a pipe; returns its reading end."""
@@ -431,9 +455,11 @@ class Wrapper:
 
     def _on_signals(self, numbers: "Iterable[int]") -> None:
         for number in numbers:
-            if number == signal.SIGTERM:
+            if number in _ENDING:
                 # mpirun ends the job, and kills this process a quarter of a second later. Without
                 # a launcher nobody else would then end what the program has started.
+                if self._outcome is None:
+                    self._send(protocol.TOLD, number)
                 self._stop(UNLIMITED_GRACE_SECONDS if self._connected else 0.0)
             elif number != signal.SIGCHLD:
                 self._signal_program(number)
@@ -475,8 +501,8 @@ class Wrapper:
             self._keyboard.ended()
         # With the last steps: the memory that they are counted in is ours.
         self._send(protocol.DIED, {**self._outcome, **self._new_steps()})
-        # A clean end may take its time with what it started.
-        limit = LEFTOVER_SECONDS if status == 0 else LEFTOVER_SECONDS_AFTER_FAILURE
+        is_good = self._outcome["code"] in GOOD_CODES
+        limit = self._leftover_seconds if is_good else LEFTOVER_SECONDS_AFTER_FAILURE
         self._steps.force_after(limit, time.monotonic())
 
     def _sample(self) -> None:
@@ -544,7 +570,8 @@ class Wrapper:
             self._sample()
             if self._tree_is_empty() and not reported:
                 reported = self._report_end()
-            if reported and not self._unsent and self._released and self._outcome is not None:
+            may_leave = self._released or time.monotonic() >= self._leave_at
+            if reported and not self._unsent and may_leave and self._outcome is not None:
                 # Not before: MPICH would end the others if this one left without MPI_Finalize.
                 return self._leave(self._outcome["code"])
             for descriptor, event in self._events(wake, channel, reported):
@@ -596,15 +623,26 @@ class Wrapper:
             part = next(self._parts, None)
             if part is None:
                 self._send(protocol.EXIT, self._outcome)
+                self._limit_stay()
                 return True
             self._queue(protocol.FILE, part)
         return False
+
+    def _limit_stay(self) -> None:
+        """Let Open MPI end the others if they wait for a program that left no MPI_Finalize behind.
+
+        It notices that when this process ends. A wrapper that leases cores for its host stays.
+        """
+        is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
+        has_ended_well = self._outcome is not None and self._outcome["code"] == 0
+        if has_ended_well and is_open_mpi and self._lease is None:
+            self._leave_at = time.monotonic() + LEAVE_SECONDS
 
     def _patience(self, reported: bool) -> int | None:
         """Return the milliseconds until something has to be looked at without an event."""
         if self._outcome is not None and not reported:
             return 20
-        deadline = self._steps.next_deadline()
+        deadline = min(self._steps.next_deadline(), self._leave_at)
         if self._keyboard is not None:
             deadline = min(deadline, self._keyboard.next_deadline())
         if self._sample_seconds is not None and self._outcome is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -113,7 +114,8 @@ def launch(
         )
         for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
             if own and stream is not None:
-                stream.flush()
+                with contextlib.suppress(OSError):  # its text may be lost: the job is not
+                    stream.flush()
         is_in_front = threading.current_thread() is threading.main_thread()
         child = Child(order, (None, *outputs), is_in_front=is_in_front)
         job = JobHandle[Any](

@@ -15,7 +15,7 @@ from poprun_py.jobs.channel import Channel
 from poprun_py.jobs.order import Attempt, Order
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.supervision.job import Cause, Job, LaunchResult
-from poprun_py.terminal import Terminal, UnwritableError
+from poprun_py.terminal import Terminal
 
 __all__ = ["run_order", "stopped_result"]
 
@@ -28,8 +28,6 @@ def run_order(order: Order, channel: Channel) -> tuple[str, object]:
         return "result", _run(order, channel)
     except LaunchError as error:
         return "error", error
-    except UnwritableError as error:
-        return "error", StartError(f"the output cannot be written: {error.reason.strerror}")
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return "error", StartError(what)

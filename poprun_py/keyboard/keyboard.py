@@ -6,6 +6,7 @@ terminal, it passes on what cannot reach its instance in any other way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import time
@@ -73,7 +74,8 @@ class Keyboard:
         shown: what is shown of them.
         on_debugger: told which instance is in the debugger now, None for none.
         terminal: the user's terminal, if standard input is one that controls the launcher.
-        is_passed_on: whether standard input, though no terminal, has to be passed on here.
+        is_passed_on: whether standard input, though not a terminal, is passed on here: the instance
+            is on another host.
         is_shown: whether the launcher's stdout and stderr are terminals: so are the program's.
         tag_width: columns in front of each line of an instance.
     """
@@ -96,7 +98,6 @@ class Keyboard:
         self._shown = shown
         self._on_debugger = on_debugger
         self._terminal = terminal
-        self._is_passed_on = is_passed_on and terminal is None
         self._is_shown = is_shown
         self._tag_width = tag_width
         self._selector: selectors.BaseSelector | None = None
@@ -155,6 +156,8 @@ class Keyboard:
         if kind == protocol.TAKEN:
             self._owing.discard(instance)
             self._look()
+        elif kind == protocol.UNREAD:
+            self._give_back(value)
         elif kind == protocol.MODES:
             self._take_modes(instance, value)
         elif kind == protocol.DEBUG:
@@ -299,6 +302,14 @@ class Keyboard:
                 self._is_always_ready = True
                 return
         self._is_watched = wanted
+
+    def _give_back(self, count: int) -> None:
+        """Let the next reader of a file find what the program has not read.
+
+        What was read from a pipe is lost.
+        """
+        with contextlib.suppress(OSError):
+            os.lseek(0, -count, os.SEEK_CUR)
 
     def _read(self, _: Any, __: int) -> None:
         """Pass on what there is."""

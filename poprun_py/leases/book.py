@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from poprun_py.leases.locked_files import LockedFolder
 from poprun_py.leases.values import (
+    MAX_NUMBER,
     Holder,
     Holding,
     Waiter,
@@ -23,7 +26,9 @@ __all__ = [
     "PLACE_VARIABLE",
     "Book",
     "Lease",
+    "OvertakenError",
     "Ticket",
+    "decided",
     "entry_of",
     "leases_folder",
     "opened",
@@ -38,6 +43,10 @@ _FOLDER_NAME = "poprun-py-leases"
 # The first is in memory: it is empty after a boot, and fast. Some systems lack it.
 _BASES = ("/dev/shm", "/tmp")
 _LEASE, _TICKET = "lease-", "ticket-"
+# How often a job decides anew that others were faster, and the longest pause before it does.
+_MOST_DECISIONS, _PAUSE_SECONDS = 20, 0.05
+
+Decision = TypeVar("Decision")
 
 
 def leases_folder(environ: Mapping[str, str]) -> Path | None:
@@ -77,6 +86,10 @@ def entry_of(name: str, user: str, text: bytes) -> Holding | Waiter | None:
     if name.startswith(_LEASE):
         return holding_of(name, user, text)
     return waiter_of(name, user, text) if name.startswith(_TICKET) else None
+
+
+class OvertakenError(Exception):
+    """Another job has taken CPUs at the same moment: what was decided does not hold."""
 
 
 class Lease:
@@ -124,8 +137,8 @@ class Ticket:
     """The place of this process among those that wait, until ``close``, or until it is dead."""
 
     def __init__(self, folder: LockedFolder, entry: Waiter, descriptor: int) -> None:
-        self.number = entry.number
         self.name = entry.name
+        self.place = entry.place
         self._folder, self._descriptor = folder, descriptor
         self._is_open = True
 
@@ -139,14 +152,16 @@ class Ticket:
 class Book:
     """Who holds and who waits, as it was when the mutex was taken, and until it is given back.
 
-    Made by ``opened``. Jobs in one of whose instances this process runs are not among
-    ``holdings`` but in ``outer``: their CPUs are this process's own to use.
+    Made by ``opened``. Where this process is not ``is_alone``, others may take CPUs meanwhile.
+    Jobs in one of whose instances this process runs are not among ``holdings`` but in ``outer``:
+    their CPUs are this process's own to use.
     """
 
-    def __init__(self, folder: LockedFolder) -> None:
+    def __init__(self, folder: LockedFolder, *, is_alone: bool = True) -> None:
         self._folder = folder
         # By number: asking for names may take seconds, and everybody waits for the mutex.
-        found = [entry_of(name, str(uid), text) for name, uid, text in folder.living()]
+        living = folder.living(sweeps=is_alone)
+        found = [entry_of(name, str(uid), text) for name, uid, text in living]
         holdings = [each for each in found if isinstance(each, Holding)]
         waiters = [each for each in found if isinstance(each, Waiter)]
         holdings.sort(key=lambda each: (each.since, each.name))
@@ -155,7 +170,7 @@ class Book:
         self.outer = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if is_so)
         self.holdings = tuple(h for h, is_so in zip(holdings, is_outer, strict=True) if not is_so)
         self._outer = self.outer[-1].name if self.outer else ""
-        self.waiters = tuple(sorted(waiters, key=lambda each: (each.number, each.name)))
+        self.waiters = tuple(sorted(waiters, key=lambda each: each.place))
 
     @property
     def held(self) -> frozenset[int]:
@@ -170,8 +185,7 @@ class Book:
         """
         rivals = (each for each in self.waiters if each.outer == self._outer)
         if ticket is not None:
-            place = (ticket.number, ticket.name)
-            rivals = (each for each in rivals if (each.number, each.name) < place)
+            rivals = (each for each in rivals if each.place < ticket.place)
         return tuple(each for each in rivals if not _is_stopped(each.holder))
 
     def take(
@@ -185,6 +199,7 @@ class Book:
         """Give CPUs to this process; what others hold is the caller's to look at.
 
         Raises:
+            OvertakenError: another job has taken some of them since the book was opened.
             OSError: no lease can be kept.
         """
         entry = Holding(
@@ -198,10 +213,23 @@ class Book:
         )
         descriptor = self._folder.make(entry.name, text_of(entry))
         try:
+            # Of two that are not kept apart by the mutex, each sees the other, or one does.
+            if not is_shared and self._is_overtaken(entry):
+                raise OvertakenError
             return Lease(LockedFolder(self._folder.path), entry, descriptor)
-        except OSError:
+        except (OSError, OvertakenError):
             self._folder.remove(entry.name, descriptor)
             raise
+
+    def _is_overtaken(self, entry: Holding) -> bool:
+        """Return whether another lease of these CPUs was made since the book was opened."""
+        known = {each.name for each in (*self.outer, *self.holdings, entry)}
+        others = (each for each in self._folder.living(sweeps=False) if each[0] not in known)
+        found = (entry_of(name, str(uid), text) for name, uid, text in others)
+        return any(
+            isinstance(each, Holding) and not set(each.cpus).isdisjoint(entry.cpus)
+            for each in found
+        )
 
     def queue(self, holder: Holder) -> Ticket:
         """Let this process wait behind all who wait now.
@@ -209,7 +237,9 @@ class Book:
         Raises:
             OSError: no ticket can be kept.
         """
+        # Behind a number that cannot be passed, whoever came first is first.
         number = max((each.number for each in self.waiters), default=0) + 1
+        number = min(number, MAX_NUMBER)
         entry = Waiter(
             name=f"{_TICKET}{holder.pid}-{os.urandom(4).hex()}",
             user="",
@@ -223,13 +253,27 @@ class Book:
 
 @contextlib.contextmanager
 def opened(folder: LockedFolder) -> Iterator[Book]:
-    """Give the book to this process alone.
+    """Give the book to this process alone, unless another user keeps the mutex locked.
 
     Raises:
         OSError: it cannot be read.
     """
-    with folder.alone():
-        yield Book(folder)
+    with folder.alone() as is_alone:
+        yield Book(folder, is_alone=is_alone)
+
+
+def decided(folder: LockedFolder, decide: Callable[[Book], Decision]) -> Decision:
+    """Return what ``decide`` makes of the book; it is asked again if another job was faster.
+
+    Raises:
+        OSError: the book cannot be read, or others are faster every time.
+    """
+    for _ in range(_MOST_DECISIONS):
+        with contextlib.suppress(OvertakenError), opened(folder) as book:
+            return decide(book)
+        # Two that hinder one another are not to try again at the same moment.
+        time.sleep(_PAUSE_SECONDS * os.urandom(1)[0] / 255)
+    raise OSError(errno.EBUSY, "other jobs take CPUs all the time", str(folder.path))
 
 
 @functools.cache

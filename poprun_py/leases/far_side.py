@@ -8,7 +8,16 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from poprun_py.leases.book import Lease, entry_of, leases_folder, opened, parent_process, user_name
+from poprun_py.leases.book import (
+    Book,
+    Lease,
+    decided,
+    entry_of,
+    leases_folder,
+    opened,
+    parent_process,
+    user_name,
+)
 from poprun_py.leases.locked_files import LockedFolder, problem_text
 from poprun_py.leases.values import Holding, Waiter, printable, text_of
 
@@ -70,23 +79,27 @@ def _taken(request: Mapping[str, Any], place: Path) -> tuple[dict[str, Any], Lea
     cpus = os.sched_getaffinity(0).intersection(request["cpus"])
     if not cpus:
         return {}, Lease.nothing()
-    with contextlib.closing(LockedFolder(place)) as folder, opened(folder) as book:
+
+    def decide(book: Book) -> tuple[Lease | None, Rivals]:
         found: tuple[Holding | Waiter, ...] = (*book.holdings, *book.ahead_of(None))
         # This host may be the launcher's own by another name.
         holdings, waiters = _without(found, {request["run_id"], request["within"]})
         holdings = tuple(each for each in holdings if not cpus.isdisjoint(each.cpus))
-        lease = Lease.nothing()
-        is_taken = request["may_share"] or not (holdings or waiters)
-        if is_taken:
+        lease = None
+        if request["may_share"] or not (holdings or waiters):
             lease = book.take(
                 parent_process(request["program"], request["run_id"]),
                 tuple(cpus),
                 request["numa_nodes"],
                 is_shared=bool(holdings),
             )
-    if is_taken:
-        return ({"shared_with": _told(holdings)} if holdings else {}), lease
-    return {"rivals": _told((*holdings, *waiters))}, lease
+        return lease, Rivals(holdings, waiters)
+
+    with contextlib.closing(LockedFolder(place)) as folder:
+        lease, rivals = decided(folder, decide)
+    if lease is None:
+        return {"rivals": _told((*rivals.holdings, *rivals.waiters))}, Lease.nothing()
+    return ({"shared_with": _told(rivals.holdings)} if rivals.holdings else {}), lease
 
 
 def rivals_of(told: Any, within: str) -> Rivals:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
+import math
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["LockedFolder", "problem_text"]
@@ -25,6 +27,10 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # It is held for a millisecond: after so long its holder was stopped, or wants to be in the way.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
+# Everybody can lock it. Processes of other users that keep it locked for longer are not waited for.
+_STRANGER_SECONDS, _STRANGER_PAUSE_SECONDS = 0.25, 0.02
+# How often a file is made anew that another process took for one that was left behind.
+_MOST_TRIES = 5
 
 
 class LockedFolder:
@@ -39,6 +45,7 @@ class LockedFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stranger_seconds = _STRANGER_SECONDS
         _make_for_everybody(path)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(path, flags)
@@ -56,20 +63,28 @@ class LockedFolder:
     # --- the mutex --------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep every other process out meanwhile.
+    def alone(self) -> Iterator[bool]:
+        """Keep every other process out meanwhile; gives False if another user prevents it.
+
+        Then others may make files at the same time: whoever makes one looks again afterwards.
 
         Raises:
             OSError: the mutex cannot be had.
         """
         deadline = time.monotonic() + _MUTEX_SECONDS
         while True:
-            descriptor = self._open_mutex()
             try:
-                _lock_before(descriptor, deadline, self.path / _MUTEX)
+                descriptor = self._open_mutex()
+            except PermissionError:  # another user made it, and keeps it from all others
+                yield False
+                return
+            try:
+                if not self._lock_before(descriptor, deadline):
+                    yield False
+                    return
                 # Its owner may have removed it meanwhile: then others lock another file.
                 if self._is_mutex(descriptor):
-                    yield
+                    yield True
                     return
             finally:
                 os.close(descriptor)
@@ -90,6 +105,35 @@ class LockedFolder:
                 os.fchmod(descriptor, 0o644)
                 return descriptor
 
+    def _lock_before(self, descriptor: int, deadline: float) -> bool:
+        """Lock the mutex for this process alone; False if other users keep it locked.
+
+        Raises:
+            TimeoutError: a process of this user, or one that is not known, has it for too long.
+        """
+        since, look_at = math.inf, 0.0
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._stranger_seconds = _STRANGER_SECONDS
+                return True
+            except BlockingIOError:
+                now = time.monotonic()
+                # A lock that waits could not end by itself.
+                if now > deadline:
+                    path = str(self.path / _MUTEX)
+                    raise TimeoutError(
+                        errno.ETIMEDOUT, "another process keeps it locked", path
+                    ) from None
+            if now >= look_at:
+                look_at = now + _STRANGER_PAUSE_SECONDS
+                users = _users_that_lock(os.fstat(descriptor), _locks())
+                since = min(since, now) if users and os.geteuid() not in users else math.inf
+            if now - since >= self._stranger_seconds:
+                self._stranger_seconds = 0.0  # they are not waited for again
+                return False
+            time.sleep(_MUTEX_PAUSE_SECONDS)
+
     def _is_mutex(self, descriptor: int) -> bool:
         try:
             there = os.stat(_MUTEX, dir_fd=self._descriptor, follow_symlinks=False)
@@ -107,6 +151,13 @@ class LockedFolder:
         Raises:
             OSError: it cannot be made; nothing is left of it.
         """
+        for _ in range(_MOST_TRIES):
+            # Who is not alone may be taken for dead between two steps, or be looked at.
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                return self._make(name, text)
+        raise FileNotFoundError(errno.ENOENT, "others remove what is made", str(self.path))
+
+    def _make(self, name: str, text: str) -> int:
         unfinished = f"{_UNFINISHED}{os.getpid()}-{os.urandom(4).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(unfinished, flags, 0o600, dir_fd=self._descriptor)
@@ -138,18 +189,22 @@ class LockedFolder:
             os.unlink(name, dir_fd=self._descriptor)
         os.close(descriptor)
 
-    def living(self) -> list[tuple[str, int, bytes]]:
-        """Return name, owner and text of every file whose maker lives; remove the others' files.
+    def living(self, *, sweeps: bool = True) -> list[tuple[str, int, bytes]]:
+        """Return name, owner and text of every file whose maker lives.
 
-        When alone: unfinished files are no one's then. A stranger's cannot be removed, only passed
-        over.
+        A stranger's file cannot be removed, only passed over.
+
+        Args:
+            sweeps: whether to remove the others' files. Only when alone: unfinished files are no
+                one's then.
 
         Raises:
             OSError: the folder cannot be read.
         """
         found = []
+        locks = functools.cache(_locks)
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
-            if name == _MUTEX:
+            if name == _MUTEX or (name.startswith(_UNFINISHED) and not sweeps):
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)
@@ -161,8 +216,9 @@ class LockedFolder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     continue
-                if not _is_locked(descriptor):
-                    self._sweep(name)
+                if not _is_locked(descriptor) or _is_strangers_lock(status, locks()):
+                    if sweeps:
+                        self._sweep(name)
                 elif status.st_size <= _MAX_BYTES and not name.startswith("."):
                     found.append((name, status.st_uid, os.pread(descriptor, _MAX_BYTES, 0)))
             except OSError:
@@ -205,20 +261,31 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _lock_before(descriptor: int, deadline: float, path: Path) -> None:
-    """Lock a file for this process alone.
+def _locks() -> dict[str, list[int]]:
+    """Return the processes that lock files, by device and number of the file (proc(5))."""
+    found: dict[str, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            # Those that wait for a lock have an arrow in the second field.
+            _, kind, _, _, pid, file, *_ = line.split()
+            if kind == "FLOCK":
+                found.setdefault(file, []).append(int(pid))
+    return found
 
-    Raises:
-        TimeoutError: another one has it for too long.
-    """
-    while True:
+
+def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> frozenset[int]:
+    """Return the users whose processes lock a file, as far as they can be seen from here."""
+    device = status.st_dev
+    users = set()
+    for pid in locks.get(f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}", ()):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            # A lock that waits could not end by itself.
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, "another process keeps it locked", str(path)
-                ) from None
-        time.sleep(_MUTEX_PAUSE_SECONDS)
+            users.add(Path(f"/proc/{pid}").stat().st_uid)
+        except OSError:
+            return frozenset()
+    return frozenset(users)
+
+
+def _is_strangers_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
+    """Return whether a file is locked by another user than its maker, who is dead then."""
+    users = _users_that_lock(status, locks)
+    return bool(users) and users.isdisjoint({status.st_uid, 0})

@@ -10,11 +10,21 @@ import json
 import math
 from typing import Any, NamedTuple
 
-__all__ = ["Holder", "Holding", "Waiter", "holding_of", "printable", "text_of", "waiter_of"]
+__all__ = [
+    "MAX_NUMBER",
+    "Holder",
+    "Holding",
+    "Waiter",
+    "holding_of",
+    "printable",
+    "text_of",
+    "waiter_of",
+]
 
 _VERSION = 1
-_MAX_NAME = 80
-_MAX_NUMBER = 1 << 53
+# Names of runs are compared: none is longer.
+_MAX_NAME, _MAX_RUN_NAME = 80, 128
+MAX_NUMBER = (1 << 53) - 1
 # As many as the kernel can be built for, and more.
 _MAX_CPU = 1 << 16
 
@@ -49,7 +59,7 @@ class Holding(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """The ticket of a job that waits; the lowest ``number`` came first.
+    """The ticket of a job that waits; the lowest ``number`` came first, of equal ones the oldest.
 
     ``outer`` is the lease of the job in one of whose instances it runs; empty for none.
     """
@@ -60,6 +70,11 @@ class Waiter(NamedTuple):
     number: int
     since: float
     outer: str = ""
+
+    @property
+    def place(self) -> tuple[int, float, str]:
+        """What tickets are sorted by."""
+        return self.number, self.since, self.name
 
 
 def text_of(entry: Holding | Waiter) -> str:
@@ -131,18 +146,18 @@ def _holder(data: dict[str, Any]) -> Holder:
         pid=_whole(data["pid"]),
         process_start=_whole(data["process_start"]),
         program=printable(data["program"]),
-        run_id=printable(data["run_id"]),
+        run_id=printable(data["run_id"], _MAX_RUN_NAME),
     )
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_NUMBER:
+    if type(value) is not int or not 0 <= value <= MAX_NUMBER:
         raise ValueError(value)
     return value
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value < _MAX_NUMBER:
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= MAX_NUMBER:
         raise ValueError(value)
     return float(value)
 
@@ -154,12 +169,16 @@ def _indices(value: Any) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
 
 
-def printable(value: Any) -> str:
+def printable(value: Any, most: int = _MAX_NAME) -> str:
     """Return a name as it may be printed: a stranger's may hold what a terminal obeys.
+
+    Args:
+        value: the name.
+        most: how many characters of it to return.
 
     Raises:
         TypeError: it is no string.
     """
     if not isinstance(value, str):
         raise TypeError(value)
-    return "".join(c if c.isprintable() else "?" for c in value[:_MAX_NAME])
+    return "".join(c if c.isprintable() else "?" for c in value[:most])

@@ -1,14 +1,16 @@
 """Gathers what the endpoint of --metrics-port shows, and hands it over at each look.
 
 Nothing here serves: endpoint.py does, in a process of its own. All is cumulative, so that what a
-busy endpoint is not given is in the next.
+busy endpoint is not given is in the next. Texts of single instances are made when these tell
+something: at a look at thousands of them, there is only time to join the texts.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from poprun_py.errors import UsageError
@@ -51,30 +53,35 @@ class EndpointRecorder:
     """The numbers of one attempt for the endpoint.
 
     Args:
-        send: takes the document of a look.
+        send: takes the document of a look, as text.
         restart_count: how often the job was started again before.
+        go_on: hands over more of a document that could be sent in part only.
     """
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], object], restart_count: int) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[str], object],
+        restart_count: int,
+        go_on: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._send, self._go_on = send, go_on
         self._restart_count = restart_count
         self._instances: dict[int, _Steps] = {}
-        send({"restarts": restart_count})
+        send(json.dumps({"restarts": restart_count}))
 
     def steps(self, records: Sequence[StepRecord], /) -> None:
         """Count steps, and how long they took."""
         for record in records:
             self._instances.setdefault(record.instance, _Steps()).add(record)
+        for instance in {record.instance for record in records}:
+            self._instances[instance].update_text()
+        self._go_on()
 
     def look(self, view: JobView, at: float, /) -> None:
         """Hand over what is known now."""
-        self._send(
-            {
-                "restarts": self._restart_count,
-                "view": view.to_json(),
-                "steps": {str(index): each.to_json() for index, each in self._instances.items()},
-            }
-        )
+        steps = ", ".join([f'"{index}": {each.text}' for index, each in self._instances.items()])
+        restarts, text = self._restart_count, view.json_text()
+        self._send(f'{{"restarts": {restarts}, "view": {text}, "steps": {{{steps}}}}}')
 
 
 class _Steps:
@@ -84,6 +91,7 @@ class _Steps:
         self._count = 0
         self._seconds = _Durations()
         self._own_seconds = _Durations()
+        self.text = ""
 
     def add(self, record: StepRecord) -> None:
         """Count a step; the first of an attempt has no duration."""
@@ -92,12 +100,15 @@ class _Steps:
             self._seconds.add(record.seconds, record.every)
             self._own_seconds.add(record.own_seconds, record.every)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "count": self._count,
-            "seconds": self._seconds.to_json(),
-            "own_seconds": self._own_seconds.to_json(),
-        }
+    def update_text(self) -> None:
+        """Write anew what is known, as JSON."""
+        self.text = json.dumps(
+            {
+                "count": self._count,
+                "seconds": self._seconds.to_json(),
+                "own_seconds": self._own_seconds.to_json(),
+            }
+        )
 
 
 class _Durations:

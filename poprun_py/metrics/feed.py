@@ -61,7 +61,7 @@ class Feed:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
-        self._rest = b""  # of a document that the pipe had room for in part
+        self._rest = memoryview(b"")  # of a document that the pipe had room for in part
         self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
@@ -87,16 +87,26 @@ class Feed:
             fcntl.fcntl(self._input, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self.send(first)
 
-    def send(self, document: Mapping[str, Any]) -> bool:
-        """Hand over a document, or drop it where the process is too slow; tells whether it went."""
+    def send(self, document: Mapping[str, Any] | str) -> bool:
+        """Hand over a document, or drop it where the process is too slow; tells whether it went.
+
+        A text is JSON without a line break.
+        """
         self._num_sent += 1
         self._write()
         if self._rest or not self._is_open:
             self._num_dropped += 1
             return False
-        self._rest = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        if not isinstance(document, str):
+            document = json.dumps(document, separators=(",", ":"))
+        self._rest = memoryview(document.encode() + b"\n")
         self._write()
         return True
+
+    def go_on(self) -> None:
+        """Hand over more of a document that the pipe had no room for, if there is room now."""
+        if self._rest:
+            self._write()
 
     def finish(self, tell: Callable[[str], None]) -> list[str]:
         """Let the process end, and wait for it; returns what went wrong, in sentences.
@@ -167,7 +177,7 @@ class Feed:
             self._rest = self._rest[written:]
 
     def _close_input(self) -> None:
-        self._rest = b""
+        self._rest = memoryview(b"")
         if self._is_open:
             self._is_open = False
             assert self._process.stdin is not None

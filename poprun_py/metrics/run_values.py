@@ -45,8 +45,8 @@ def values_of(view: JobView) -> dict[str, float]:
         }
         values.update(_by_instance(name, numbers, len(states)))
     known = [state for state in states if any(state.shares)]
-    for activity in ACTIVITIES if known else ():
-        shares = [state.share(activity) for state in known]
+    by_activity = zip(*(state.shares for state in known), strict=True)
+    for activity, shares in zip(ACTIVITIES, by_activity, strict=False):
         values[f"share_of_time/{activity}"] = sum(shares) / len(shares)
     return values
 

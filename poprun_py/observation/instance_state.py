@@ -5,6 +5,7 @@ Pure: messages of wrappers in, values out. Nothing here compares instances: stra
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ ACTIVITIES: Final = (
     "other", "compiling", "computing", "loading", "transferring",
     "reducing", "waiting", "updating", "saving", "validating",
 )  # fmt: skip
+_POSITIONS: Final = {name: position for position, name in enumerate(ACTIVITIES)}
 # What lasts longer than this is no part of a quick step: it is shown as the phase.
 _LONG_SECONDS = 1.0
 _P95 = 0.95
@@ -145,6 +147,7 @@ class InstanceState:
     num_samples: int = 0
     seconds: tuple[float, ...] = (0.0,) * len(ACTIVITIES)
     loss: float | None = None
+    _json_text: str = field(default="", init=False, repr=False, compare=False)
 
     @classmethod
     def between(
@@ -184,7 +187,8 @@ class InstanceState:
 
     def share(self, *names: str) -> float:
         """Return the share of time of these activities together."""
-        return sum(self.shares[ACTIVITIES.index(name)] for name in names)
+        shares = self.shares
+        return sum([shares[_POSITIONS[name]] for name in names])
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for programs."""
@@ -216,6 +220,12 @@ class InstanceState:
             },
             "loss": loss_to_json(self.loss),
         }
+
+    def json_text(self) -> str:
+        """Return ``to_json`` as text, which is made once: several readers want every state."""
+        if not self._json_text:
+            object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
+        return self._json_text
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> InstanceState:

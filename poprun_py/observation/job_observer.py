@@ -5,8 +5,9 @@ It asks through a function that it is given, and hands out views. Nothing here r
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from poprun_py.observation.instance_state import InstanceState, Look
@@ -22,6 +23,8 @@ __all__ = ["JobObserver", "Pace"]
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
 # So many answers in a second leave the launcher time for all else.
 _ANSWERS_PER_SECOND = 500
+# So many are asked at once: between their answers the launcher does all else.
+_ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 # An instance whose host is busy answers late.
 _ANSWER_SECONDS = 2.0
 # An instance is slow if it was in as many looks in a row: one may fall on a bad moment.
@@ -46,10 +49,10 @@ class Pace:
     @classmethod
     def of(cls, num_instances: int, *, is_live: bool, is_recorded: bool) -> Pace:
         """Return the pace of a job: it looks by itself where somebody may be waited for."""
+        between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
         if is_live:
-            return cls(between=_SHOWN_SECONDS, first=_SHOWN_SECONDS)
+            return cls(between=between, first=between)
         if is_recorded:
-            between = max(_SHOWN_SECONDS, num_instances / _ANSWERS_PER_SECOND)
             return cls(between=between, first=between, judged=_FIRST_SECONDS)
         alone = num_instances == 1
         return cls(between=None if alone else _SECONDS, first=_FIRST_SECONDS)
@@ -72,10 +75,14 @@ class _Watched:
     asked_at: float | None = None
     last: Look | None = None
     last_with_steps: Look | None = None
-    state: InstanceState | None = None
+    state: InstanceState = field(init=False)
     training: InstanceState | None = None
     has_new_steps: bool = False
     slow_looks: int = 0
+
+    def __post_init__(self) -> None:
+        """Begin with what is known of an instance that has not told anything."""
+        self._show(InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running"))
 
     def take(self, look: Look | None) -> None:
         """Compare with the looks before; the first is about all of the time."""
@@ -87,7 +94,7 @@ class _Watched:
             self.has_new_steps = False
             return
         self.last = look
-        self.state = self._between(last, look)
+        self._show(self._between(last, look))
         if self.has_new_steps:
             self.last_with_steps = look
             self.training = self._between(with_steps, look)
@@ -96,15 +103,19 @@ class _Watched:
         """Take the last look, at a program that has ended: it is about all of its time."""
         self.is_running = False
         if look is None:
-            if self.state is not None:
-                self.state = replace(self.state, phase=_ENDED)
+            self._show(replace(self.state, phase=_ENDED))
             return
         last = self.last or look
         # What only a running process tells is that of the last look before.
         whole = replace(
             look, memory_bytes=max(look.memory_bytes, last.memory_bytes), num_cpus=last.num_cpus
         )
-        self.state = replace(self._between(None, whole), phase=_ENDED)
+        self._show(replace(self._between(None, whole), phase=_ENDED))
+
+    def _show(self, state: InstanceState) -> None:
+        """Keep a state for the views, and its text: later, all instances want theirs at once."""
+        self.state = state
+        state.json_text()
 
     def _between(self, before: Look | None, now: Look) -> InstanceState:
         return InstanceState.between(before, now, index=self.index, host=self.host, pid=self.pid)
@@ -150,7 +161,10 @@ class JobObserver:
         self._epoch = epoch
         self._watched: dict[int, _Watched] = {}
         self._awaited: set[int] = set()
+        self._unasked: deque[int] = deque()  # of those
+        self._ask_at = float("inf")  # the next of them
         self._told: dict[tuple[int, str], Straggler] = {}
+        self._named: set[int] = set()  # the instances of those
         self._slow: Straggler | None = None
         self._next_look = float("inf")
         self._judge_at = float("inf")
@@ -185,9 +199,15 @@ class JobObserver:
         self._replies.append(reply)
         self._look(now)
 
+    def show_again(self, now: float) -> None:
+        """Show what the last looks tell: the terminal has another size."""
+        if self._show is not None and self._watched:
+            self._show(self.view(now), now)
+
     def finish(self, now: float) -> JobView:
         """Return the job as it has ended, which is the last look."""
         view = self.view(now)
+        self._show = None  # what comes now is the end
         if self._watched:
             lost = {index: each.steps.lost for index, each in sorted(self._watched.items())}
             self._recorders.end(view, now + self._epoch(), lost)
@@ -201,12 +221,14 @@ class JobObserver:
             pid=pid,
             program=program,
             seconds=now - self._began,
-            instances=tuple(self._state(each) for _, each in sorted(self._watched.items())),
+            instances=tuple(self._watched[index].state for index in sorted(self._watched)),
             worst=self._worst(),
         )
 
     def on_time(self, now: float) -> None:
         """Look when it is time, and stop waiting for those who are late."""
+        if now >= self._ask_at:
+            self._ask_some(now)
         if now >= self._deadline:
             self._complete(now)
         if self._pace.between is not None and now >= self._next_look:
@@ -217,7 +239,8 @@ class JobObserver:
     def next_deadline(self) -> float:
         """Return when there is something to do; inf for never."""
         is_running = any(each.is_running for each in self._watched.values())
-        return min(self._next_look if is_running else float("inf"), self._deadline)
+        next_look = self._next_look if is_running else float("inf")
+        return min(next_look, self._deadline, self._ask_at)
 
     def _worst(self) -> Straggler | None:
         """Return the slowest instance now; of a job that has ended, one that was named."""
@@ -226,23 +249,26 @@ class JobObserver:
             return self._slow
         return slowest([each.training for each in watched if each.training is not None])
 
-    def _state(self, watched: _Watched) -> InstanceState:
-        if watched.state is not None:
-            return watched.state
-        phase = "running" if watched.is_running else _ENDED
-        return InstanceState(index=watched.index, host=watched.host, pid=watched.pid, phase=phase)
-
     def _look(self, now: float) -> None:
         running = [each.index for each in self._watched.values() if each.is_running]
-        for index in running:
-            # Who is late is not asked twice: its answers would pile up.
-            if self._watched[index].asked_at is None:
-                self._watched[index].asked_at = now
-                self._ask(index)
+        # Who is late is not asked twice: its answers would pile up.
+        self._unasked = deque(i for i in running if self._watched[i].asked_at is None)
         self._awaited.update(running)
-        self._deadline = now + _ANSWER_SECONDS
+        self._ask_some(now)
         if not self._awaited:
             self._complete(now)
+
+    def _ask_some(self, now: float) -> None:
+        """Ask the next few instances; those that have ended meanwhile are left out."""
+        for index in [
+            self._unasked.popleft() for _ in range(min(len(self._unasked), _ASKED_AT_ONCE))
+        ]:
+            watched = self._watched[index]
+            if watched.is_running:
+                watched.asked_at = now
+                self._ask(index)
+        self._ask_at = now + _ASK_PAUSE_SECONDS if self._unasked else float("inf")
+        self._deadline = now + _ANSWER_SECONDS
 
     def _answered(self, index: int, now: float) -> None:
         was_awaited = index in self._awaited
@@ -253,6 +279,8 @@ class JobObserver:
     def _complete(self, now: float) -> None:
         """All have told, or are late: name the stragglers, and answer."""
         self._awaited.clear()
+        self._unasked.clear()
+        self._ask_at = float("inf")
         self._deadline = float("inf")
         if now >= self._judge_at:
             self._name_stragglers()
@@ -295,7 +323,8 @@ class JobObserver:
     def _tell_once(self, straggler: Straggler) -> None:
         """Tell of an instance and a cause once; without a cause only if it was never told of."""
         what = (straggler.instance, straggler.cause)
-        is_known = any(index == straggler.instance for index, _ in self._told)
+        is_known = straggler.instance in self._named
         if what not in self._told and (straggler.cause or not is_known):
             self._told[what] = straggler
+            self._named.add(straggler.instance)
             self._tell(straggler)

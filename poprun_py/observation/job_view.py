@@ -5,6 +5,7 @@ Pure: states in, text out. rich is imported on use. Nothing here decides when to
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,15 @@ class JobView(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the view for programs."""
+        return {**self._head(), "instances": [state.to_json() for state in self.instances]}
+
+    def json_text(self) -> str:
+        """Return ``to_json`` as text; of thousands of instances it only joins their texts."""
+        instances = ", ".join([state.json_text() for state in self.instances])
+        return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
+
+    def _head(self) -> dict[str, Any]:
+        """Return what is known of the job as a whole."""
         worst = self.worst
         return {
             "version": _STATUS_VERSION,
@@ -76,7 +86,6 @@ class JobView(Shown):
                 "cause": worst.cause,
                 "detail": worst.detail,
             },
-            "instances": [state.to_json() for state in self.instances],
         }
 
     @classmethod

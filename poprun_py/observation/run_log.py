@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 # It is made before mpirun starts, which would wait for these.
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RunLog:
         kept: Iterable[StepRecord] = records
         if every > 1:
             kept = (replace(each, every=every) for each in records if each.step % every == 0)
-        self._steps.write(each.to_json() for each in kept)
+        self._steps.write(json.dumps(each.to_json(), allow_nan=False) for each in kept)
 
     def look(self, view: JobView, at: float) -> None:
         """Keep a look at all instances.
@@ -69,8 +69,8 @@ class RunLog:
 
     def _write_look(self, view: JobView, at: float) -> None:
         every = self._looks.every
-        line = {"at": round(at, 6), **view.to_json(), **({"every": every} if every > 1 else {})}
-        self._looks.write([line])
+        text = f'{{"at": {round(at, 6)!r}, {view.json_text()[1:]}'
+        self._looks.write([f'{text[:-1]}, "every": {every}}}' if every > 1 else text])
 
     def close(self) -> None:
         """Close the files; what cannot be written any more is lost."""
@@ -95,13 +95,13 @@ class _Lines:
         """Of so many lines one is to be kept now."""
         return int(_FEWER ** (self._num_bytes // self._part_bytes))
 
-    def write(self, documents: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, documents: Iterable[str]) -> None:
         """Append a line for each document, all of them at once.
 
         Raises:
             OSError: they cannot be written.
         """
-        text = "".join(f"{json.dumps(each, allow_nan=False)}\n" for each in documents)
+        text = "".join([f"{each}\n" for each in documents])
         if not text:
             return
         try:
@@ -117,7 +117,8 @@ class _Lines:
             raise
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what a network file system refuses only now is lost."""
         if self._file is not None:
-            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.close(self._file)
             self._file = None

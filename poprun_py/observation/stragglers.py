@@ -1,4 +1,4 @@
-"""Which instance is slower than the others, and the likely reason.
+"""Which instance the others wait for, and the likely reason.
 
 Pure. Instances that train in step all take as long as the slowest one: what tells them apart is the
 time of a step in which they do not wait for others.
@@ -6,14 +6,15 @@ time of a step in which they do not wait for others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
+from heapq import nlargest
+from typing import Final
 
-from poprun_py.observation.instance_state import InstanceState, median
+from poprun_py.observation.instance_state import ACTIVITIES, InstanceState, median
 
-__all__ = ["Straggler", "slowest", "stands_out", "stragglers"]
+__all__ = ["Straggler", "slowest", "stands_out", "stragglers", "waits_itself"]
 
 # Slower than the median by this factor, over this many steps.
 _FACTOR, _STEPS = 1.2, 10
@@ -31,6 +32,16 @@ _CAUSES = {
 }
 # Neither is work of a step.
 _NO_WORK = ("waiting", "compiling", "saving", "validating")
+# The parts of an instance's step, in seconds.
+_PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
+    "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
+    "throttled": lambda state: state.throttled * state.step_seconds,
+    "queued": lambda state: state.queued * state.step_seconds,
+    **{
+        name: lambda state, at=at: state.shares[at] * state.step_seconds
+        for at, name in enumerate(ACTIVITIES)
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +78,16 @@ class Straggler:
 
 
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
-    """Return the instances that are slower than the median by more than 20 % for ten steps.
+    """Return the instances that others wait for, over ten steps; the slowest comes first.
 
-    The slowest comes first. The median is the lower one: of two instances, the faster.
+    Such an instance is slower than the median one by more than 20 %, does not wait itself for one
+    that is slower still, and the others wait as much longer. The median is the lower one: of two
+    instances, the faster.
     """
-    training = _comparable(states)
-    usual = median([state.own_seconds for state in training])
-    found = [_straggler(state, training, usual) for state in training]
-    slow = [each for each in found if each.is_slow]
+    peers = _Peers(_comparable(states))
+    # Only these can be slow: of many instances, nearly all need no closer look.
+    suspects = [each for each in peers.states if stands_out(each.own_seconds, peers.usual)]
+    slow = [each for each in map(peers.straggler, suspects) if each.is_slow]
     return sorted(slow, key=lambda each: -each.own_seconds)
 
 
@@ -88,14 +101,24 @@ def stands_out(own: float, usual: float) -> bool:
     return own - usual > max((_FACTOR - 1) * usual, _NOTICED_SECONDS)
 
 
+def waits_itself(own: float, waiting: float, least_waiting: float) -> bool:
+    """Return whether an instance waits for a slower one, so that the others do not wait for it.
+
+    Args:
+        own: seconds of a step without waiting for others.
+        waiting: seconds of a step in which the instance waits.
+        least_waiting: those of the instance that waits least.
+    """
+    return stands_out(own + waiting - least_waiting, own)
+
+
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
     """Return the instance whose steps take longest without waiting; None of fewer than two."""
     training = _comparable(states)
     if len(training) < 2:
         return None
-    usual = median([state.own_seconds for state in training])
     worst = max(training, key=lambda state: state.own_seconds)
-    return _straggler(worst, training, usual)
+    return _Peers(training).straggler(worst)
 
 
 def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
@@ -103,49 +126,74 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
     return [state for state in states if state.num_steps >= _STEPS and state.own_seconds > 0]
 
 
-def _straggler(
-    state: InstanceState, all_states: Sequence[InstanceState], usual: float
-) -> Straggler:
-    others = [each for each in all_states if each.index != state.index]
-    excess = _longer(state, others, lambda each: 1.0 - each.share(*_NO_WORK))
-    cause, detail = _reason(state, others, excess) if excess > 0 else ("", "")
-    return Straggler(
-        instance=state.index,
-        host=state.host,
-        own_seconds=state.own_seconds,
-        median_seconds=usual,
-        # Ten steps alone may fall on a bad moment of a busy host.
-        is_slow=stands_out(min(state.own_seconds, usual + excess), usual),
-        cause=cause,
-        detail=detail,
-    )
+class _Peers:
+    """The instances of a job, of which each can be compared with all others.
 
-
-def _longer(
-    state: InstanceState,
-    others: Sequence[InstanceState],
-    share_of: Callable[[InstanceState], float],
-) -> float:
-    """Return how much longer a part of a step is than that of the median one of the others."""
-    usual = median([share_of(other) * other.step_seconds for other in others])
-    return share_of(state) * state.step_seconds - usual
-
-
-def _reason(
-    state: InstanceState, others: Sequence[InstanceState], excess: float
-) -> tuple[str, str]:
-    """Return why an instance takes longer by ``excess``, and the numbers that show it.
-
-    What the host takes from it comes first: it makes any activity longer.
+    Every part of a step is sorted once, not for each instance: the time for all grows with their
+    number, not with its square.
     """
-    longer = partial(_longer, state, others)
-    if state.swap_bytes > max((other.swap_bytes for other in others), default=0):
-        return "it swaps", f"{state.swap_bytes / 2**20:.0f} MiB of it are on the disk"
-    if longer(lambda each: each.throttled) > _EXPLAINS * excess:
-        detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
-        return "its host throttles it", detail
-    if longer(lambda each: each.queued) > _EXPLAINS * excess:
-        return "it shares its CPUs", f"it waited for one {state.queued:.0%} of the time"
-    by_name = {name: longer(methodcaller("share", name)) for name in _CAUSES}
-    worst = max(by_name, key=lambda name: by_name[name])
-    return _CAUSES[worst], f"{state.share(worst):.0%} of its time"
+
+    def __init__(self, states: Sequence[InstanceState]) -> None:
+        self.states = states
+        self.usual = median([state.own_seconds for state in states])
+        self._medians: dict[str, tuple[float, float]] = {}
+        self._least_waiting = min(map(_PARTS["waiting"], states), default=0.0)
+        self._most_swapped = nlargest(2, (state.swap_bytes for state in states))
+
+    def straggler(self, state: InstanceState) -> Straggler:
+        """Compare one instance with the others."""
+        longer = partial(self._longer, state)
+        excess = longer("work")
+        cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
+        waiting = _PARTS["waiting"](state)
+        # Ten steps alone may fall on a bad moment of a busy host; and of instances that do not
+        # train together, none waits for the slowest.
+        lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
+        return Straggler(
+            instance=state.index,
+            host=state.host,
+            own_seconds=state.own_seconds,
+            median_seconds=self.usual,
+            is_slow=stands_out(self.usual + lost, self.usual)
+            and not waits_itself(state.own_seconds, waiting, self._least_waiting),
+            cause=cause,
+            detail=detail,
+        )
+
+    def _longer(self, state: InstanceState, part: str) -> float:
+        """Return how much longer a part of a step is than that of the median one of the others."""
+        seconds_of = _PARTS[part]
+        if (medians := self._medians.get(part)) is None:
+            medians = self._medians[part] = _medians_without_one(map(seconds_of, self.states))
+        value = seconds_of(state)
+        return value - (medians[1] if value <= medians[0] else medians[0])
+
+    def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
+        """Return why an instance takes longer by ``excess``, and the numbers that show it.
+
+        What the host takes from it comes first: it makes any activity longer.
+        """
+        longer = partial(self._longer, state)
+        most, second = [*self._most_swapped, 0, 0][:2]
+        if state.swap_bytes > (second if state.swap_bytes == most else most):
+            return "it swaps", f"{state.swap_bytes / 2**20:.0f} MiB of it are on the disk"
+        if longer("throttled") > _EXPLAINS * excess:
+            detail = f"its control group had used up its CPU time {state.throttled:.0%} of the time"
+            return "its host throttles it", detail
+        if longer("queued") > _EXPLAINS * excess:
+            return "it shares its CPUs", f"it waited for one {state.queued:.0%} of the time"
+        worst = max(_CAUSES, key=longer)
+        return _CAUSES[worst], f"{state.share(worst):.0%} of its time"
+
+
+def _medians_without_one(values: Iterable[float]) -> tuple[float, float]:
+    """Return the lower median of all values but one: if the one left out is greater, and if not.
+
+    The first is also the greatest value that has the second one for the rest; both are 0 where
+    nothing is left.
+    """
+    ordered = sorted(values)
+    if len(ordered) < 2:
+        return 0.0, 0.0
+    middle = len(ordered) // 2 - 1
+    return ordered[middle], ordered[middle + 1]

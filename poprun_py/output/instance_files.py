@@ -40,13 +40,19 @@ class InstanceFiles:
                 view = view[file.write(view) or 0 :]
         except OSError as error:
             # A full disk must not end a job that runs well.
-            self.trouble = f"{self._folder} is incomplete: {error.strerror}"
+            self._note(error)
 
     def close(self) -> None:
         """Close every file."""
         for file in self._files.values():
-            file.close()
+            try:
+                file.close()
+            except OSError as error:  # a network file system tells only now that it is full
+                self._note(error)
         self._files.clear()
+
+    def _note(self, error: OSError) -> None:
+        self.trouble = f"{self._folder} is incomplete: {error.strerror}"
 
 
 def _open_private(path: Path) -> BinaryIO:

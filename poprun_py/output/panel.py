@@ -1,8 +1,9 @@
 """Lines that stay below everything else on a terminal, such as the view of --live.
 
 The cursor is always where the output goes on: the panel is drawn below it and the cursor put back,
-so a line that is still open, a prompt and what is typed stay as they are. Whoever writes has the
-panel erased first. Nothing here knows what the lines say.
+so a line that is still open, a prompt and what is typed stay as they are. Output is collected for
+a moment, and written in one piece that erases the panel, has the output and draws the panel again:
+the terminal never shows the one without the other. Nothing here knows what the lines say.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ __all__ = ["Panel", "Size"]
 
 Size = tuple[int, int] | None
 
-# Between two drawings while output comes.
-_PAUSE_SECONDS = 0.1
+# Between two drawings while output comes; this much output does not wait for the next.
+_PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 # Down a row in the same column, which scrolls at the bottom; to the begin of the next row.
 _DOWN, _NEXT_ROW = b"\x1bD", b"\x1b[1E"
 _ERASE_FROM_HERE = b"\x1b[J"
-# What is right of the cursor in its own row may be of a line that is written anew.
-_ERASE_BELOW = _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
 
 class Panel:
@@ -30,62 +29,101 @@ class Panel:
     Args:
         write: writes to the terminal.
         size: returns the terminal's columns and rows now.
+        is_ready: tells whether the terminal has taken all that was written.
     """
 
-    def __init__(self, write: Callable[[bytes], None], size: Callable[[], Size]) -> None:
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        size: Callable[[], Size],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._write = write
         self._size = size
+        self._is_ready = is_ready
         self._made_for: Size = None
         self._lines: list[bytes] = []
+        self._held = bytearray()
         self._is_drawn = False
-        self._is_entered = False
+        self._is_entered = False  # whether the cursor is in the panel's first row
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
-        """Write output; the panel comes back with ``on_time``, or now if it is long ago."""
-        self.erase()
-        self._write(data)
-        self.on_time(time.monotonic())
+        """Write output, above the panel: at once, or with ``on_time`` if more has just come."""
+        self._held += data
+        if not self._lines or len(self._held) > _MAX_HELD:
+            self._write_frame(time.monotonic())
+        else:
+            self.on_time(time.monotonic())
 
     def show(self, lines: Sequence[str]) -> None:
         """Show these lines until the terminal gets another size; none: no panel.
 
         They must be narrower than the terminal, and fewer than its rows.
         """
-        self.erase()
         self._made_for = self._size()
         self._lines = [line.encode(errors="replace") for line in lines]
-        self._draw(time.monotonic())
+        self._write_frame(time.monotonic())
 
     def erase(self) -> None:
-        """Take the panel off the terminal, for who writes to it by another way."""
-        if self._is_drawn:
-            self._write(_ERASE_FROM_HERE if self._is_entered else _ERASE_BELOW)
-            self._is_drawn = self._is_entered = False
+        """Write the output, and take the panel off the terminal, which something else writes to."""
+        if frame := self._erased() + self._taken():
+            self._write(frame)
+
+    def draw(self) -> None:
+        """Draw the panel again after ``erase``."""
+        self._write_frame(time.monotonic())
 
     def enter_typed(self) -> None:
         """The terminal has moved the cursor to the next row itself, which is the panel's."""
-        self._is_entered = True
+        self._is_entered = self._is_drawn
 
     def on_time(self, now: float) -> None:
-        """Draw the panel again after output, not too often."""
-        if now >= self.next_deadline():
-            self._draw(now)
+        """Write the output that has come, with the panel below it, not too often."""
+        if now >= self.next_deadline() and self._is_ready():
+            self._write_frame(now)
 
     def next_deadline(self) -> float:
-        """Return when it is to be drawn again; inf for never."""
-        if self._is_drawn or not self._lines:
+        """Return when there is something to write; inf for never."""
+        if self._is_entered:
+            return float("-inf")  # what is typed next would stand among its lines
+        if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS
 
-    def _draw(self, now: float) -> None:
+    def _write_frame(self, now: float) -> None:
+        """Write in one piece: the panel erased, the output, the panel drawn."""
         if self._size() != self._made_for:
             self._lines = []  # they would not fit: who makes them looks at the size again
-        if not self._lines:
-            return
+        frame = self._erased() + self._taken()
+        if self._lines:
+            frame += self._drawn()
+            self._is_drawn, self._drawn_at = True, now
+        if frame:
+            self._write(frame)
+
+    def _taken(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+    def _erased(self) -> bytes:
+        """Return what erases the panel, if it is drawn; the cursor stays."""
+        if not self._is_drawn:
+            return b""
+        is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
+        if is_entered:
+            return _ERASE_FROM_HERE
+        # What is right of the cursor in its own row may be of a line that is written anew. In a
+        # window that has become lower, this row may be the last.
+        return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
+
+    def _drawn(self) -> bytes:
         count = len(self._lines)
-        room = _DOWN * count + b"\x1b[%dA" % count
+        room = _DOWN * count + _up(count)
         body = b"".join(_NEXT_ROW + line + b"\x1b[0m" for line in self._lines)
-        self._write(room + _SAVE + body + _RESTORE)
-        self._is_drawn, self._drawn_at = True, now
-        self._is_entered = False
+        return room + _SAVE + body + _RESTORE
+
+
+def _up(count: int) -> bytes:
+    return b"\x1b[%dA" % count

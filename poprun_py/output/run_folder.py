@@ -146,10 +146,33 @@ class RunFolder:
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def save_report(self, text: str) -> None:
-        """Write ``report.json`` in one step, also if somebody removed the folder."""
+    def save_report(self, text: str, brief: str = "") -> None:
+        """Write ``report.json`` in one step, also if somebody removed the folder.
+
+        Args:
+            text: the whole report.
+            brief: its most important part. It overwrites the report that is there where a full
+                disk has no room for another file.
+        """
+        report = self.path / _REPORT
         try:
             self._make_again()
-            write_whole(self.path / _REPORT, text)
+            write_whole(report, text)
         except OSError as error:
             self.trouble = f"{self.path} has no report: {error.strerror}"
+            if brief and _overwrite(report, brief.encode()):
+                self.trouble = f"{report} is shortened: {error.strerror}"
+
+
+def _overwrite(path: Path, data: bytes) -> bool:
+    """Write ``data`` in the place of a file's bytes, if it fits into the blocks that it has."""
+    try:
+        with path.open("r+b", buffering=0) as file:
+            state = os.fstat(file.fileno())
+            if len(data) > max(state.st_size, 512 * state.st_blocks):
+                return False
+            is_whole = file.write(data) == len(data)
+            file.truncate()
+            return is_whole
+    except OSError:
+        return False

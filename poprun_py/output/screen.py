@@ -27,7 +27,7 @@ _MAX_PENDING = 1 << 22
 # What is kept of a stream's end, and of the two ends of each line of it.
 _KEPT, _KEPT_OF_LINE, _TOO_LONG = 1 << 15, 1000, 3000
 # A pipe that is ready takes PIPE_BUF bytes without blocking, a terminal less.
-_PIPE_CHUNK, _TERMINAL_CHUNK = 4096, 512
+_PIPE_CHUNK, _TERMINAL_CHUNK, _WHOLE_CHUNK = 4096, 512, 1 << 16
 _BARE_RETURN = re.compile(rb"\r(?!\n)")
 # Green, yellow, blue, magenta, cyan, and the bright ones.
 _COLOURS = (32, 33, 34, 35, 36, 92, 93, 94, 95, 96)
@@ -41,10 +41,16 @@ class OutputStream:
     shown: bool = True
     timed: bool = False
     live: bool = False  # shown at once: somebody types there
+    has_ended: bool = False
     held: bytearray = field(default_factory=bytearray)
     fed_at: float = 0.0
     # None: what it redraws is shown as it is, on a file too.
     progress: ProgressLines | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the program's bytes are shown, and nothing else."""
+        return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
         """Return what stands in front of each line now."""
@@ -110,8 +116,12 @@ class Sink:
         self._gone = False
         self._always_ready = stat.S_ISREG(os.fstat(descriptor).st_mode)
         self._chunk = _TERMINAL_CHUNK if self.is_terminal else _PIPE_CHUNK
+        self._own = _open_again(descriptor) if self.is_terminal else None
+        if self._own is not None:
+            self._chunk = _WHOLE_CHUNK
+        self._target = descriptor if self._own is None else self._own
         self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
+        self._poll.register(self._target, select.POLLOUT)
 
     @property
     def pending(self) -> int:
@@ -137,26 +147,49 @@ class Sink:
                 wait = max(0, int(1000 * (limit - time.monotonic())))
                 if not self._poll.poll(wait):
                     return
-            self._write_some()
+            if not self._write_some():
+                return
+
+    def close(self) -> None:
+        """Close what was opened here; nothing is written after it."""
+        self.discard()
+        if self._own is not None:
+            os.close(self._own)
+            self._own = None
 
     def discard(self) -> None:
         """Drop what waits, and all that follows: it has no reader."""
         self._gone = True
         self._pending.clear()
 
-    def _write_some(self) -> None:
+    def _write_some(self) -> bool:
+        """Write a piece; tells whether to go on."""
         piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
         try:
-            del self._pending[: os.write(self.descriptor, piece)]
+            del self._pending[: os.write(self._target, piece)]
         except BlockingIOError:
-            # Another process made the descriptor non-blocking.
-            self._poll.poll(10)
+            # The room is too small, or another process made the descriptor non-blocking.
+            return False
         except OSError as error:
             # The job goes on without its output: training outlives a pager that was closed.
             self.discard()
             if error.errno != errno.EPIPE:
                 _tell_of_loss(self.descriptor, error)
         self.moved_at = time.monotonic()
+        return True
+
+
+def _open_again(descriptor: int) -> int | None:
+    """Open a terminal once more, without blocking; None where it is another user's.
+
+    It takes a piece of any size whole, if it has room. Other processes go on to write to their
+    own descriptor, which waits for room.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    except OSError:
+        return None
 
 
 def _tell_of_loss(descriptor: int, error: OSError) -> None:
@@ -175,7 +208,8 @@ class Screen:
     and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
     When another stream has a whole line, the open one is ended first, on a terminal erased and
     drawn again below; one that cannot erase keeps both. Where there is no terminal, a progress bar
-    is whole lines from time to time.
+    is whole lines from time to time, and a plain stream may end within a line: a newline is added
+    only before something else is written.
     """
 
     def __init__(
@@ -201,7 +235,7 @@ class Screen:
         if end:
             self._write_lines(stream, bytes(stream.held[:end]))
             del stream.held[:end]
-        if (stream.live and stream.held) or (b"\r" in stream.held and self._open in (None, stream)):
+        if (stream.live and stream.held) or (b"\r" in stream.held and self._is_free_for(stream)):
             self._write_partial(stream)
         elif len(stream.held) > MAX_HELD:
             self._relieve(stream)
@@ -221,19 +255,25 @@ class Screen:
             if bar.progress is not None and (lines := bar.progress.overdue(before)):
                 self._write_lines(bar, lines)
         for stream in list(self._unfinished.values()):
-            if stream.fed_at < before and self._open in (None, stream):
+            if stream.fed_at < before and self._is_free_for(stream):
                 self._write_partial(stream)
                 if not stream.held:
                     del self._unfinished[id(stream)]
 
     def finish(self, stream: OutputStream) -> None:
-        """The stream has ended: write what is left, with the newline that it lacked."""
+        """The stream has ended: write what is left, with the newline that it lacked.
+
+        A plain stream gets none where there is no terminal, unless something else follows.
+        """
         self._unfinished.pop(id(stream), None)
         if self._redrawn.pop(id(stream), None) and stream.progress is not None:
             stream.held += stream.progress.finish(time.monotonic())
         if stream.held.endswith(b"\n"):
             self._write_lines(stream, bytes(stream.held))
             stream.held.clear()
+        elif stream.is_plain and not self.is_terminal:
+            stream.has_ended = True
+            self._write_partial(stream)
         elif stream.held:
             self._write_lines(stream, bytes(stream.held) + b"\n")
             stream.held.clear()
@@ -251,6 +291,10 @@ class Screen:
         if self._open is not None:
             self._write(self._end_of_row)
             self._open = None
+
+    def _is_free_for(self, stream: OutputStream) -> bool:
+        """Tell whether a stream's unfinished line may be shown now."""
+        return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:
         """Return when a bar that stands still is due to be shown; inf for never."""
@@ -313,7 +357,7 @@ class Screen:
     def _write_partial(self, stream: OutputStream) -> None:
         """Write the unfinished line of one stream and leave it open."""
         # A carriage return at the end may be the first half of a line's end, or moves the cursor.
-        is_half = stream.held.endswith(b"\r") and not stream.live
+        is_half = stream.held.endswith(b"\r") and not (stream.live or stream.has_ended)
         data = bytes(stream.held[:-1] if is_half else stream.held)
         if not data:
             return

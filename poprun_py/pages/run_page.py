@@ -182,6 +182,7 @@ def _samples_per_second(attempt: RecordedAttempt) -> float:
 
 def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
     from poprun_py.observation.instance_state import median
+    from poprun_py.pages.training_sections import slow_instances
 
     facts = []
     if times:
@@ -193,9 +194,8 @@ def _steps(times: list[StepTimes], view: JobView | None) -> list[Fact]:
     if len(times) > 1:
         worst = max(times, key=lambda each: each.own_median)
         usual = median([each.own_median for each in times])
-        facts.append(
-            _slowest(worst.instance, worst.own_median, usual, is_slow=worst.is_slow(usual))
-        )
+        is_slow = worst.instance in slow_instances(times)
+        facts.append(_slowest(worst.instance, worst.own_median, usual, is_slow=is_slow))
     elif view is not None and (last := view.worst) is not None:
         facts.append(
             _slowest(last.instance, last.own_seconds, last.median_seconds, is_slow=last.is_slow)

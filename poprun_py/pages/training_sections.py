@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from poprun_py.observation.instance_state import median, percentile
 from poprun_py.observation.records import StepRecord
-from poprun_py.observation.stragglers import stands_out
+from poprun_py.observation.stragglers import stands_out, waits_itself
 from poprun_py.pages.chart import Chart
 from poprun_py.pages.charts import Bars, Line, Mark, Sample, bars, histogram, lines, over_time
 from poprun_py.pages.colours import NEUTRAL, series_colour
@@ -21,7 +21,15 @@ from poprun_py.pages.page_frame import Beside, Part, Section, Sentence, Table
 from poprun_py.pages.wording import listed, milliseconds, number
 from poprun_py.runs.recorded_run import RecordedAttempt, RecordedRun, moment_of
 
-__all__ = ["StepTimes", "chosen", "restarts", "step_times", "time_sections", "training_section"]
+__all__ = [
+    "StepTimes",
+    "chosen",
+    "restarts",
+    "slow_instances",
+    "step_times",
+    "time_sections",
+    "training_section",
+]
 
 # A line of throughput is made of at most so many means.
 _WINDOWS = 200
@@ -59,9 +67,22 @@ class StepTimes:
         """The median of the time without waiting for other instances."""
         return median(self.own)
 
-    def is_slow(self, usual: float) -> bool:
-        """Tell whether it stands out, where the median instance needs ``usual`` seconds."""
-        return stands_out(self.own_median, usual)
+    @property
+    def waiting(self) -> float:
+        """How much longer the median step is than that without waiting."""
+        return max(0.0, self.median - self.own_median)
+
+
+def slow_instances(times: Sequence[StepTimes]) -> frozenset[int]:
+    """Return the instances that stand out, and do not wait themselves for a slower one."""
+    usual = median([each.own_median for each in times])
+    least = min((each.waiting for each in times), default=0.0)
+    return frozenset(
+        each.instance
+        for each in times
+        if stands_out(each.own_median, usual)
+        and not waits_itself(each.own_median, each.waiting, least)
+    )
 
 
 def step_times(run: RecordedRun) -> list[StepTimes]:
@@ -281,17 +302,20 @@ def time_sections(times: Sequence[StepTimes]) -> Section:
 
 def _own_bars(times: Sequence[StepTimes]) -> Chart:
     worst = max(times, key=lambda each: each.own_median)
-    usual = median([each.own_median for each in times])
+    usual, slow_ones = median([each.own_median for each in times]), slow_instances(times)
     told = (
         f"Instance {worst.instance} needs {milliseconds(worst.own_median)} of its own for a step, "
         f"the median instance {milliseconds(usual)}"
     )
-    told += "; the others wait for it." if worst.is_slow(usual) else "."
+    told += "; the others wait for it." if worst.instance in slow_ones else "."
     drawn = {*chosen(each.instance for each in times), worst.instance}
     shown = [each for each in times if each.instance in drawn]
     names = [f"instance {each.instance}" for each in shown]
     slow, own = (
-        [each.own_median * 1e3 if each.is_slow(usual) is is_slow else None for each in shown]
+        [
+            each.own_median * 1e3 if (each.instance in slow_ones) is is_slow else None
+            for each in shown
+        ]
         for is_slow in (True, False)
     )
     rest = [max(0.0, each.median - each.own_median) * 1e3 for each in shown]
@@ -337,7 +361,7 @@ def _histogram(
 
 
 def _table(times: Sequence[StepTimes]) -> Table:
-    usual = median([each.own_median for each in times])
+    slow = slow_instances(times)
     return Table(
         "Step times",
         ("instance", "steps", "median", "p95", "longest", "median without waiting"),
@@ -352,7 +376,7 @@ def _table(times: Sequence[StepTimes]) -> Table:
             )
             for each in times
         ],
-        frozenset(i for i, each in enumerate(times) if each.is_slow(usual)),
+        frozenset(i for i, each in enumerate(times) if each.instance in slow),
     )
 
 

@@ -65,4 +65,7 @@ def binding_sentence(in_effect: Mapping[str, Any]) -> str:
     threads = {None: "unknown", 0: "not set"}.get(
         in_effect.get("omp_num_threads"), in_effect.get("omp_num_threads")
     )
-    return f"CPUs {cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}"
+    others = "".join(
+        f", {name} {value}" for name, value in in_effect.get("other_threads", {}).items()
+    )
+    return f"CPUs {cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}{others}"

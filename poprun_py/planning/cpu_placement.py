@@ -6,9 +6,10 @@ Pure: a machine, a number of instances and a policy in, placements out. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
 from poprun_py.errors import UsageError, nearest
 from poprun_py.hardware.reader import Core, Machine, NumaNode
@@ -18,6 +19,8 @@ __all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "pl
 
 # A warning is due when thread counts differ by more than one and by more than this factor.
 _UNEVEN = 1.5
+# The variable that takes a placement's threads to the libraries of its instance.
+_PLANNED = "OMP_NUM_THREADS"
 
 _Cores = tuple[Core, ...]
 
@@ -53,7 +56,7 @@ class Placement:
         numa_nodes: the NUMA nodes of its CPUs; none when placement is disabled.
         memory_nodes: the only nodes it may allocate memory from; empty for any node.
         cpus: the only CPUs it may run on; empty for any CPU, then nothing is bound.
-        threads: compute threads (OMP_NUM_THREADS), at least 1.
+        threads: compute threads (OMP_NUM_THREADS): at least 1, or what the user set.
     """
 
     numa_nodes: tuple[int, ...]
@@ -115,14 +118,19 @@ def place_anyway(
 
 
 def placement_warnings(
-    machine: Machine, placements: Sequence[Placement], *, user_threads: int | None = None
+    machine: Machine,
+    placements: Sequence[Placement],
+    *,
+    user_threads: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Return what is questionable about the placements of one host, one sentence each.
 
-    ``user_threads`` is the OMP_NUM_THREADS that the user set in place of the planned ones.
+    ``user_threads`` are the thread counts that the user set, by variable; that of OMP_NUM_THREADS
+    takes the place of the planned ones.
     """
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
-    threads = [user_threads or placement.threads for placement in placements] or [0]
+    by_variable = [{_PLANNED: placement.threads, **user_threads} for placement in placements]
+    threads = [max(counts.values()) for counts in by_variable] or [0]
     warnings = []
     if len(placements) > cpus:
         warnings.append(
@@ -130,7 +138,8 @@ def placement_warnings(
         )
     if sum(threads) > cpus and max(threads) > 1:
         warnings.append(
-            f"{sum(threads)} compute threads on {cpus} CPUs: set OMP_NUM_THREADS to at most "
+            f"{sum(threads)} compute threads on {cpus} CPUs: set "
+            f"{max(by_variable[0], key=lambda name: by_variable[0][name])} to at most "
             f"{max(1, cpus // len(placements))}"
         )
     elif machine.quota_cpus is not None and sum(threads) > machine.quota_cpus:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,18 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.allocation import DEFAULT_HOST_FILES, slurm_tasks
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.on_use import Shown
 from poprun_py.planning.cpu_placement import Placement, PlacementPolicy, place_anyway
 from poprun_py.planning.inputs import Inputs
-from poprun_py.planning.mpi_arguments import MpiArguments, names_set_by, split_mpi_arguments
+from poprun_py.planning.mpi_arguments import (
+    MpiArguments,
+    names_set_by,
+    split_mpi_arguments,
+    variables_set_by,
+)
 from poprun_py.planning.mpi_commands import (
+    MPICH,
     Context,
     MpiRequest,
     collapsed,
@@ -31,8 +38,8 @@ from poprun_py.planning.mpi_commands import (
 from poprun_py.planning.topology import Instance, Topology
 from poprun_py.planning.variables import (
     FORWARDED_VARIABLES,
+    PLANNED_THREADS,
     TARGET_OPTIONS,
-    THREAD_VARIABLES,
     Pairs,
     common_variables,
     mpi_environment,
@@ -54,6 +61,7 @@ __all__ = [
     "LaunchPlan",
     "make_plan",
     "place_instances",
+    "threads_by_user",
 ]
 
 _WRAPPER = str(Path(__file__).parents[1] / "instance" / "main.py")
@@ -89,6 +97,7 @@ class LaunchPlan(Shown):
     says why the job may be looked at but not run: the machines cannot take it, or a saved plan
     lacks values; empty if it may. ``partition`` is what the launch would do with which partition of
     the pod, as it was then; None where no pod is configured. It is decided anew when the plan runs.
+    ``user_threads`` are the thread counts that the user set, by variable.
     """
 
     config: LaunchConfig
@@ -99,7 +108,7 @@ class LaunchPlan(Shown):
     # Holds secrets: never shown.
     environ: Mapping[str, str] = field(repr=False)
     compact: bool = False
-    user_threads: int | None = None
+    user_threads: Mapping[str, int] = field(default_factory=dict)
     network: str = ""
     refusal: str = ""
     hostnames: Mapping[str, str] = field(default_factory=dict)
@@ -233,12 +242,23 @@ def make_plan(
         ),
         environ=dict(environ),
         compact=compact,
-        user_threads=user_threads(dict(user_env), environ),
+        user_threads=threads_by_user(mpi_arguments.of_every_instance, user_env, environ),
         network=reached.network if reached is not None else "",
         refusal=refusal,
         hostnames=reached.hostnames if reached is not None else {},
         partition=partition,
     )
+
+
+def threads_by_user(
+    local_args: Sequence[str], user_env: Pairs, environ: Mapping[str, str]
+) -> dict[str, int]:
+    """Return the thread counts that an instance gets from the user, by variable.
+
+    The launcher's channel sets those of --env last, over what mpirun's ``local_args`` set.
+    """
+    by_mpi = variables_set_by(local_args, environ)
+    return user_threads({**environ, **by_mpi, **dict(user_env)})
 
 
 def _mpi_request(
@@ -251,11 +271,17 @@ def _mpi_request(
     """Return the launch in the terms of the dialects."""
     hosts, reached, environ = topology.hosts, inputs.reached, inputs.environ
     spans_hosts = _spans_hosts(topology)
+    named = next((host for host in hosts if host.user and not host.is_local), None)
+    if named is not None and inputs.installed_mpi.kind == MPICH:
+        raise UsageError(
+            f"host {named.user}@{named.name}: MPICH's mpirun takes no user; expected the name of "
+            "the host alone, and its User in ~/.ssh/config"
+        )
     return MpiRequest(
         contexts=contexts,
         hosts=(tuple((h.name, topology.instances_per_host) for h in hosts) if spans_hosts else ()),
         global_args=mpi_arguments.for_mpirun,
-        agent=reached.shell.words if reached is not None else (),
+        agent=reached.shell.agent if reached is not None else (),
         network=reached.mpi_network if reached is not None else "",
         network_is_ours=reached is None or reached.shares_network,
         address=reached.own_address if reached is not None else "",
@@ -289,15 +315,15 @@ def _instances(
         for index, words in mpi_arguments.of_instance.items()
     }
     by_any_user = by_everyone.union(*by_user.values())
-    threads_by_user = {name for name in THREAD_VARIABLES if name in environ}
-    bound = placement_variables(placements, {name for name, _ in user_env} | threads_by_user)
+    inherited = {name for name in THREAD_VARIABLES if name in environ}
+    bound = placement_variables(placements, {name for name, _ in user_env} | inherited)
     target = (TARGET_OPTIONS, target_options(topology, environ))
     spans_hosts = _spans_hosts(topology)
     by_name = [
         name
         for name in (
             *FORWARDED_VARIABLES,
-            *sorted(threads_by_user),
+            *sorted(inherited),
             *(_TO_REMOTE if spans_hosts else ()),
         )
         if name in environ or name in _TO_REMOTE
@@ -316,12 +342,15 @@ def _instances(
             )
             if pair[0] not in theirs
         )
+        threads = threads_by_user(mpi_arguments.local(instance.index), user_env, environ)
         last = () if target[0] in theirs else (target,)
         ours = {name for name, _ in env}
         instances.append(
             InstancePlan(
                 instance=instance,
-                placement=placement,
+                placement=replace(
+                    placement, threads=threads.get(PLANNED_THREADS, placement.threads)
+                ),
                 env=(*env, *last),
                 user_env=user_env,
                 unset=tuple(sorted(by_any_user - theirs - ours - {target[0]})),

@@ -14,7 +14,13 @@ from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.origins import Origin
 from poprun_py.errors import UsageError
 
-__all__ = ["MpiArguments", "names_set_by", "split_args", "split_mpi_arguments"]
+__all__ = [
+    "MpiArguments",
+    "names_set_by",
+    "split_args",
+    "split_mpi_arguments",
+    "variables_set_by",
+]
 
 _OUTPUT_FILENAME = "output-filename"
 
@@ -118,13 +124,19 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
 
 
 def names_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value.
+    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value."""
+    return frozenset(variables_set_by(local_args, environ))
 
-    A bare NAME that is not set in ``environ`` gives none.
+
+def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values that ``-x NAME=VALUE`` and ``-x NAME`` arguments give, by name.
+
+    A bare NAME that is not set in ``environ`` has no value. Of two values of one name, Open MPI
+    takes the first.
     """
-    names = set()
+    variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):
-        name, equals, _ = argument.partition("=")
+        name, equals, value = argument.partition("=")
         if option in {"-x", "--x"} and (equals or name in environ):
-            names.add(name)
-    return frozenset(names)
+            variables.setdefault(name, value if equals else environ[name])
+    return variables

@@ -5,6 +5,7 @@ A dialect knows how its ``mpirun`` spells things and nothing else. Which MPI it 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,6 +22,7 @@ __all__ = [
     "Mpi",
     "MpiRequest",
     "collapsed",
+    "end_signal_of_mpirun",
     "is_too_long",
     "make_command",
     "network_of_mpirun",
@@ -115,6 +117,15 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
         if word == "-localhost":
             return network or None
     return None
+
+
+def end_signal_of_mpirun(command: Sequence[str]) -> int:
+    """Return the signal that ends a command's mpirun in good order, as SIGTERM does.
+
+    The launcher keeps SIGTERM from mpirun, because schedulers send it to all processes of a job.
+    Open MPI takes SIGHUP instead; MPICH does not catch that, but takes SIGQUIT.
+    """
+    return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 
 
 def is_too_long(command: Sequence[str]) -> bool:

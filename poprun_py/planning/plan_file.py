@@ -16,11 +16,17 @@ from poprun_py.errors import UsageError
 from poprun_py.hardware.reader import Machine
 from poprun_py.hosts.host_list import Host, are_host_names
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan, place_instances
+from poprun_py.planning.launch_plan import (
+    InstancePlan,
+    LaunchPlan,
+    place_instances,
+    threads_by_user,
+)
+from poprun_py.planning.mpi_arguments import split_mpi_arguments
 from poprun_py.planning.mpi_commands import shield
 from poprun_py.planning.topology import Instance, make_topology
 from poprun_py.planning.user_program import absolute_program
-from poprun_py.planning.variables import check_variable, user_threads
+from poprun_py.planning.variables import check_variable
 
 __all__ = ["PLAN_VERSION", "plan_from_json", "plan_to_json", "portable"]
 
@@ -78,6 +84,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
                 "name": host.name,
                 "slots": topology.instances_per_host,
                 "numa_nodes": _nodes(machine),
+                **({"user": host.user} if host.user else {}),
                 **({"hostname": plan.hostnames[host.name]} if host.name in plan.hostnames else {}),
             }
             for host, machine in zip(topology.hosts, plan.machines, strict=True)
@@ -173,7 +180,10 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
     names = [_text(h["name"], "host name") for h in data["hosts"]]
     if not are_host_names(names):
         raise _unexpected("host names", names, "one name each and no blanks")
-    hosts = tuple(Host(name=name, is_local=local) for name in names)
+    users = [_text(h.get("user", ""), "user") for h in data["hosts"]]
+    hosts = tuple(
+        Host(name=name, user=user, is_local=local) for name, user in zip(names, users, strict=True)
+    )
     topology = make_topology(config, hosts, num_ilds=_num_ilds(config, data["num_ilds"]))
     for key in (
         "num_replicas",
@@ -214,7 +224,12 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         hostnames={
             h["name"]: _text(h["hostname"], "hostname") for h in data["hosts"] if "hostname" in h
         },
-        user_threads=user_threads(dict(instances[0].user_env), environ),
+        user_threads=threads_by_user(
+            split_mpi_arguments(config)[1].of_every_instance,
+            instances[0].user_env,
+            # What the plan has decided stays.
+            {**environ, **dict(instances[0].env)},
+        ),
         network=_text(data["network"], "network"),
         folder=_folder(data),
         refusal=refusal,

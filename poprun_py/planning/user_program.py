@@ -1,4 +1,4 @@
-"""The program of a job: what is run for the word that was typed, is it there, and what it reads.
+"""The program of a job: what is run for the word that was typed, and whether it is there.
 
 Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
 hosts/host_checks.py.
@@ -7,8 +7,9 @@ hosts/host_checks.py.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,13 +26,13 @@ __all__ = [
     "require_program",
     "resolve_program",
     "short_name",
-    "standard_input",
 ]
 
 # What every instance runs for a function, and the file in the folder of the call that it reads.
 _RUN_CALL = str(Path(__file__).resolve().parents[1] / "functions" / "run_call.py")
 CALL_FILE = "call"
 
+_SETTING = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 # Before a Python module, for us as for Python.
 _MODULE = "-m"
 # Hyphens, dashes and the minus sign, which word processors put in place of "-" and "--".
@@ -107,11 +108,11 @@ def require_program(program: tuple[str, ...], environ: Mapping[str, str]) -> Non
     try:
         problem = _problem_of_script(script, folder) if script.endswith(".py") else ""
         if problem:
-            raise StartError(f"program {script} {problem}")
+            raise StartError(f"program {script} {problem}{_hint(script, environ)}")
         if module and (problem := _problem_of_module(module, folder, environ)):
             raise StartError(f"module {module} {problem}")
         path = shutil.which(program[0], path=environ.get("PATH"))
-        problem = _problem_of_interpreter(path) if path else _problem(program[0])
+        problem = _problem_of_interpreter(path) if path else _problem(program[0], environ)
         if problem:
             raise StartError(f"program {program[0]!r} {problem}")
     except OSError as error:
@@ -187,31 +188,47 @@ def _problem_of_interpreter(path: str) -> str:
     return f"cannot be run: its interpreter {interpreter!r} does not exist{hint}"
 
 
-def _problem(name: str) -> str:
-    """Return why the program ``name`` cannot be run."""
+def _problem(name: str, environ: Mapping[str, str]) -> str:
+    """Return why the program ``name`` cannot be run, and what to type."""
+    if hint := _hint(name, environ):
+        return f"was not found{hint}"
     if "/" not in name:
         return "was not found on PATH; a program in this folder is ./NAME"
     if Path(name).is_dir():
         return "is a folder"
-    return "is not executable" if Path(name).exists() else "was not found"
+    if not Path(name).exists():
+        return "was not found"
+    shown, interpreter = shlex.quote(name), " ".join(_interpreter(name)) or "sh"
+    return f"is not executable: type chmod +x {shown} once, or launch {interpreter} {shown}"
 
 
-def standard_input(instance: int) -> dict[str, str]:
-    """Return where an instance of this machine finds the launcher's standard input.
-
-    Not for a terminal, which the launcher itself reads, nor for what cannot be opened a second
-    time: sockets, files of which a part was read, another user's pipe.
-    """
-    path = f"/proc/{os.getpid()}/fd/0"
+def _interpreter(path: str) -> list[str]:
+    """Return the words of the ``#!`` line of a script; none for what has no such line."""
     try:
-        mode = os.fstat(0).st_mode
-        is_fresh = stat.S_ISREG(mode) and os.lseek(0, 0, os.SEEK_CUR) == 0
-        if not (is_fresh or stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and not os.isatty(0))):
-            return {}
-        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
-    except OSError:
-        return {}
-    return {"POPRUN_STDIN": path, "POPRUN_STDIN_READER": str(instance)}
+        with Path(path).open("rb") as file:
+            line = file.readline(256)
+    except PermissionError:
+        return []
+    return os.fsdecode(line).removeprefix("#!").split() if line.startswith(b"#!") else []
+
+
+def _hint(word: str, environ: Mapping[str, str]) -> str:
+    """Return what to type for a word that only a shell understands; empty for another word.
+
+    It is a command in one pair of quotes, or the setting of a variable.
+    """
+    if Path(word).exists():
+        return ""
+    words = word.split()
+    first = words[0] if words else ""
+    if len(words) == 1 and _SETTING.match(word):
+        return (
+            f"; a variable is set in front of {command_name()}, or with --env {shlex.quote(word)}"
+        )
+    is_command = shutil.which(first, path=environ.get("PATH")) or Path(first).is_file()
+    if len(words) < 2 or not (is_command or _SETTING.match(first)):
+        return ""
+    return f"; type a command without quotes around all of it: {command_name()} [options] {word}"
 
 
 def function_program(folder: Path, name: str) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from poprun_py.config.environment_options import INTERNAL_VARIABLES, is_option_v
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
+from poprun_py.instance.binding import THREAD_VARIABLES
 from poprun_py.planning.cpu_placement import Placement
 from poprun_py.planning.topology import Instance, Topology
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORWARDED_VARIABLES",
+    "PLANNED_THREADS",
     "TARGET_OPTIONS",
-    "THREAD_VARIABLES",
     "Pairs",
     "attempt_variables",
     "check_variable",
@@ -60,11 +61,12 @@ __all__ = [
 
 Pairs = tuple[tuple[str, str], ...]
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# The thread variable that is planned: every library falls back on it.
+PLANNED_THREADS = "OMP_NUM_THREADS"
 # What PopRun copies from its own environment, by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Settings of our libraries. Thread counts (OMP_NUM_THREADS) are planned for each host's own CPUs,
-# or forwarded as the user's; paths and limits of this machine's system stay here.
+# Settings of our libraries. Thread counts are planned for each host's own CPUs, or forwarded as
+# the user's; paths and limits of this machine's system stay here.
 _TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_")
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
@@ -196,7 +198,7 @@ def travelling_variables(
 def placement_variables(
     placements: Sequence[Placement], skip: set[str]
 ) -> list[tuple[tuple[str, str], ...]]:
-    """Return each instance's thread counts and binding; a thread count that the user set stays.
+    """Return each instance's thread count and binding, without the variables in ``skip``.
 
     Open MPI gives a variable of one part of the command to every part that does not set it. A
     variable that one instance has is therefore set, empty, for all: the wrapper takes empty for
@@ -204,7 +206,11 @@ def placement_variables(
     """
     own = [
         {
-            **{n: str(p.threads) for n in THREAD_VARIABLES if p.threads and n not in skip},
+            **(
+                {PLANNED_THREADS: str(p.threads)}
+                if p.threads and PLANNED_THREADS not in skip
+                else {}
+            ),
             **({"POPRUN_CPUS": ",".join(map(str, p.cpus))} if p.cpus else {}),
             **(
                 {"POPRUN_MEMORY_NODES": ",".join(map(str, p.memory_nodes))}
@@ -218,10 +224,18 @@ def placement_variables(
     return [tuple((name, variables.get(name, "")) for name in names) for variables in own]
 
 
-def user_threads(user_env: Mapping[str, str], environ: Mapping[str, str]) -> int | None:
-    """Return the thread count that the user set in place of the planned ones."""
-    text = user_env.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+def user_threads(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the thread counts that the user set, by variable.
+
+    ``environ`` is the environment of the instances as far as the user decides it. Values that are
+    not numbers are left out. Of a list (a count for each nested level) the first counts.
+    """
+    texts = {name: environ.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
+    return {
+        name: int(text)
+        for name, text in texts.items()
+        if text.isascii() and text.isdigit() and len(text) < 10
+    }
 
 
 def target_options(topology: Topology, environ: Mapping[str, str]) -> str:

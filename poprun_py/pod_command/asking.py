@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from popdist_py.pods.values import Partition, PartitionState
 from poprun_py.errors import LaunchError, StartError, UsageError
 from poprun_py.pod_command.grammar import KEPT
 from poprun_py.pod_command.tables import printable
-from poprun_py.terminal import print_out
+from poprun_py.terminal import can_rewrite_lines, print_out, rewrite_line
 
 if TYPE_CHECKING:
     from popdist_py.pods.store import PodStore
@@ -175,13 +174,14 @@ def wait_until_active(
 
 @contextlib.contextmanager
 def _progress(words: str) -> Iterator[None]:
-    if not sys.stderr.isatty():
+    if not can_rewrite_lines():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True, highlight=False, markup=False).status(words):
+    rewrite_line(words)
+    try:
         yield
+    finally:
+        rewrite_line("")
 
 
 def known_names(names: Callable[[PodStore], Sequence[str]]) -> Callable[[click.Context], list[str]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -22,9 +21,9 @@ from poprun_py.pod_command.grammar import CONTEXT, Objects, Verbs
 from poprun_py.terminal import (
     UnwritableError,
     exit_code_of,
+    exit_with,
     flush_stdout,
-    open_closed_descriptors,
-    print_any_text,
+    prepare_streams,
     print_error,
     print_out,
 )
@@ -119,15 +118,8 @@ def main() -> NoReturn:
     name = command_name()
     if f"_{name.replace('-', '_').upper()}_COMPLETE" in os.environ:
         COMMAND.main(prog_name=name)
-    open_closed_descriptors()
-    print_any_text()
-    code = run(sys.argv[1:])
-    # Nothing is left to interrupt: another Ctrl-C must not change the code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    prepare_streams()
+    exit_with(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
@@ -142,7 +134,7 @@ def _answer_or_refusal(words: Sequence[str]) -> int:
         # V-IPU's line, which scripts look for, without a prefix of ours.
         with contextlib.suppress(UnwritableError):
             flush_stdout()
-            print_error(" ".join(str(error).split()))
+        print_error(" ".join(str(error).split()))
         return error.exit_code
 
 

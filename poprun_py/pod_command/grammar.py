@@ -13,6 +13,7 @@ import click
 
 from popdist_py.pods.values import SyncType
 from poprun_py.errors import nearest
+from poprun_py.terminal import PrintedHelp
 
 __all__ = [
     "CONTEXT",
@@ -65,7 +66,7 @@ def _global_options() -> list[click.Option]:
 _GLOBAL_NAMES = tuple(option.opts[-1] for option in _global_options())
 
 
-class Action(click.Command):
+class Action(PrintedHelp, click.Command):
     """What is done to one kind of object; takes the global options too, and lists them apart."""
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
@@ -103,7 +104,7 @@ def _write_options(
                 formatter.write_dl(records)
 
 
-class _Words(click.Group):
+class _Words(PrintedHelp, click.Group):
     """Commands by name; an unknown one is answered with the nearest."""
 
     what = "command"

@@ -25,10 +25,11 @@ from popdist_py.pods import wire
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.pods.finding import DEFAULT_PORT, TOKEN
+from popdist_py.pods.holders import HOLDERS
 from poprun_py.pod_server.application import make_application
 from poprun_py.pod_server.lease_clock import LeaseClock
 from poprun_py.pod_server.token import own_token
-from poprun_py.terminal import UnwritableError, print_error, print_problem
+from poprun_py.terminal import print_error, print_problem
 
 __all__ = ["HOST", "NETWORK_ADVICE", "SECONDS", "PodServer", "listen", "serve"]
 
@@ -94,7 +95,7 @@ def _serve(
             store,
             token,
             seconds=seconds,
-            log=_say,
+            log=print_error,
             access_log=_log_access if verbose else None,
             clock=clock,
         )
@@ -119,7 +120,8 @@ def _only_server(folder: Path) -> Iterator[None]:
     Raises:
         InUseError: there is one.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    # Everybody could open, and lock, the folder itself; only its owner what is in this one.
+    descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -269,23 +271,17 @@ def _announce(name: str, folder: Path, listener: socket.socket) -> None:
         if is_here
         else "on other hosts the same, "
     )
-    _say(
+    print_error(
         f"serving the pod {name} at http://{shown}:{port}; clients say "
         f"--pod http://{shown}:{port}, {way}with a copy of {folder / TOKEN} as "
         "~/.config/poprun-py/pod-token"
     )
     if not is_here:
-        _say(f"warning: {NETWORK_ADVICE}")
-
-
-def _say(line: str) -> None:
-    """Print a line; a server whose standard error is gone goes on."""
-    with contextlib.suppress(UnwritableError):
-        print_error(line)
+        print_error(f"warning: {NETWORK_ADVICE}")
 
 
 def _log_access(line: str) -> None:
-    _say(f"{time.strftime('%H:%M:%S')} {line}")
+    print_error(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def _quieten_waitress() -> None:

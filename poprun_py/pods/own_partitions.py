@@ -17,6 +17,9 @@ from popdist_py.pods.values import Attachment, Partition
 __all__ = ["is_left_behind", "is_own", "kept_name", "own_name"]
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
+# A partition's name has at most 64 characters; the rest of it takes up to 32.
+_MOST_HOST, _DIGEST = 32, 10
+_HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # What a launch may take from the moment its partition is ready to the moment it holds the IPUs,
 # together with the difference of the clocks of two hosts.
 _GRACE_SECONDS = 600.0
@@ -70,7 +73,16 @@ def is_left_behind(
 
 
 def _host(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]", "-", name)[:32] or "host"
+    """Return a host's name as it stands in a partition's: other hosts have another one.
+
+    A name that is too long, or has other characters, ends in a digest of the whole.
+    """
+    if _HOST.fullmatch(name):
+        return name
+    import hashlib  # few hosts have such a name
+
+    digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
+    return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"
 
 
 def _started(pid: int) -> int | None:

@@ -134,8 +134,10 @@ class _JobPartition:
         self._num_ilds = num_ilds
         self._ipu_wait = wait
         self._attachment: Attachment | None = None
-        self._made = ""  # the partition to remove at the end
-        self._made_at = 0.0
+        self._made = ""  # the partition that was made
+        self._made_at = 0.0  # not known if the job was interrupted meanwhile
+        self._is_removed_at_end = False
+        self._replaced: Partition | None = None  # the one that it replaces, until the job has it
 
     # --- before the job -------------------------------------------------------------------------
 
@@ -169,6 +171,9 @@ class _JobPartition:
                 self._console.log(f"{error}: deciding anew")
                 continue
             self._attachment = attachment
+            self._replaced = None
+            if not self._is_removed_at_end:
+                self._made = ""
             ipus = f"{attachment.ipus[0]}-{attachment.ipus[-1]}"
             self._console.log(f"attached to IPUs {ipus} of partition {partition.name}")
             return HeldPartition(
@@ -220,7 +225,8 @@ class _JobPartition:
 
     def _create(self, request: PartitionRequest, use: PartitionUse) -> Partition:
         # Interrupted in the call, it may be there or not.
-        self._made, self._made_at = (request.name if use.removes else ""), 0.0
+        self._made, self._made_at = request.name, 0.0
+        self._is_removed_at_end = use.removes
         try:
             made = self._store.create_partition(request)
         except PodError:
@@ -230,16 +236,12 @@ class _JobPartition:
         return made
 
     def _change(self, use: PartitionUse) -> Partition:
-        """Put another partition in place of one; what cannot be made leaves the old one."""
+        """Put another partition in place of one, which comes back if the job does not get it."""
         assert use.request is not None
-        assert use.partition is not None
+        # From here on the old one may be gone, also when a signal interrupts the call.
+        self._replaced = use.partition
         self._store.remove_partition(use.name)
-        try:
-            return self._create(use.request, use)
-        except PodError as error:
-            with contextlib.suppress(PodError):
-                self._store.create_partition(_like(use.partition))
-            raise error from None
+        return self._create(use.request, use)
 
     def _wait(self, partition: Partition, *, accepts_error: bool = False) -> Partition:
         """Wait until a partition is ACTIVE, at most for all attempts.
@@ -301,19 +303,32 @@ class _JobPartition:
             self._give_back_partition()
         except PodError as error:
             stays = f"; partition {self._made} may stay" if self._made else ""
-            self._console.warn(f"the job's IPUs are not given back: {error}{stays}")
-        except KeyboardInterrupt:
+            self._console.warn(f"the job's IPUs are not given back: {error}{stays}{self._lost}")
+        except (KeyboardInterrupt, SystemExit):
             stays = f"partition {self._made}" if self._made else "an attachment"
-            self._console.warn(f"interrupted: {stays} may stay in {self._store.where}")
+            self._console.warn(f"interrupted: {stays} may stay in {self._store.where}{self._lost}")
             raise
 
+    @property
+    def _lost(self) -> str:
+        """What else is wrong where a partition could not be brought back."""
+        if self._replaced is None:
+            return ""
+        from poprun_py.pods.partition_texts import shape_text
+
+        shape = shape_text(self._replaced)
+        return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
+
     def _give_back_partition(self) -> None:
-        if not self._made:
-            return
-        name = self._made
+        """Remove the partition that was made, and bring back the one that it was to replace."""
+        name, old = self._made, self._replaced
         try:
             # Somebody may have removed it, and somebody made one of this name.
-            if self._made_at in (0.0, self._store.partition(name).created):
+            if (
+                name
+                and (self._is_removed_at_end or old is not None)
+                and self._made_at in (0.0, self._store.partition(name).created)
+            ):
                 self._store.remove_partition(name)
                 self._console.log(f"removed partition {name}")
         except UnknownNameError:
@@ -321,6 +336,14 @@ class _JobPartition:
         except InUseError as error:
             self._console.warn(f"the partition stays, since others use it too: {error}")
         self._made = ""
+        if old is not None:
+            from poprun_py.pods.partition_texts import shape_text
+
+            # It is still there, or somebody has made one of this name.
+            with contextlib.suppress(NameTakenError):
+                self._store.create_partition(_like(old))
+                self._console.log(f"partition {old.name} is as before: {shape_text(old)}")
+        self._replaced = None
 
     def _debug(self, line: str) -> None:
         if self._config.verbosity >= 2:

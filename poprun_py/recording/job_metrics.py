@@ -99,7 +99,9 @@ class JobMetrics:
         if self._endpoint is not None:
             from poprun_py.metrics.endpoint_recorder import EndpointRecorder
 
-            recorders.append(EndpointRecorder(self._endpoint.send, restart_count))
+            recorders.append(
+                EndpointRecorder(self._endpoint.send, restart_count, self._endpoint.go_on)
+            )
         if self._sinks is not None:
             from poprun_py.metrics.sinks_recorder import SinksRecorder
 

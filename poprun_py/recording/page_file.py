@@ -46,7 +46,7 @@ def _address(run: Path, folder: Path | None) -> str:
         return ""
     from urllib.parse import quote
 
-    return f"{quote(os.path.relpath(run.resolve(), folder.resolve()))}/"
+    return f"{quote(os.fsencode(os.path.relpath(run.resolve(), folder.resolve())))}/"
 
 
 def write_page(files: RunFiles, path: Path | None = None) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,19 @@ class RunRecord:
             )
             self._finish(error.exit_code, str(error))
 
+    def interrupt(self, number: int) -> None:
+        """Note that a signal ended the run; an attempt that had begun did not start."""
+        if not self._attempts:
+            return
+        from poprun_py.views.run_report import refused_attempt
+
+        reason = f"{signal.Signals(number).name} received while no program was running"
+        if self._attempts[-1].get("cause") is None:
+            self._attempts[-1] = refused_attempt(
+                self._attempts[-1], 128 + number, reason, time.time(), cause="signal"
+            )
+        self._finish(128 + number, reason)
+
     def finish(self, result: LaunchResult) -> None:
         """Note how the run ended."""
         self._finish(result.exit_code, result.explanation)
@@ -147,7 +161,7 @@ class RunRecord:
     def _save(self, ending: dict[str, Any] | None = None) -> None:
         """Write the report of what is known now."""
         from poprun_py.versions import versions
-        from poprun_py.views.run_report import moment, run_report
+        from poprun_py.views.run_report import brief_report, moment, run_report
 
         assert self.folder is not None
         report = run_report(
@@ -160,7 +174,9 @@ class RunRecord:
             attempts=self._attempts,
             ending=ending,
         )
-        self.folder.save_report(json.dumps(report, indent=2) + "\n")
+        self.folder.save_report(
+            json.dumps(report, indent=2) + "\n", json.dumps(brief_report(report)) + "\n"
+        )
 
     def _read_earlier(self, folder: RunFolder) -> None:
         """Take the attempts of an earlier launch of this run.

@@ -126,6 +126,11 @@ class RunRecording:
         self._finish_timeline()  # of the attempts before
         self._record.refuse(error)
 
+    def interrupt(self, number: int) -> None:
+        """Note that a signal ended the run while no program of it was running."""
+        self._finish_timeline()
+        self._record.interrupt(number)
+
     def finish(self, result: LaunchResult) -> None:
         """Note how the run ended."""
         self._finish_timeline()

@@ -17,6 +17,7 @@ INTERRUPT_ONCE = signal.SIGRTMAX - 5
 HANGUP_ONCE = signal.SIGRTMAX - 6
 _ONCE = {INTERRUPT_ONCE: signal.SIGINT, HANGUP_ONCE: signal.SIGHUP}
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PARENT_HAS_ENDED = "the process that started the job has ended"
 
 
 class CaughtSignals:
@@ -63,9 +64,12 @@ class CaughtSignals:
         """Return the descriptor that is readable when a signal has come."""
         return self._read_end
 
-    def take(self) -> list[int]:
-        """Return the numbers that have come; the end of the parent process counts as SIGHUP."""
-        numbers: list[int] = []
+    def take(self) -> list[tuple[int, str]]:
+        """Return the numbers that have come, with the reason where it is not the signal itself.
+
+        The end of the parent process counts as SIGHUP.
+        """
+        taken: list[tuple[int, str]] = []
         # Of two that came together, the kernel has the later one handled first.
         for number in sorted(os.read(self._read_end, 512), key=_ONCE.__contains__):
             if number == _PARENT_ENDED:
@@ -73,10 +77,11 @@ class CaughtSignals:
                 if os.getppid() == self._parent:
                     continue
                 number = HANGUP_ONCE
+            reason = _PARENT_HAS_ENDED if number == HANGUP_ONCE else ""
             if number in _ONCE:
                 if self._has_asked:
                     continue
                 number = _ONCE[number]
             self._has_asked |= number in _ENDING
-            numbers.append(number)
-        return numbers
+            taken.append((number, reason))
+        return taken

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from poprun_py.errors import StartError
 from poprun_py.instance import protocol
+from poprun_py.keyboard import standard_input
 from poprun_py.output.screen import OutputStream
 from poprun_py.supervision.private_folder import SOCKET_NAME
 
@@ -31,6 +32,10 @@ __all__ = ["ControlChannel", "Hello", "Listener", "Peer", "hello_of"]
 _CHUNK = 1 << 18
 # How often to look which hosts still answer.
 _LOOK_SECONDS = 1.0
+# Who inspects the job and takes nothing of its answer for so long does not get the rest.
+_READER_SECONDS = 5.0
+# When the job has ended, nobody is held up by it for longer.
+_LAST_ANSWER_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -57,6 +62,14 @@ class Peer:
     unsent: bytearray = field(default_factory=bytearray)
     parts: Iterator[bytes] | None = None  # frames that follow when all before is out
     is_open: bool = True
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The answer to an inspection: what is not sent yet, and when some of it was taken."""
+
+    unsent: memoryview
+    moved_at: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,6 +152,7 @@ class ControlChannel:
         self._listener = listener
         self._paused = False
         self._handlers: dict[int, Callable[[Any, int], None]] = {}
+        self._answers: dict[socket.socket, _Answer] = {}  # that are not sent yet
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen in a private folder and, for other hosts, on an address of this machine.
@@ -203,6 +217,9 @@ class ControlChannel:
             self._let_in(self._gate, 0)
         if now >= self._look_at:
             self._look_at = now + _LOOK_SECONDS
+            for channel, answer in tuple(self._answers.items()):
+                if now > answer.moved_at + _READER_SECONDS:
+                    self._end_answer(channel)
             for peer in self.peers.values():
                 if peer.is_open and peer.channel.family != socket.AF_UNIX and _is_silent(peer):
                     self._lose(peer)
@@ -225,6 +242,11 @@ class ControlChannel:
         for peer in self.peers.values():
             peer.is_open = False
             peer.channel.close()
+        for channel, answer in tuple(self._answers.items()):
+            with contextlib.suppress(OSError):
+                channel.settimeout(_LAST_ANSWER_SECONDS)
+                channel.sendall(answer.unsent)
+            self._end_answer(channel)
         self._close_listeners()
 
     def _close_listeners(self) -> None:
@@ -293,7 +315,13 @@ class ControlChannel:
             if kind == protocol.INSPECT and channel.family == socket.AF_UNIX:
                 # Only this user reaches the folder that the socket is in.
                 self._selector.unregister(channel)
-                self._listener.inspected(_value(kind, payload), lambda text: _reply(channel, text))
+                want = _value(kind, payload)
+                self._listener.inspected(want, lambda text: self._begin_answer(channel, text))
+                return
+            if kind == protocol.STDIN and channel.family == socket.AF_UNIX:
+                self._selector.unregister(channel)
+                standard_input.pass_on(channel)
+                channel.close()
                 return
             peer = self._peer(channel, hello_of(kind, payload))
         except BlockingIOError:
@@ -310,6 +338,34 @@ class ControlChannel:
         if self.is_complete:
             self._close_gate()
         self._listener.joined(peer)
+
+    def _begin_answer(self, channel: socket.socket, text: str) -> None:
+        """Send the answer to an inspection as its reader takes it, in one or more frames."""
+        data = text.encode()
+        size = protocol.MAX_PAYLOAD
+        parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
+        frames = b"".join(protocol.pack(protocol.STACKS, part) for part in parts)
+        self._answers[channel] = _Answer(memoryview(frames), time.monotonic())
+        self._selector.register(channel, selectors.EVENT_WRITE, self._go_on_answering)
+        self._go_on_answering(channel, selectors.EVENT_WRITE)
+
+    def _go_on_answering(self, channel: Any, _: int) -> None:
+        answer = self._answers[channel]
+        try:
+            while answer.unsent:
+                answer.unsent = answer.unsent[channel.send(answer.unsent) :]
+                answer.moved_at = time.monotonic()
+        except BlockingIOError:
+            return
+        except OSError:  # the reader is gone
+            pass
+        self._end_answer(channel)
+
+    def _end_answer(self, channel: socket.socket) -> None:
+        del self._answers[channel]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(channel)
+        channel.close()
 
     def _peer(self, channel: Any, hello: Hello) -> Peer:
         """Return the instance that says hello.
@@ -428,10 +484,3 @@ def _listen(address: str) -> socket.socket:
             f"cannot listen on {address} for the other hosts ({os.strerror(error.errno or 0)}): "
             "check this machine's addresses, or choose the network: --host-subnet"
         ) from None
-
-
-def _reply(channel: socket.socket, text: str) -> None:
-    """Send the answer to an inspection and close; a client that does not read loses it."""
-    with contextlib.suppress(OSError), channel:
-        channel.settimeout(1.0)
-        channel.sendall(protocol.pack(protocol.STACKS, text.encode()[: protocol.MAX_PAYLOAD]))

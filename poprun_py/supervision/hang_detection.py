@@ -84,6 +84,7 @@ class HangWatch:
             kind: deque(maxlen=_KEPT_SAMPLES) for kind in (TRAINING, INFERENCE)
         }
         self._looked_at = float("-inf")
+        self._may_hang_at = float("-inf")  # before that, no silence seen so far is too long
         self.life = LifeWatch(limit)
 
     @property
@@ -137,6 +138,10 @@ class HangWatch:
             now: the time.
             is_held_up: whether the reader of the output makes the instances wait.
         """
+        # The launcher asks after every event: with thousands of instances, there are very many.
+        is_early = now < min(self.next_deadline(), self._may_hang_at)
+        if is_early and not is_held_up:
+            return ()
         if is_held_up or now > self._looked_at + _LATE_SECONDS:
             self.excuse(now)
         self._looked_at = now
@@ -150,12 +155,13 @@ class HangWatch:
         """
         if not self.counts_steps:
             return self.life.hung(now)
-        silent = [
-            (when, instance)
+        judged = [
+            (when, instance, self._patience(progress))
             for instance, (progress, when) in self._last.items()
-            if now - when > self._patience(progress)
         ]
-        return tuple(instance for _, instance in sorted(silent))
+        self._may_hang_at = min(when + patience for when, _, patience in judged)
+        silent = [each for each in judged if now - each[0] > each[2]]
+        return tuple(instance for _, instance, _ in sorted(silent))
 
     def _patience(self, progress: Progress) -> float:
         """Return how long an instance may be silent there; inf while nothing can be compared."""

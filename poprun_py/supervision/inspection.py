@@ -32,6 +32,8 @@ _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
+# 64 MiB: of 4,096 instances, 3 MiB tell how they do.
+_MOST_FRAMES = 64
 # A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
 _ENDED = (ConnectionError, FileNotFoundError)
 # In place of a job: the one that was started last.
@@ -44,16 +46,16 @@ def ask(pid: int) -> str:
     Raises:
         StartError: there is no such job, or its launcher does not answer.
     """
-    path = _socket_of(pid, f"--stacks {pid}")
-    try:
-        answer = _answer(path, "stacks", _ANSWER_SECONDS)
-    except _ENDED:
-        answer = None
-    except (OSError, ValueError) as error:
-        raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
-    if answer is None:
-        raise StartError(f"--stacks {pid}: the job has just ended")
-    return _printable(answer)
+    for path in _sockets_of(pid, f"--stacks {pid}"):
+        try:
+            answer = _answer(path, "stacks", _ANSWER_SECONDS)
+        except _ENDED:
+            continue
+        except (OSError, ValueError) as error:
+            raise StartError(f"--stacks {pid}: the launcher does not answer ({error})") from None
+        if answer is not None:
+            return _printable(answer)
+    raise StartError(f"--stacks {pid}: the job has just ended")
 
 
 def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
@@ -74,34 +76,45 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
             if status is not None:
                 return status, sorted(pid for pid, _ in found[number + 1 :])
     elif job.isdigit() and int(job) > 0:
-        if status := _status(_socket_of(int(job), option), option):
-            return status, []
-        raise StartError(f"{option}: the job has just ended")
-    else:
-        names = {job, Path(job).resolve().name}  # of a run's folder, or a link to it
-        silent = ""  # may be the one, if no other is
-        for _, path in _sockets():
-            try:
-                status = _status(path, option)
-            except StartError as error:
-                silent = str(error).removeprefix(f"{option}: ")
-                continue
-            if status is not None and status["run_id"] in names:
+        for path in _sockets_of(int(job), option):
+            if status := _status(path, option):
                 return status, []
-        if silent:
-            raise StartError(f"{option}: no job that answers has this name; {silent}")
+        raise StartError(f"{option}: the job has just ended")
+    elif status := _status_of_run(job, option):
+        return status, []
     raise StartError(
         f"{option}: no such job of yours runs on this host; expected nothing for the newest one, "
         "the process id of a running poprun-py or of one of its instances, or the name of a run"
     )
 
 
+def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
+    """Return how the instances of a run do; None if no launcher has it.
+
+    Raises:
+        StartError: launchers that may have it do not answer.
+    """
+    names = {name, Path(name).resolve().name}  # of a run's folder, or a link to it
+    silent = ""  # may be the one, if no other is
+    for _, path in _sockets():
+        try:
+            status = _status(path, option)
+        except StartError as error:
+            silent = str(error).removeprefix(f"{option}: ")
+            continue
+        if status is not None and status["run_id"] in names:
+            return status
+    if silent:
+        raise StartError(f"{option}: no job that answers has this name; {silent}")
+    return None
+
+
 def launcher_status(pid: int) -> dict[str, Any] | None:
     """Return how the instances of launcher ``pid`` do; None if it has no job now, or is silent."""
-    for folder in _temporary_folders(pid):
-        for path in folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"):
-            with contextlib.suppress(StartError):
-                return _status(path, "--status") if _is_launchers(path) else None
+    for path in _own_sockets(pid):
+        with contextlib.suppress(StartError):
+            if status := _status(path, "--status"):
+                return status
     return None
 
 
@@ -187,16 +200,21 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
 
 
 def _answer(path: Path, want: str, seconds: float) -> str | None:
-    """Return a launcher's answer; None if it ended without one."""
-    reader = protocol.Reader()
+    """Return a launcher's answer, which may be of several frames; None if it ended without one.
+
+    Raises:
+        ValueError: it is too long, or no text.
+    """
+    reader, payloads = protocol.Reader(), []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         channel.settimeout(seconds)
         channel.connect(str(path))
         channel.sendall(protocol.pack(protocol.INSPECT, json.dumps(want).encode()))
         while data := channel.recv(1 << 16):
-            for _, payload in reader.feed(data):
-                return str(payload.decode())
-    return None
+            payloads += [payload for _, payload in reader.feed(data)]
+            if len(payloads) > _MOST_FRAMES:
+                raise ValueError("its answer is too long")
+    return b"".join(payloads).decode() if payloads else None
 
 
 def _told(answer: str) -> Any:
@@ -254,18 +272,26 @@ def _sockets() -> Iterator[tuple[int, Path]]:
     yield from sorted(found)
 
 
-def _socket_of(pid: int, option: str) -> Path:
-    """Find the launcher's socket: ``pid`` is the launcher, or a descendant of it."""
+def _own_sockets(pid: int) -> list[Path]:
+    """Return the sockets of launcher ``pid``; one that was killed may have left another behind."""
+    found: list[Path] = []
+    for folder in sorted(_temporary_folders(pid)):
+        # Anybody may put a folder there that cannot be read, or was never a launcher's.
+        with contextlib.suppress(OSError):
+            found += filter(_is_launchers, folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"))
+    return found
+
+
+def _sockets_of(pid: int, option: str) -> list[Path]:
+    """Find the launcher's sockets: ``pid`` is the launcher, or a descendant of it."""
     import psutil
 
     line = [pid]
     with contextlib.suppress(psutil.Error, ValueError):
         line += [each.pid for each in psutil.Process(pid).parents()]
     for current in line:
-        for folder in _temporary_folders(current):
-            for path in folder.glob(f"{folder_prefix(current)}*/{SOCKET_NAME}"):
-                if _is_launchers(path):
-                    return path
+        if found := _own_sockets(current):
+            return found
     raise StartError(
         f"{option}: no job of yours; expected the process id of a running poprun-py on this "
         "host, or of one of its instances"

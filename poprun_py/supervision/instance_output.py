@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from poprun_py.command_name import command_name
 from poprun_py.instance.binding import format_list
@@ -18,6 +19,9 @@ from poprun_py.output.screen import OutputStream, Screen, Sink, make_stream
 from poprun_py.output.terminal_kind import can_erase, has_cursor, may_colour
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Job
+
+if TYPE_CHECKING:
+    from poprun_py.output.interrupt_tracebacks import InterruptTracebacks
 
 __all__ = ["InstanceOutput"]
 
@@ -62,7 +66,11 @@ class InstanceOutput:
         self._panel: Panel | None = None
         self._panel_sink = terminal if job.live and has_cursor(job.environ) else None
         if self._panel_sink is not None:
-            self._panel = Panel(self._panel_sink.write, lambda: self.panel_size)
+            self._panel = Panel(
+                self._panel_sink.write,
+                lambda: self.panel_size,
+                lambda: self._panel_sink is None or not self._panel_sink.pending,
+            )
         screens = {
             id(sink): Screen(
                 self._writer(sink), is_terminal=sink.is_terminal, can_erase=can_erase(job.environ)
@@ -70,6 +78,8 @@ class InstanceOutput:
             for sink in self._sinks
         }
         self._screens = tuple(screens[id(sink)] for sink in self._sinks)
+        one, other = (os.fstat(descriptor) for descriptor in descriptors)
+        self._is_one_file = (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         self._typed_into: int | None = None
         self._files = InstanceFiles(job.output_dir, len(job.variables))
         self._streams: dict[int, tuple[OutputStream, OutputStream]] = {}
@@ -77,6 +87,8 @@ class InstanceOutput:
         self._repeats = RepeatedTracebacks(
             self._show_stderr, self._begin_traceback, self._tell_repeated
         )
+        self._writers: dict[int, tuple[str, int]] = {}  # host and process id of each instance
+        self._interrupts: InterruptTracebacks | None = None
         self._written_at = time.monotonic()
 
     def _writer(self, sink: Sink) -> Callable[[bytes], None]:
@@ -119,11 +131,28 @@ class InstanceOutput:
             # Without tags nobody could be named: the programs' own bytes, all of them.
             self._show_stderr(peer.index, data)
             return
-        pid = peer.started.get("pid", 0)
-        self._repeats.feed(peer.index, data, time.monotonic(), host=peer.host, pid=pid)
+        self._writers[peer.index] = (peer.host, peer.started.get("pid", 0))
+        if self._interrupts is not None:
+            self._interrupts.feed(peer.index, data, time.monotonic())
+        else:
+            self._find_repeats(peer.index, data)
+
+    def shorten_interrupts(self) -> None:
+        """Ctrl-C is passed on: show the tracebacks of KeyboardInterrupt that follow as one line."""
+        if self._interrupts is None:
+            # Jobs that nobody interrupts do not wait for it.
+            from poprun_py.output.interrupt_tracebacks import InterruptTracebacks
+
+            self._interrupts = InterruptTracebacks(self._find_repeats)
+
+    def _find_repeats(self, index: int, data: bytes) -> None:
+        host, pid = self._writers[index]
+        self._repeats.feed(index, data, time.monotonic(), host=host, pid=pid)
 
     def finish(self, peer: Peer) -> None:
         """An instance has ended: end its unfinished lines."""
+        if self._interrupts is not None:
+            self._interrupts.ended(peer.index)
         self._ended.add(peer.index)
         self._repeats.ended(peer.index)
         self._screens[_STDOUT].finish(peer.stdout)
@@ -159,7 +188,12 @@ class InstanceOutput:
 
     def say(self, sentence: str) -> None:
         """Write a line of the launcher's own that is shown at any verbosity."""
-        self._screens[_STDERR].insert(f"{command_name()}: {sentence}".encode())
+        self._screens[_STDERR].insert(_line(sentence))
+
+    def begin_report(self) -> None:
+        """End the line that a program left open on stderr: the launcher writes there next."""
+        for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
+            screen.interrupt()
 
     def log(self, line: str) -> None:
         """Write a line of the launcher's own log between the lines of the instances."""
@@ -167,6 +201,8 @@ class InstanceOutput:
         self.erase_panel()
         self._sinks[_STDERR].flush(0.1)
         self._write_log(line)
+        if self._panel is not None:
+            self._panel.draw()
 
     @property
     def panel_size(self) -> tuple[int, int] | None:
@@ -181,7 +217,7 @@ class InstanceOutput:
 
     def show_panel(self, lines: Sequence[str]) -> None:
         """Keep these lines below all output on the terminal; none: take the panel away."""
-        if self._panel is not None and not self.is_full:
+        if self._panel is not None and not (lines and self.is_full):
             self._panel.show(lines)
 
     def erase_panel(self) -> None:
@@ -246,6 +282,8 @@ class InstanceOutput:
         self._tell_trouble()
         if self._panel is not None:
             self._panel.on_time(now)
+        if self._interrupts is not None:
+            self._interrupts.on_time(now)
         self._repeats.on_time(now)
         self._written_at = now
         for screen in self._screens:
@@ -265,22 +303,28 @@ class InstanceOutput:
         next_panel_at = self._panel.next_deadline() if self._panel is not None else float("inf")
         next_bar_at = min(screen.next_bar_at() for screen in self._screens)
         next_bar_at += self._idle_seconds
-        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at)
+        held_until = float("inf") if self._interrupts is None else self._interrupts.next_deadline()
+        return min(self._repeats.next_deadline(), next_bar_at, next_panel_at, held_until)
 
     def close(self) -> None:
-        """Close the files."""
+        """Take the panel away, and close the files."""
         self._files.close()
         self._tell_trouble()
-        self._sinks[_STDERR].flush(0.1)
+        self.show_panel(())
+        for sink in dict.fromkeys(self._sinks):
+            sink.flush(0.1)
+            sink.close()
 
     def _tell_trouble(self) -> None:
         """Tell at once, and once, that the files are incomplete."""
         if self._files.trouble and not self._has_warned:
             self._has_warned = True
-            self._screens[_STDERR].interrupt()
-            self._sinks[_STDERR].write(
-                f"{command_name()}: warning: {self._files.trouble}\n".encode()
-            )
+            self._screens[_STDERR].insert(_line(f"warning: {self._files.trouble}"))
+
+
+def _line(sentence: str) -> bytes:
+    """Return a line of the launcher; a path in it is shown as Python shows it on stderr."""
+    return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
 
 
 def _is_same_terminal(one: int, other: int) -> bool:

@@ -53,8 +53,10 @@ class Job:
     ``spent_seconds``. ``only_output_from`` names the instances that are shown; None for all.
     ``hang_timeout`` is in seconds, "auto", or None to look for no hangs. ``stdin_instance`` reads
     standard input. ``network`` is that at which alone mpirun may listen, None for all.
+    ``mpirun_end_signal`` ends mpirun in good order; other signals are kept from it.
     ``explain_failed_start`` raises StartError with the reason why the job does not start, if it
-    finds one; it is None if there is no other host to ask. ``leases`` is what some instances lease
+    finds one, and else returns what may be wrong with the hosts; it is None if there is no other
+    host to ask. ``leases`` is what some instances lease
     on other hosts before any program starts; ``refusal_of`` takes such an instance and its answer,
     and returns why the job cannot start, or an empty string. ``others`` are the instances on other
     hosts. ``output_dir`` is the folder, which is there, for what the instances write; ``places``
@@ -80,8 +82,9 @@ class Job:
     grace_seconds: float = 5
     listen: str | None = None
     network: str | None = None
+    mpirun_end_signal: int = signal.SIGTERM
     hosts: tuple[str, ...] = ()
-    explain_failed_start: Callable[[], None] | None = None
+    explain_failed_start: Callable[[], str] | None = None
     leases: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     refusal_of: Callable[[int, dict[str, Any]], str] = lambda *_: ""
     others: frozenset[int] = frozenset()

@@ -32,6 +32,10 @@ _FILES, _FILES_OF_CHILD = 32, 4
 _KILL_SECONDS = 2.0
 # It listens some 20 ms after its start, and other hosts connect some 100 ms later.
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.01, 0.25
+# Signals by which users and schedulers end processes: the launcher decides what they do to the job.
+_KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
+# How often to look whether mpirun was sent one, and how soon after the first was seen.
+_SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 
 
 def enough_files(job: Job, limits: tuple[int, int]) -> tuple[int, int]:
@@ -128,8 +132,8 @@ class Mpirun:
         selector: reads what mpirun says.
         log: takes a line of the launcher's own log.
         open_files: its (soft, hard) limit of open files, which this host's instances inherit.
-        has_stdin: whether it passes on our standard input.
         network: where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
+        end_signal: ends it in good order.
 
     Raises:
         StartError: it cannot be run.
@@ -144,11 +148,14 @@ class Mpirun:
         log: Callable[[str], None],
         open_files: tuple[int, int],
         *,
-        has_stdin: bool,
         network: str | None,
+        end_signal: int = signal.SIGTERM,
     ) -> None:
+        self._end_signal = end_signal
+        self._kept = tuple(number for number in _KEPT_SIGNALS if number != end_signal)
+        self._signals_at, self._seen = 0.0, 0
         self.ended_at: float | None = None
-        self._mark = mark.encode()
+        self._mark = os.fsencode(mark)
         self._selector = selector
         self._log = log
         self._said = bytearray()
@@ -157,15 +164,18 @@ class Mpirun:
         parent = os.getpid()
 
         def prepare() -> None:
-            # SIGTERM lets mpirun end its daemons; SIGKILL would have MPICH kill the wrappers before
+            # This lets mpirun end its daemons; SIGKILL would have MPICH kill the wrappers before
             # they can clean up.
-            processes.die_with_parent(parent, signal.SIGTERM)
+            processes.die_with_parent(parent, end_signal)
+            # What handlers mpirun installs does not matter: a blocked signal stays pending.
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._kept)
             processes.set_open_files(open_files)
 
         try:
             self._process = subprocess.Popen(
                 command,
-                stdin=None if has_stdin else subprocess.DEVNULL,
+                # Open MPI 5 never tells instance 0 where its input ends.
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(environ),
@@ -211,6 +221,20 @@ class Mpirun:
         self._log(f"mpirun ended with {describe(self.code)}")
         return True
 
+    def signal_kept(self, now: float) -> int:
+        """Return a signal that somebody has sent to mpirun, and that was kept from it; 0 for none.
+
+        mpirun would kill the wrappers within half a second, whatever ``--grace`` says.
+        """
+        if now < self._signals_at or self.ended_at is not None:
+            return 0
+        pending = processes.pending_signals(self.pid)
+        found = next((number for number in self._kept if number in pending), 0)
+        was_seen, self._seen = found == self._seen, found
+        # One that was sent to all processes of the job reaches the launcher itself by then.
+        self._signals_at = now + (_SIGNALS_SECONDS if was_seen else _SIGNALS_AGAIN_SECONDS)
+        return found if was_seen else 0
+
     def stop(self, now: float) -> None:
         """Ask it to end; kill it if it does not."""
         self._steps.begin(now, MPIRUN_GRACE_SECONDS)
@@ -228,7 +252,8 @@ class Mpirun:
 
     def next_deadline(self) -> float:
         """Return when it is to be looked at, or killed; inf for never."""
-        return min(self._steps.next_deadline(), self._ports.next_deadline())
+        look_at = self._signals_at if self._seen and self.ended_at is None else math.inf
+        return min(self._steps.next_deadline(), self._ports.next_deadline(), look_at)
 
     def on_time(self, now: float) -> None:
         """Kill it if its time is over; its daemons follow."""
@@ -260,7 +285,7 @@ class Mpirun:
             time.sleep(0.005)
 
     def _ask(self) -> None:
-        self._signal(signal.SIGTERM)
+        self._signal(self._end_signal)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +28,24 @@ from poprun_py.supervision.job import (
     describe,
 )
 
-__all__ = ["Ending", "judge"]
+__all__ = ["Ending", "judge", "left_sentence"]
+
+# Of processes that an instance left so many are named.
+_MOST_LEFT = 4
+# Of what mpirun said so many characters are shown; all of it is in the log (-v).
+_MOST_SAID = 500
+# What mpirun writes of instances that have ended, or that it ends.
+_OF_ENDS = re.compile(
+    r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
+    r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
+)
 
 # What Open MPI writes when it cannot make the folder of its own files.
 _NO_FOLDER = "unable to create the desired directory"
 # What a wrapper says that was refused another process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
+# What Open MPI writes of an instance that ended with 0 and without MPI_Finalize.
+_IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
 # What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
 
@@ -82,14 +94,50 @@ def judge(end: Ending) -> LaunchResult:
         may_restart=code not in (0, RESUME_EXIT_CODE),
     )
     if stop is not None and stop.cause is Cause.MPIRUN_ENDED:
-        stop = replace(stop, reason=stop.reason + _lost_host(end.mpirun_text))
-    return result if stop is None else _with_stop(result, stop, _advice(end))
+        stop = replace(stop, reason=stop.reason + _why_mpirun_ended(end, results))
+    advice = _advice(end)
+    if not advice and first is not None and not first.was_lost:
+        advice = _explanation_of(end.mpirun_text)
+    return result if stop is None else _with_stop(result, stop, advice)
 
 
-def _lost_host(mpirun_text: str) -> str:
-    """Return which host mpirun lost, as the end of a sentence; empty if it tells none."""
-    lost = _LOST_HOST.search(mpirun_text)
-    return f": it lost its connection with host {lost[1]}" if lost else ""
+def _explanation_of(mpirun_text: str) -> str:
+    """Return what mpirun said of a failure, such as that of MPI_Comm_spawn, in one line.
+
+    What it says of the instances' ends is left out: the report tells that, and better.
+    """
+    printed = "".join(c if c.isprintable() or c == "\n" else " " for c in mpirun_text)
+    blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
+    told = [" ".join(block.split()) for block in blocks if not _OF_ENDS.search(block)]
+    text = " ".join(filter(None, told))
+    if not text:
+        return ""
+    return f"mpirun said: {text if len(text) <= _MOST_SAID else f'{text[:_MOST_SAID]}...'}"
+
+
+def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
+    """Return which processes were killed that an instance had left when it ended well."""
+    named = [f"PID {pid} ({command})" for pid, command in killed[:_MOST_LEFT]]
+    if len(killed) > _MOST_LEFT:
+        named.append(f"{len(killed) - _MOST_LEFT} more")
+    return (
+        f"instance {index} had ended, and what it had started still ran after the grace time "
+        f"(--grace): killed {', '.join(named)}"
+    )
+
+
+def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
+    """Return why mpirun ended the job, as the end of a sentence; empty if it does not tell."""
+    if lost := _LOST_HOST.search(end.mpirun_text):
+        return f": it lost its connection with host {lost[1]}"
+    improper = _IMPROPER.search(end.mpirun_text)
+    index = int(improper[1]) if improper else -1
+    if 0 <= index < len(results) and results[index].code == 0:
+        return (
+            f": instance {index} ended with exit code 0 but without MPI_Finalize, so that MPI "
+            "counts it as failed. Let it end by sys.exit(), not os._exit(), or call MPI_Finalize"
+        )
+    return ""
 
 
 def _with_stop(result: LaunchResult, stop: Stop, advice: str) -> LaunchResult:
@@ -121,10 +169,15 @@ def _exit_code(
             return HANG_EXIT_CODE, None
         case Stop(cause=Cause.SIGNAL, signal=number):
             return 128 + number, None
+        case Stop(cause=Cause.MPIRUN_ENDED, signal=number) if number:
+            return 128 + number, None
     if failures:
         _refuse_unstarted(end, failures[0].index)
+    is_complete = len(end.peers) == len(results)
+    # Before all wrappers are there, no program starts: mpirun kills one because another is missing.
+    if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
-    if len(end.peers) < len(results):
+    if not is_complete:
         raise StartError(_start_failure(end))
     if codes == {0} and not any(result.was_stopped for result in results):
         return 0, None
@@ -197,6 +250,8 @@ def _advice(end: Ending) -> str:
             "/dev/shm is full, through which MPI passes messages within a host: make it larger "
             "(docker run --shm-size=1g, mount -o remount,size=1g /dev/shm), or find what fills it"
         )
+    if end.mpirun_code == -signal.SIGXFSZ:
+        return "MPI's own files are larger than the limit of a file's size: raise it (ulimit -f)"
     has_no_folder = end.mpirun_code == -signal.SIGBUS or _NO_FOLDER in end.mpirun_text
     if not (has_no_folder or end.had_no_room):
         return ""

@@ -47,6 +47,7 @@ def run_with_restarts(
     max_restarts: int,
     failed: Callable[[LaunchResult, int, float], None],
     sleep: Callable[[float], int] = pause,
+    has_time: Callable[[float], bool] = lambda _: True,
 ) -> LaunchResult:
     """Call ``run(restart_count)`` until it ends well or may not be started again.
 
@@ -55,14 +56,17 @@ def run_with_restarts(
         max_restarts: how often it may be started again.
         failed: told of a failure with the number of the coming restart and the pause before it.
         sleep: waits for some seconds; returns a signal that is to end the job instead, or 0.
+        has_time: tells whether the job may still run after a pause of some seconds.
     """
     count = 0
     while True:
         result = replace(run(count), restart_count=count)
         if not result.may_restart or count >= max_restarts:
             return result
+        seconds = backoff_seconds(count + 1)
+        if not has_time(seconds):
+            return result
         count += 1
-        seconds = backoff_seconds(count)
         failed(result, count, seconds)
         if number := sleep(seconds):
             return _ended_by(result, number, count)

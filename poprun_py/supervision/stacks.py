@@ -110,10 +110,14 @@ def group_stacks(answers: Mapping[int, Any]) -> tuple[StackGroup, ...]:
     Args:
         answers: for each instance the ``processes`` of its wrapper's answer; None if none came.
     """
-    groups: dict[tuple[str, bool], list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for index, processes in sorted(answers.items()):
-        text = _normal_text(processes)
-        groups.setdefault((text, _waits(text)), []).append(index)
+        alike.setdefault(_normal_text(processes), []).append(index)
+    # Sources are read once for all instances that stand in the same place.
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for bare, members in alike.items():
+        text = _with_sources(bare)
+        groups.setdefault((text, _waits(text)), []).extend(members)
     return tuple(
         StackGroup(instances=tuple(members), text=text, waits=waits)
         for (text, waits), members in sorted(groups.items(), key=lambda g: (g[0][1], len(g[1])))
@@ -145,18 +149,16 @@ def odd_instances(
     then one that waits for a message, and at last one in a collective. Among those, the ones that
     have ``done`` the fewest collectives, and of these the ones whose stacks the fewest share.
     """
-    group_of = {index: group for group in groups for index in group.instances}
-
-    def oddness(index: int) -> tuple[int, tuple[int, int], int]:
-        group = group_of[index]
+    all_hung = frozenset(hung)
+    oddness: dict[int, tuple[int, tuple[int, int], int]] = {}
+    for group in groups:
+        members = all_hung.intersection(group.instances)
         blame = _blame(group) if group.has_stack else 0
-        return blame, done.get(index, (0, 0)), len(set(group.instances) & set(hung))
-
-    known = [index for index in sorted(hung) if index in group_of]
-    if not known:
+        oddness.update((i, (blame, done.get(i, (0, 0)), len(members))) for i in members)
+    if not oddness:
         return hung
-    oddest = min(map(oddness, known))
-    return tuple(index for index in known if oddness(index) == oddest)
+    oddest = min(oddness.values())
+    return tuple(index for index in sorted(oddness) if oddness[index] == oddest)
 
 
 def _blame(group: StackGroup) -> int:
@@ -218,7 +220,7 @@ def _normal_text(processes: Any) -> str:
             why = _STATES.get(process["state"], "no Python program, or one that is ending")
             text = f"no Python stack ({why})"
         text = re.sub(r"(Current thread|Thread) 0x[0-9a-f]+", "thread", text)
-        parts.append(title + _with_sources(text))
+        parts.append(title + text)
     return "\n".join(parts)
 
 

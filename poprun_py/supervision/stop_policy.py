@@ -1,7 +1,8 @@
 """How a job is ended: why, and the steps from an agreement over a request to force.
 
-Programs that ask whether to stop agree on a step. All others get SIGTERM, the grace time, and
-SIGKILL, from their wrappers, which keep that time. A second signal to the launcher ends the wait.
+Programs that ask whether to stop agree on a step. All others get one signal (SIGINT after Ctrl-C,
+else SIGTERM), the whole grace time, and SIGKILL, from their wrappers, which keep that time. A
+second signal to the launcher ends the wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["StopPolicy"]
 
 # A wrapper kills what is left after the grace time, and tells, unless it was stopped itself.
 _FOLLOW_SECONDS = 5.0
+# One request may come as several signals: Ctrl-C from the terminal and from a parent process that
+# passes it on, SIGTERM from timeout(1) to its child and to its group.
+_SAME_REQUEST_SECONDS = 0.3
 
 
 class StopPolicy:
@@ -31,10 +35,21 @@ class StopPolicy:
         job: says how long programs may take, and whether all run on this machine.
         control: the connections to the instances.
         log: takes a line of the launcher's own log.
+        say: takes a line that is shown at any verbosity.
     """
 
-    def __init__(self, job: Job, control: ControlChannel, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        control: ControlChannel,
+        log: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
         self.stop: Stop | None = None
+        self._grace_seconds = job.grace_seconds
+        self._say = say
+        self._signalled_at = -math.inf
+        self._stop_signal = signal.SIGTERM  # what the programs are asked to end by
         self._is_local = job.listen is None
         self._control = control
         self._log = log
@@ -83,14 +98,29 @@ class StopPolicy:
             self.stop = replace(self.stop, hung=hung, stacks=stacks)
             self.end(self.stop.cause, self.stop.reason)
 
-    def on_signal(self, number: int) -> None:
-        """Do what a signal asks the launcher for."""
+    def on_signal(self, number: int, reason: str = "") -> None:
+        """Do what a signal asks the launcher for; ``reason`` is why it came, if that is known."""
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._on_end_signal(number)
+            why = reason or f"{signal.Signals(number).name} received"
+            self._on_end_signal(Cause.SIGNAL, why, number)
         elif number == signal.SIGUSR1 and self.asked_at is None:
             self._ask_to_save(number)
         elif number in (signal.SIGUSR1, signal.SIGUSR2):
             self._pass_on(number)
+
+    def on_signal_of_mpirun(self, number: int) -> None:
+        """Somebody has sent a signal to mpirun, which did not get it: do what it asks for."""
+        if self.stop is None or not self.stop.signal:
+            name = signal.Signals(number).name
+            self._on_end_signal(Cause.MPIRUN_ENDED, f"mpirun was ended by {name}", number)
+
+    def on_end_of_mpirun(self, reason: str, *, is_early: bool) -> None:
+        """End the job because mpirun has ended, if instances are left: ``is_early``."""
+        if is_early:
+            self.end(Cause.MPIRUN_ENDED, reason)
+        if self.stop is not None and self.stop.cause is Cause.MPIRUN_ENDED and not self.stop.signal:
+            # It may have been decided when mpirun began to end the instances.
+            self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, polls: int) -> None:
         """Take an instance's answer to a proposal where to stop."""
@@ -113,17 +143,29 @@ class StopPolicy:
             # Nobody here can kill a wrapper there that was stopped: mpirun does when it ends.
             self._control.leave_unanswered()
 
-    def _on_end_signal(self, number: int) -> None:
-        name = signal.Signals(number).name
-        if self.stop is not None and self.stop.signal:
-            self._log(f"{name} again: killing all instances")
-            self._steps.force_after(0, time.monotonic())
+    def _on_end_signal(self, cause: Cause, reason: str, number: int) -> None:
+        now, name = time.monotonic(), signal.Signals(number).name
+        is_again = self.stop is not None and bool(self.stop.signal)
+        self.decide(cause, reason, number)
+        if is_again:
+            if now >= self._signalled_at + _SAME_REQUEST_SECONDS:
+                self._log(f"{name} again: killing all instances")
+                self._steps.force_after(0, now)
             return
-        self.decide(Cause.SIGNAL, f"{name} received", number)
+        self._signalled_at = now
         if number == signal.SIGINT:
-            self._pass_on(number)
-            self.end(Cause.SIGNAL, f"{name} received", number)
-        elif self.asked_at is None:
+            # Whoever typed it waits at a terminal; other signals come from programs.
+            self._say(
+                f"{reason}: stopping the instances, which have {self._grace_seconds:g} s to end "
+                "(--grace); Ctrl-C again kills them at once"
+            )
+        if self.asked_at is not None:
+            if number == signal.SIGINT:
+                self._pass_on(number)
+        elif number == signal.SIGINT:
+            self._stop_signal = signal.SIGINT
+            self.end(cause, reason, number)
+        else:
             self._ask_to_save(signal.SIGTERM)
 
     def _ask_to_save(self, number: int) -> None:
@@ -139,8 +181,8 @@ class StopPolicy:
         elif move is Move.AGREE:
             self._log("all instances stop at their next question whether to stop")
             self._control.broadcast(protocol.AGREE, self._request.proposal)
-        elif move is Move.SIGNAL and self._request.signal == signal.SIGTERM:
-            self.end(Cause.SIGNAL, "SIGTERM received", signal.SIGTERM)
+        elif move is Move.SIGNAL and self.stop is not None and self.stop.signal:
+            self.end(self.stop.cause, self.stop.reason, self.stop.signal)
         elif move is Move.SIGNAL:
             self._pass_on(self._request.signal)
 
@@ -150,7 +192,7 @@ class StopPolicy:
 
     def _tell_wrappers(self, grace_seconds: float) -> None:
         """Have the wrappers end their programs, also wrappers of this host that were stopped."""
-        self._control.broadcast(protocol.STOP, grace_seconds)
+        self._control.broadcast(protocol.STOP, [grace_seconds, int(self._stop_signal)])
         if self._is_local:
             for peer in self._control.peers.values():
                 if peer.outcome is None:

@@ -50,6 +50,7 @@ from poprun_py.supervision.job import (
 )
 from poprun_py.supervision.mpirun_process import Mpirun, enough_files, lines_of_daemon
 from poprun_py.supervision.private_folder import (
+    SOCKET_NAME,
     is_full,
     make_memory_folder,
     make_private_folder,
@@ -101,9 +102,10 @@ def supervise(
         try:
             with supervisor:
                 return supervisor.run()
-        except StartError:
-            if job.explain_failed_start is not None and supervisor.may_be_explained:
-                job.explain_failed_start()
+        except StartError as error:
+            explain = job.explain_failed_start if supervisor.may_be_explained else None
+            if doubts := explain() if explain is not None else "":
+                raise StartError(f"{error}. {doubts}") from None
             raise
     finally:
         folder.remove()
@@ -141,7 +143,7 @@ class _Supervisor:
         self._is_judging = False  # whether a job that seems to hang does: by its stacks
         self._observer: JobObserver | None = None
         self._mpirun: Mpirun | None = None
-        self._stopping = StopPolicy(job, self._control, self._log)
+        self._stopping = StopPolicy(job, self._control, self._log, self._output.say)
         self._suspension = Suspension(self._stop_here)
         self._keyboard = Keyboard(
             job.stdin_instance,
@@ -149,7 +151,7 @@ class _Supervisor:
             self._output,
             self._on_debugger,
             terminal=open_terminal(),
-            is_passed_on=job.stdin_instance != 0 and "POPRUN_STDIN" not in job.environ,
+            is_passed_on=job.stdin_instance in job.others,
             is_shown=self._output.is_terminal,
             tag_width=lambda index: tag_width(index, job.output),
         )
@@ -182,6 +184,7 @@ class _Supervisor:
                 # A program that launches jobs by itself does not expect to collect others' orphans.
                 resources.callback(processes.end_as_subreaper)
             resources.callback(self._end_mpirun)
+            resources.callback(self._startup.end)
             self._resources = resources.pop_all()
         return self
 
@@ -201,6 +204,7 @@ class _Supervisor:
             **{name: value for name, value in job.environ.items() if name != "_"},
             "POPRUN_CONTROL": address,
             "POPRUN_TOKEN": token,
+            **({} if self._keyboard.is_there else self._stdin_variables()),
             # MPICH 5 gives other hosts all variables but the last. A shell sets this one too.
             "_": job.command[0],
         }
@@ -212,8 +216,8 @@ class _Supervisor:
                 self._selector,
                 self._log,
                 self._mpirun_files,
-                has_stdin="POPRUN_STDIN" not in environ and not self._keyboard.is_there,
                 network=self._job.network,
+                end_signal=self._job.mpirun_end_signal,
             )
         self._refused = process_state().get("refused", 0)  # while mpirun starts
         self._observer = observer = self._make_observer(began)  # likewise
@@ -224,8 +228,10 @@ class _Supervisor:
         while not self._is_over(mpirun):
             for key, events in self._selector.select(self._patience(mpirun)):
                 key.data(key.fileobj, events)
-            if mpirun.has_just_ended() and self._is_any_connected():
-                self._stopping.end(Cause.MPIRUN_ENDED, f"mpirun ended with {describe(mpirun.code)}")
+            if mpirun.has_just_ended():
+                self._stopping.on_end_of_mpirun(
+                    f"mpirun ended with {describe(mpirun.code)}", is_early=self._is_any_connected()
+                )
             self._on_time(mpirun, time.monotonic())
         for peer in self._peers.values():
             self._output.finish(peer)
@@ -233,6 +239,13 @@ class _Supervisor:
         self._output.show_panel(())
         self._drain()
         return self._result(mpirun, time.monotonic() - began, view)
+
+    def _stdin_variables(self) -> dict[str, str]:
+        """Return the variables that tell instances of this host where to ask for their input."""
+        return {
+            "POPRUN_STDIN": str(self._folder / SOCKET_NAME),
+            "POPRUN_STDIN_READER": str(self._job.stdin_instance),
+        }
 
     def _make_observer(self, began: float) -> JobObserver:
         """Return what looks at the instances."""
@@ -264,7 +277,7 @@ class _Supervisor:
     def joined(self, peer: Peer) -> None:
         """Once every wrapper is there, let all programs start at once."""
         if self._stopping.asked_at is not None:
-            self._control.send(peer, protocol.STOP, 0)
+            self._control.send(peer, protocol.STOP, [0, signal.SIGTERM])
             return
         if not self._control.is_complete:
             return
@@ -320,6 +333,7 @@ class _Supervisor:
             if self._watch is not None:
                 start["look_seconds"] = self._watch.life.look_seconds
             start["steps"] = bool(self._job.recorders)  # whether to tell each of them
+            start["grace_seconds"] = self._job.grace_seconds
             if self._mpirun_files != self._open_files and each.host == socket.gethostname():
                 # Programs get the user's own limit: mpirun's was raised for itself.
                 start["open_files"] = self._open_files
@@ -358,12 +372,21 @@ class _Supervisor:
             self._observer.observed(peer.index, value, now)
         elif kind == protocol.POLLED:
             self._stopping.on_answer(peer.index, value["proposal"], value["polls"])
-        elif kind in (protocol.TAKEN, protocol.MODES, protocol.DEBUG):
+        elif kind in (protocol.TAKEN, protocol.UNREAD, protocol.MODES, protocol.DEBUG):
             self._keyboard.received(peer.index, kind, value)
         elif kind == protocol.PAUSED:
             self._suspension.stopped(peer.index)
         elif kind == protocol.STACKS:
             self._stack_requests.take(peer.index, value["processes"])
+        else:
+            self._on_ending(peer, kind, value)
+
+    def _on_ending(self, peer: Peer, kind: bytes, value: Any) -> None:
+        """A program ends: it was asked to by another process, or has ended, or nothing is left."""
+        if kind == protocol.TOLD and peer.died is None:
+            self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
+        elif kind == protocol.LEFT:
+            self._output.say(outcome.left_sentence(peer.index, value))
         elif kind == protocol.DIED:
             self._on_death(peer, value)
         elif kind == protocol.EXIT:
@@ -422,9 +445,7 @@ class _Supervisor:
         if want == "stacks":
             self._ask_for_stacks(lambda groups: answer(stacks.render_groups(groups)))
         elif want == "status" and self._observer is not None:
-            self._observer.request(
-                lambda view: answer(json.dumps(view.to_json())), time.monotonic()
-            )
+            self._observer.request(lambda view: answer(view.json_text()), time.monotonic())
         elif want == "holdings":
             answer(json.dumps(holdings(self._job, self._peers)))
         else:
@@ -460,7 +481,7 @@ class _Supervisor:
         self._output.finish(peer)
 
     def _on_signals(self, _: Any, __: int) -> None:
-        for number in self._signals.take():
+        for number, reason in self._signals.take():
             if number == signal.SIGTSTP:
                 self._suspend()
             elif number == signal.SIGQUIT:
@@ -468,8 +489,16 @@ class _Supervisor:
                 take_signal(number)
             elif number == signal.SIGWINCH:
                 self._keyboard.resized()
+                self._show_again()
             else:
-                self._stopping.on_signal(number)
+                if number == signal.SIGINT:
+                    self._output.shorten_interrupts()
+                self._stopping.on_signal(number, reason)
+
+    def _show_again(self) -> None:
+        """Show the view of --live in the size that the terminal has now."""
+        if self._observer is not None:
+            self._observer.show_again(time.monotonic())
 
     # --- the keyboard, and Ctrl-Z ---------------------------------------------------------
 
@@ -504,6 +533,7 @@ class _Supervisor:
         self._go_on()
         self._keyboard.on_time(time.monotonic())
         self._output.redraw()
+        self._show_again()
         self._control.broadcast(protocol.PAUSE, False)
 
     def _go_on(self) -> None:
@@ -593,9 +623,15 @@ class _Supervisor:
 
     def _on_time(self, mpirun: Mpirun, now: float) -> None:
         """Do what is due without any event."""
-        if problem := self._startup.on_time(now):
-            self._stopping.end(Cause.REFUSED, problem)
+        if finding := self._startup.on_time(now):
+            sentence = finding.sentence(len(self._peers), len(self._job.variables), mpirun.words)
+            if finding.is_reason:
+                self._stopping.end(Cause.REFUSED, sentence)
+            else:
+                self._output.say(f"warning: {sentence}")
         self._check_limits(now)
+        if number := mpirun.signal_kept(now):
+            self._stopping.on_signal_of_mpirun(number)
         self._control.on_time(now)
         self._suspension.on_time(now)
         self._keyboard.on_time(now)
@@ -681,4 +717,6 @@ class _Supervisor:
                 stop=self._stopping.stop,
             )
         )
+        if result.exit_code != 0 or self._job.live:
+            self._output.begin_report()
         return replace(result, paused_seconds=self._paused_seconds, view=view)

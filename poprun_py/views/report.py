@@ -16,6 +16,7 @@ from poprun_py.instance.binding import format_list
 from poprun_py.output.tracebacks import normal_line
 from poprun_py.supervision.job import (
     RESUME_EXIT_CODE,
+    Cause,
     Collective,
     InstanceResult,
     LaunchResult,
@@ -61,7 +62,9 @@ def report_text(result: LaunchResult, label: Label) -> str:
         text += _first_failure(result.first_failure, label) + _indent(result.advice)
     elif result.timed_out:
         text += _line(f"error: {result.reason}: all instances were ended")
-    elif result.exit_code not in (0, 130, 143):
+    elif result.cause is Cause.SIGNAL and result.exit_code in (130, 143):
+        text += _killed(result)
+    elif result.exit_code not in (0, 130, 143) or result.cause is Cause.MPIRUN_ENDED:
         text += _line(f"error: {result.explanation or 'an instance never reported its end'}")
     if any(group.has_stack for group in result.stacks):
         text += _line("what the instances were doing:") + _indent(render_groups(result.stacks), "")
@@ -208,6 +211,17 @@ def collateral_of(result: LaunchResult) -> list[InstanceResult]:
     """Return the other instances that did not end well: stopped, or failed because of the first."""
     first = result.first_failure
     return [r for r in result.instances if r.code not in (0, None, RESUME_EXIT_CODE) and r != first]
+
+
+def _killed(result: LaunchResult) -> str:
+    """Return which instances of a job that the user ended had to be killed; empty if none had."""
+    members = [r for r in result.instances if r.code == -9 and r.was_stopped and not r.was_lost]
+    if not members:
+        return ""
+    several_hosts = len({r.host for r in result.instances if r.host}) > 1
+    were = "was" if len(members) == 1 else "were"
+    who = _named(members, with_hosts=several_hosts)
+    return _line(f"{who} had not ended and {were} killed")
 
 
 def _collateral(result: LaunchResult) -> str:

@@ -24,6 +24,7 @@ from poprun_py.views.report import collateral_of, diagnosis, stderr_excerpt, tra
 __all__ = [
     "REPORT_VERSION",
     "begun_attempt",
+    "brief_report",
     "ended_attempt",
     "moment",
     "refused_attempt",
@@ -31,6 +32,12 @@ __all__ = [
 ]
 
 REPORT_VERSION = 2
+_MOST_OF_REASON: Final = 200
+# The values of an attempt that do not grow with the number of its instances.
+_BRIEF: Final = {
+    *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
+    *("exit_code", "cause", "seconds"),
+}
 _NOT_ENDED: Final = {"ended_at": None, "exit_code": None, "reason": "", "timeline": None}
 
 Label = Callable[[int], str]
@@ -78,6 +85,23 @@ def run_report(
         },
         "versions": dict(versions),
         "attempts": [dict(attempt) for attempt in attempts],
+    }
+
+
+def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a report that tells how the run and its attempts ended."""
+    return {
+        **report,
+        "reason": report["reason"][:_MOST_OF_REASON],
+        "versions": {},
+        "attempts": [
+            {
+                **{name: value for name, value in attempt.items() if name in _BRIEF},
+                "reason": str(attempt.get("reason", ""))[:_MOST_OF_REASON],
+                "instances": [],
+            }
+            for attempt in report["attempts"]
+        ],
     }
 
 
@@ -131,14 +155,19 @@ def ended_attempt(
 
 
 def refused_attempt(
-    attempt: Mapping[str, Any], exit_code: int, reason: str, ended: float
+    attempt: Mapping[str, Any],
+    exit_code: int,
+    reason: str,
+    ended: float,
+    *,
+    cause: str = "refused",
 ) -> dict[str, Any]:
-    """Return an attempt whose programs did not start."""
+    """Return an attempt whose programs did not start, or of which nothing is known."""
     return {
         **attempt,
         "ended_at": moment(ended),
         "exit_code": exit_code,
-        "cause": "refused",
+        "cause": cause,
         "reason": reason,
         "instances": [],
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
-from lab.wire import OUT, Faults, missing
+from conftest import ROOT, wait_until
+from lab.wire import IN, OUT, Faults, missing
 
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
 
@@ -95,6 +96,21 @@ def test_a_host_that_cannot_take_part(make_lab, hello, breakage, said, fix, chec
     assert fix in done.stderr
 
 
+def test_a_login_shell_of_another_kind_than_bournes(make_lab, hello, tmp_path):
+    lab = make_lab(2)
+    shell, passwd = tmp_path / "strict", tmp_path / "passwd"
+    program = ROOT / "tests" / "support" / "strict_shell.py"
+    shell.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S {program} "$@"\n')
+    shell.chmod(0o755)
+    passwd.write_text(f"root:x:0:0:root:/root:{shell}\nsshd:x:100:65534::/run/sshd:/bin/false\n")
+    assert lab[1].run("mount", "--bind", passwd, "/etc/passwd").returncode == 0
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[1,{index}]<stdout>:{index} node{index} node0 node1" for index in range(2)
+    ]
+
+
 def test_a_name_that_nobody_knows(lab, hello):
     done = lab[0].poprun("--host", "node0,nowhere", *JOB, hello)
     assert done.returncode == 3
@@ -150,6 +166,28 @@ def test_a_host_lost_while_mpirun_starts_is_named(make_lab, hello, tmp_path, los
     assert stdout == ""
     for text in ("mpirun", "poprun_py"):
         wait_until(lambda text=text: not lab[0].processes(text), 20, f"node0 keeps {text}")
+
+
+def test_a_firewall_between_a_host_and_the_launcher_is_named(make_lab, hello):
+    if missing():
+        pytest.skip(missing())
+    lab = make_lab(2)
+    lab[0].wire(Faults(firewall=(IN,)))
+    begun = time.monotonic()
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    # 10 s until the launcher wonders, 3 s for the host to try, and the end of mpirun.
+    assert time.monotonic() - begun < 10 + 3 + 17
+    assert done.returncode == 3
+    assert "host node1: it cannot open a connection to this machine; open the fire" in done.stderr
+
+
+def test_a_host_with_too_few_descriptors_is_named(make_lab, hello):
+    lab = make_lab(2)
+    limited = ("prlimit", f"--pid={lab[1].init_pid}", "--nofile=64:4096")
+    subprocess.run(limited, check=True)
+    done = lab[0].poprun("--host", lab.names(), *JOB, hello)
+    assert done.returncode == 3
+    assert re.search(r"error: \d of 2 instances started, .* Host node1: at most 64 ", done.stderr)
 
 
 WAITS = "import time, sys\nprint('here', flush=True)\ntime.sleep(120)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 from conftest import ROOT
@@ -123,3 +124,11 @@ def test_two_names_of_one_machine(named_lab, hello):
         f"hosts {named_lab[1].address} and GPU_Box01 are the same machine (GPU_Box01); name it once"
         in done.stderr
     )
+
+
+def test_standard_input_reaches_another_host_and_the_rest_is_left(named_lab, tmp_path):
+    (tmp_path / "lines").write_text("a\nb\nc\n")
+    job = f"{sys.executable} -m poprun_py --host root@GPU_Box01 -n 1 --output plain"
+    loop = f'while read x; do {job} sh -c "echo $x; read y; echo +\\$y"; done < lines'
+    done = named_lab[0].run("sh", "-c", f"cd {tmp_path}; {loop}; cat lines | {job} cat")
+    assert (done.stdout, done.stderr) == ("a\n+b\nc\n+\na\nb\nc\n", "")

@@ -17,6 +17,7 @@ import json
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -43,7 +44,8 @@ class Faults:
     ``loss``: share of the packets that are dropped, in each direction. ``delay_ms`` and
     ``jitter_ms``: each packet comes later by the first, give or take up to the second. ``dropped``:
     directions in which nothing passes, from (``out``) or to (``in``) the host; with ``peers``, only
-    packets with these addresses at the other end.
+    packets with these addresses at the other end. ``firewall``: directions in which TCP connections
+    cannot be opened; the packets of those that are open pass.
     """
 
     loss: float = 0.0
@@ -51,12 +53,15 @@ class Faults:
     jitter_ms: float = 0.0
     dropped: tuple[str, ...] = ()
     peers: tuple[str, ...] = ()
+    firewall: tuple[str, ...] = ()
 
     def drops(self, frame: bytes, direction: str, dice: random.Random) -> bool:
         """Whether a packet is lost."""
         if direction in self.dropped and (
             not self.peers or _other_end(frame, direction) in self.peers
         ):
+            return True
+        if direction in self.firewall and _opens_connection(frame):
             return True
         return self.loss > 0 and dice.random() < self.loss
 
@@ -73,6 +78,14 @@ def _other_end(frame: bytes, direction: str) -> str:
     source, target = (28, 38) if kind == _ARP else (26, 30)
     start = target if direction == OUT else source
     return str(ipaddress.IPv4Address(frame[start : start + 4]))
+
+
+def _opens_connection(frame: bytes) -> bool:
+    """Tell whether a packet is the first of a TCP connection: SYN without ACK."""
+    if frame[12:14] != _IPV4 or frame[23] != socket.IPPROTO_TCP:
+        return False
+    flags = frame[14 + 4 * (frame[14] & 0x0F) + 13]
+    return flags & 0x12 == 0x02
 
 
 def _tap(name: str) -> int:

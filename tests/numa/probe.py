@@ -50,7 +50,6 @@ def main() -> None:
         "cpus": status["Cpus_allowed_list"],
         "allocation": memory_of_a_large_allocation(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
-        "mkl_num_threads": os.environ.get("MKL_NUM_THREADS"),
         "threads": openmp_threads(),
     }
     (Path(sys.argv[1]) / f"{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -99,6 +99,14 @@ def test_containers_may_be_deeper_than_python_recurses():
         assert found is not innermost
 
 
+def test_a_tensor_can_be_resized_after_a_call():
+    for dtype in (torch.float32, torch.bfloat16):
+        for call in (popdist_py.all_reduce, popdist_py.broadcast, popdist_py.all_gather):
+            tensor = torch.ones(3, dtype=dtype)
+            call(tensor)
+            tensor.untyped_storage().resize_(0)
+
+
 def test_a_root_must_be_an_instance():
     with pytest.raises(ValueError, match="root='0'"):
         popdist_py.broadcast(1, root="0")

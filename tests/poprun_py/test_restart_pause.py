@@ -1,4 +1,4 @@
-"""The pause before a restart, within the time limit of the job."""
+"""Whether the time limit of a job leaves anything after the pause before a restart."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from poprun_py import attempts
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.supervision.job import Job
 
+TOLD = "no restart: the time limit of {:g} s leaves {:.1f} s, and the pause before a restart is 8 s"
+
 
 @pytest.mark.parametrize(
-    ("limit", "not_counted", "waited"),
-    [(None, 0.0, 8.0), (10.0, 0.0, 1.0), (10.0, 5.0, 6.0), (5.0, 0.0, -4.0)],
+    ("limit", "not_counted", "left"),
+    [(None, 0.0, None), (20.0, 0.0, None), (10.0, 0.0, 1.0), (12.0, 6.0, None), (5.0, 0.0, 0.0)],
 )
-def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waited):
+def test_a_job_without_time_after_the_pause_is_not_announced(monkeypatch, limit, not_counted, left):
     clock = [100.0]
     monkeypatch.setattr(attempts.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(attempts, "pause", lambda seconds: seconds)
     plan = SimpleNamespace(config=LaunchConfig(program=("true",), timeout=limit))
     recording = SimpleNamespace(begin=lambda *_: None, end=lambda _: None, run_id="r")
-    console = SimpleNamespace(log=None, warn=None)
+    warned = []
+    console = SimpleNamespace(log=None, warn=warned.append)
     running = attempts.Attempts(plan, recording, console, (1, 2), None)
     nothing = Job(command=(), variables=(), environ={})
     monkeypatch.setattr(attempts, "job_of", lambda *_, **__: nothing)
@@ -30,4 +32,5 @@ def test_a_pause_ends_with_the_time_limit(monkeypatch, limit, not_counted, waite
     monkeypatch.setattr(attempts, "supervise", lambda *_, **__: result)
     running.run(0)
     clock[0] += 9.0
-    assert running.pause(8.0) == pytest.approx(waited)
+    assert running.has_time(8.0) == (left is None)
+    assert warned == ([] if left is None else [TOLD.format(limit, left)])

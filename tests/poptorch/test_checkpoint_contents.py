@@ -52,6 +52,26 @@ def test_numpys_floats_among_the_optimisers_settings_are_floats(tmp_path):
     assert model._link.optimizer.param_groups[0]["lr"] == 0.25
 
 
+def test_what_the_program_changed_of_the_optimiser_is_resumed(tmp_path):
+    def made():
+        net = Net()
+        optimizer = poptorch.optim.SGD(net.parameters(), lr=0.1, loss_scaling=2.0)
+        options = poptorch.Options().showCompilationProgressBar(False)
+        return poptorch.trainingModel(net, options, optimizer), optimizer
+
+    model, optimizer = made()
+    batch = torch.ones(1, 2), torch.zeros(1, dtype=torch.long)
+    model(*batch)
+    optimizer.loss_scaling = 8.0
+    model.setOptimizer(optimizer)
+    TrainingCheckpoints(tmp_path, model).save(1)
+    resumed, optimizer = made()
+    TrainingCheckpoints(tmp_path, resumed).resume()
+    resumed(*batch)
+    assert optimizer.loss_scaling == 8.0
+    assert resumed._compiled.program.training.loss_scale == 8.0
+
+
 def test_weights_are_read_without_a_training(tmp_path):
     checkpoints = trained(tmp_path)
     checkpoints.save(1, {"epoch": 0.5})

@@ -84,6 +84,7 @@ def test_every_name_of_popdist():
     "module",
     ["horovod.torch", "horovod.torch.mpi_ops", "horovod.torch.compression",
      "horovod.torch.functions", "horovod.torch.optimizer", "horovod.torch.sync_batch_norm",
+     "horovod.common.exceptions", "horovod.common.util",
      "popart"],
 )  # fmt: skip
 def test_every_name_of_horovod_and_popart(module):
@@ -100,6 +101,13 @@ def test_what_horovod_and_popart_lack_is_said_with_what_to_do():
     assert importlib.import_module("horovod").__version__.startswith("0.28.")
     with pytest.raises(AttributeError, match=r"elastic is not available here.*--max-restarts"):
         _ = hvd.elastic
+    with pytest.raises(AttributeError, match=r"run is not available here.*poprun-py"):
+        _ = importlib.import_module("horovod").run
+    with pytest.raises(ImportError, match=r"elastic is not available here.*--max-restarts"):
+        from horovod.torch import elastic  # noqa: F401
+    for module in ("runner", "run", "spark", "ray", "tensorflow", "tensorflow.keras", "keras"):
+        with pytest.raises(ImportError, match=r"is not available here: .*(poprun|horovod)"):
+            importlib.import_module(f"horovod.{module}")
     with pytest.raises(AttributeError, match=r"popart\.Builder is not available.*poptorch"):
         _ = popart.Builder
 

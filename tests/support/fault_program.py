@@ -69,6 +69,7 @@ FAULTS = {
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill_wrapper": lambda: os.kill(os.getppid(), signal.SIGKILL),
     "kill_mpirun": lambda: os.kill(mpirun(), signal.SIGKILL),
+    "term_mpirun": lambda: os.kill(mpirun(), signal.SIGTERM),
     "stop_mpirun": lambda: os.kill(mpirun(), signal.SIGSTOP),
     "kill_launcher": lambda: os.kill(parent_of(parent_of(os.getppid())), signal.SIGKILL),
 }

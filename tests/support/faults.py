@@ -214,6 +214,8 @@ FAULTS = (
           env={"CHILDREN": "1"}),
     Fault(title="SIGKILL of mpirun", code=137, env={**fail_at(1, 5, "kill_mpirun"),
           "CHILDREN": "1"}, says="mpirun ended with signal SIGKILL"),
+    Fault(title="SIGTERM of mpirun", code=143, env={**fail_at(1, 5, "term_mpirun"),
+          "CHILDREN": "1"}, says="error: mpirun was ended by SIGTERM", seconds=3),
     Fault(title="SIGKILL of the wrapper of an instance", code=137,
           env={**fail_at(1, 5, "kill_wrapper"), "CHILDREN": "1"}, named=1),
     Fault(title="SIGKILL of the shell that waits for the launcher", code=-9,

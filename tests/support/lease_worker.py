@@ -4,13 +4,14 @@ Words: the folder of the leases, a folder with a file ``N`` for each CPU N, how 
 seed. That a core has one holder is checked apart from the leases: by a lock on the core's file.
 """
 
+import contextlib
 import fcntl
 import os
 import random
 import sys
 from pathlib import Path
 
-from poprun_py.leases.book import opened, this_process
+from poprun_py.leases.book import OvertakenError, opened, this_process
 from poprun_py.leases.locked_files import LockedFolder
 
 
@@ -22,9 +23,9 @@ def main(place: str, cores: str, count: int, seed: int) -> None:
     ticket = None
     for _ in range(count):
         wanted = chance.randint(1, len(files))
-        with opened(folder) as book:
+        lease = None
+        with contextlib.suppress(OvertakenError), opened(folder) as book:
             free = sorted(set(range(len(files))) - book.held)
-            lease = None
             if wanted <= len(free) and not book.ahead_of(ticket):
                 cpus = chance.sample(free, wanted)
                 lease = book.take(me, cpus, [0])

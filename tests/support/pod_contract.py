@@ -6,6 +6,7 @@ that opens it, each time anew, for a user: ``open_as = opened(pod); store = open
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,25 @@ class PodContract:
         assert type(caught.value) is error
         assert "\n" not in str(caught.value)
         assert store.partitions() == ()
+
+    @pytest.mark.parametrize("asks_first", [False, True])
+    def test_a_forked_child_gives_back_nothing_of_its_parent(self, opened, asks_first):
+        store = opened(POD16)("alice")
+        store.create_partition(_ask("p", 4))
+        held = store.attach("p", 2, holder())
+        if not (child := os.fork()):
+            try:
+                if asks_first:
+                    store.partitions()
+                store.detach(held)
+                store.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert [each.ipus for each in store.attachments()] == [held.ipus]
+        store.detach(held)
+        assert store.attachments() == ()
 
     def test_a_full_pod_says_who_has_it(self, opened):
         open_as = opened(POD16)

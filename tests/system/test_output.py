@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -125,8 +126,8 @@ def test_streams_stay_apart(poprun, script):
 
 
 def test_plain_output_has_no_tags(poprun, script):
-    done = poprun("--output", "plain", script("print('just this')"))
-    assert done.stdout == "just this\n"
+    done = poprun("--output", "plain", script("print('just', end='\\nthis')"))
+    assert done.stdout == "just\nthis"
 
 
 def test_output_with_the_time(poprun, script):
@@ -288,3 +289,21 @@ def test_closed_stdout_is_no_failure(poprun, script, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / FIRST / "instance-0.stdout").read_text() == "unheard\n"
+
+
+@pytest.mark.parametrize("is_pipe", [True, False])
+def test_what_the_launcher_cannot_say_changes_nothing_of_the_job(tmp_path, is_pipe):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") if is_pipe else open("/dev/full", "w") as unwritable:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "poprun_py", *TWO, "-v", "--print-topology", "tree",
+             "--output-dir", "out", "--max-restarts", "1",
+             "sh", "-c", "test $POPDIST_RESTART_COUNT = 0 && exit 9; exit 8"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, stdin=subprocess.DEVNULL,
+            stdout=unwritable, stderr=unwritable, check=False, timeout=100,
+        )  # fmt: skip
+    report = json.loads((tmp_path / "out" / "latest" / "report.json").read_text())
+    assert done.returncode == 8
+    assert (report["state"], report["exit_code"]) == ("ended", 8)
+    assert [attempt["exit_code"] for attempt in report["attempts"]] == [9, 8]

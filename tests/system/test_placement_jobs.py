@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 
@@ -61,6 +62,19 @@ def test_torch_takes_its_threads_from_the_plan(poprun, script):
     done = poprun("--num-instances", 2, "--num-replicas", 2, sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert [threads for _, threads in seen(done.stdout)] == [len(CPUS) // 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [(("--env", "OMP_NUM_THREADS=1"), {}), ((), {"OMP_NUM_THREADS": "1"})],
+    ids=["option", "environment"],
+)
+def test_torch_takes_its_threads_from_the_user(poprun, script, words, environ):
+    program = script("import torch; print([0, torch.get_num_threads()])")
+    done = poprun("-v", "-n", 1, *words, sys.executable, program, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert seen(done.stdout) == [[0, 1]]
+    assert re.search("instance 0 has PID .*, OMP_NUM_THREADS 1$", done.stderr, re.MULTILINE)
 
 
 def test_more_instances_than_cpus_are_refused_or_warned_of(poprun, script):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 from support.surroundings import as_stranger, mounted
+
+from poprun_py.cli import run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 PROGRAM = Path(__file__).with_name("surroundings_program.py")
@@ -304,3 +307,19 @@ def test_two_users_side_by_side_in_a_folder_of_their_group(poprun, tmp_path, ope
     assert stdout.count("total 2 2.0") == 2
     assert stdout.count("folder 0o700 True") == 2
     assert not [each for each in shared.iterdir() if each.stat().st_uid == 0]
+
+
+def test_paths_that_are_not_utf_8(poprun, open_folder):
+    folder = open_folder / os.fsdecode(b"folder\xff")
+    folder.mkdir()
+    program = folder / os.fsdecode(b"program\xff.py")
+    program.write_text("import popdist_py; popdist_py.init(); exit(5)")
+    names = ("TMPDIR", "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    done = poprun(
+        *JOB, "-v", "--output-dir", "out", program, cwd=folder,
+        env=dict.fromkeys(names, str(folder)),
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert (folder / "out" / "latest" / "report.html").is_file()
+    page = str(open_folder / "page.html")
+    assert run(["report", str(folder / "out" / "latest"), "--output", page]) == 0

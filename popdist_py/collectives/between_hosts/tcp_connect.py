@@ -27,7 +27,7 @@ from popdist_py.peers.greeting import joined
 if TYPE_CHECKING:
     from popdist_py.collectives.meeting import Meeting
 
-__all__ = ["connect", "family_of", "listen_at", "own_address"]
+__all__ = ["address_towards", "connect", "family_of", "listen_at", "own_address"]
 
 _TIMEOUT_SECONDS = 10.0
 _SECRET_BYTES = 16
@@ -51,7 +51,7 @@ def connect(meeting: Meeting, network: str | None, towards: str | None = None) -
     address = own_address(network, set(meeting.all_gather(socket.gethostname())), towards)
     known = next(filter(None, meeting.all_gather(address)), None)
     if address is None and known is not None and not network:
-        address = _address_towards(known)
+        address = address_towards(known)
     listener = _listen(address)
     addresses = meeting.all_gather(listener.getsockname()[:2] if listener is not None else None)
     own_secret = secrets.token_hex(_SECRET_BYTES)
@@ -83,7 +83,7 @@ def own_address(
     """Return the address at which the other hosts reach this one; of IPv6 if it has no other."""
     if network:
         return _address_in(network)
-    if towards and (address := _address_towards(towards)):
+    if towards and (address := address_towards(towards)):
         return address
     if len(host_names) == 1:
         return "127.0.0.1"
@@ -106,7 +106,7 @@ def _is_reached(address: str) -> bool:
     return not value.is_loopback and not (value.version == 6 and value.is_link_local)
 
 
-def _address_towards(host: str) -> str | None:
+def address_towards(host: str) -> str | None:
     """Return the address of the interface that leads to another host; None if it is loopback."""
     for theirs in _addresses_of(host):
         with suppress(OSError), socket.socket(family_of(theirs), socket.SOCK_DGRAM) as probe:

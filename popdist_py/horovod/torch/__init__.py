@@ -4,7 +4,8 @@ The modules have Horovod's names; ``basics`` is its ``horovod.common.basics``. W
 Horovod 0.28:
 
 - Calls are matched by their order, which must be equal on all instances. Names are compared, and
-  two different calls raise ``CollectiveMismatchError``; Horovod would wait and warn.
+  two different calls raise ``CollectiveMismatchError``, which is a ``HorovodInternalError`` here;
+  Horovod would wait and warn.
 - ``DistributedOptimizer`` keeps the state of the optimizer that it is given, and takes closures.
 - ``join()`` returns where all instances join at the same step, and raises otherwise.
 - Not here, refused with what to do instead: Adasum, process sets, elastic training, timelines.
@@ -51,6 +52,7 @@ from popdist_py.horovod.torch.functions import (
 from popdist_py.horovod.torch.mpi_ops import (
     Adasum,
     Average,
+    HorovodInternalError,
     Max,
     Min,
     Product,
@@ -91,6 +93,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "HorovodInternalError",
     "Max",
     "Min",
     "Product",

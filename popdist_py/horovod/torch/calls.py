@@ -6,9 +6,11 @@ themselves live beside this module.
 
 from __future__ import annotations
 
+import operator
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
 
@@ -21,12 +23,14 @@ from popdist_py.collectives.arithmetic import Array
 from popdist_py.collectives.background import Handle as BackgroundCall
 from popdist_py.collectives.signature import Signature
 from popdist_py.errors import CollectiveMismatchError
+from popdist_py.horovod.common.exceptions import HorovodInternalError
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
     communicator,
     global_process_set,
 )
+from popdist_py.horovod.torch.errors import horovod_errors
 
 __all__ = [
     "ARRAY_OPS",
@@ -50,6 +54,7 @@ __all__ = [
     "copy_of",
     "differentiable",
     "is_root",
+    "is_whole",
     "join",
     "leaf_of",
     "mark_changed",
@@ -102,7 +107,9 @@ class Handle:
     def wait(self) -> Any:
         """Return the result once it is there; again, the same one."""
         if self._finish is not None:
-            self._result = self._finish(self._work.wait())
+            with horovod_errors():
+                done = self._work.wait()
+            self._result = self._finish(done)
             self._finish = None
         return self._result
 
@@ -111,24 +118,62 @@ class Handle:
 class Call:
     """One collective: ``run`` communicates, in any thread; ``finish`` works in the program's own.
 
-    ``name`` is that of our own call that does the same. torch's own threads would start a second
-    time in another thread, so tensors are changed in ``finish`` only.
+    ``name`` is that of our own call that does the same; ``names`` are those that the program gives
+    to its tensors. torch's own threads would start a second time in another thread, so tensors are
+    changed in ``finish`` only.
     """
 
     world: Communicator
     name: str
     run: Callable[[], Any]
     finish: Callable[[Any], Any]
+    names: Sequence[str] = field(default=())
 
     def now(self) -> Any:
-        """Make the call and return its result."""
-        with activities.doing(activities.REDUCING, self.name):
+        """Make the call and return its result.
+
+        Raises:
+            HorovodInternalError: the call failed, which is also an error of this library.
+            ValueError: a call that was started and is not complete has one of the names.
+        """
+        self._check_names()
+        with horovod_errors(), activities.doing(activities.REDUCING, self.name):
             done = self.run()
         return self.finish(done)
 
     def start(self) -> Handle:
-        """Make the call beside the program."""
-        return Handle(self.world.background.submit(self.run, self.name), self.finish)
+        """Make the call beside the program.
+
+        Raises:
+            ValueError: another call that is not complete has one of the names.
+        """
+        self._check_names()
+        work = self.world.background.submit(self.run, self.name)
+        for each in self.names:
+            if _is_given(each):
+                _started[self.name, each] = work
+        return Handle(work, self.finish)
+
+    def _check_names(self) -> None:
+        for each in self.names:
+            work = _started.get((self.name, each))
+            if work is not None and not work.is_completed():
+                raise ValueError(
+                    f"name={each!r}: Requested to {self.name} a tensor with the same name as "
+                    "another tensor that is currently being processed. If you want to request "
+                    "another tensor, use a different tensor name."
+                )
+
+
+# The calls that were started under a name of the program's, by kind and name, as long as they run.
+_started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _is_given(name: str) -> bool:
+    """Tell whether a name is the program's, and not one for what the program gave no name."""
+    return bool(name) and ".noname" not in name
 
 
 def synchronize(handle: Handle) -> Any:
@@ -144,7 +189,7 @@ def poll(handle: Handle) -> bool:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return once every rank has called this."""
     check_process_set(process_set)
-    with activities.doing(activities.REDUCING, "barrier"):
+    with horovod_errors(), activities.doing(activities.REDUCING, "barrier"):
         communicator().barrier()
 
 
@@ -158,13 +203,14 @@ def join(device: int = -1) -> int:  # noqa: ARG001
         the last rank, as all join together.
 
     Raises:
-        RuntimeError: another rank makes another call, since it has more batches.
+        HorovodInternalError: another rank makes another call, since it has more batches.
     """
     world = communicator()
     try:
-        world.agree(Signature("join"))
+        with horovod_errors():
+            world.agree(Signature("join"))
     except CollectiveMismatchError as error:
-        raise RuntimeError(
+        raise HorovodInternalError(
             f"join(): {error}. A rank that has joined cannot take part in the calls of the others: "
             "give all ranks the same number of batches"
         ) from None
@@ -227,11 +273,20 @@ def is_root(call: str, root_rank: int) -> bool:
         ValueError: there is no such rank.
     """
     world = communicator()
-    if root_rank not in world.instances:
+    if not is_whole(root_rank) or root_rank not in world.instances:
         raise ValueError(
             f"{call}(root_rank={root_rank!r}): expected one of {list(world.instances)}"
         )
     return world.instances[world.instance_index] == root_rank
+
+
+def is_whole(x: Any) -> bool:
+    """Tell whether a value is a whole number of Python, NumPy or torch, and not a float."""
+    try:
+        operator.index(x)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 def check_rows(call: str, x: Any) -> None:
@@ -275,6 +330,7 @@ def started_together(calls: Sequence[Call]) -> Handle:
         calls[0].name if calls else "",
         lambda: [call.run() for call in calls],
         lambda done: [call.finish(each) for call, each in zip(calls, done, strict=True)],
+        [name for call in calls for name in call.names],
     ).start()
 
 

@@ -18,6 +18,7 @@ from popdist_py.horovod.torch.basics import (
     global_process_set,
 )
 from popdist_py.horovod.torch.calls import check_optimizer, is_root
+from popdist_py.horovod.torch.errors import horovod_errors
 from popdist_py.horovod.torch.mpi_ops import broadcast_async_, synchronize
 
 __all__ = [
@@ -67,7 +68,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizers of all ranks the state and options of that of rank ``root_rank``.
 
-    An optimizer that has made no step yet gets the state as well.
+    An optimizer that has made no step yet gets the state as well, and, as with Horovod, its
+    parameters have gradients of zeros afterwards where they had none.
 
     Args:
         optimizer: of equal parameter groups on all ranks.
@@ -82,10 +84,22 @@ def broadcast_optimizer_state(
     check_optimizer("broadcast_optimizer_state", optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    if not optimizer.state:
+        _add_gradients(optimizer)
     # One pickle: no rank but the root knows which tensors there are.
     state = broadcast_object(optimizer.state_dict(), root_rank, "optimizer", process_set)
     if not is_root("broadcast_optimizer_state", root_rank):
         optimizer.load_state_dict(state)
+
+
+def _add_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Give every parameter a gradient: programs for Horovod may use it before a backward."""
+    is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                zeros = torch.zeros_like(parameter, requires_grad=False)
+                parameter.grad = zeros.to_sparse() if is_sparse else zeros
 
 
 def broadcast_object(
@@ -108,7 +122,7 @@ def broadcast_object(
     """
     check_process_set(process_set)
     is_root("broadcast_object", root_rank)
-    with activities.doing(activities.REDUCING, "broadcast_object"):
+    with horovod_errors(), activities.doing(activities.REDUCING, "broadcast_object"):
         return communicator().broadcast_object(obj, root_rank, name or "")
 
 
@@ -123,5 +137,5 @@ def allgather_object(
         process_set: must be the global one.
     """
     check_process_set(process_set)
-    with activities.doing(activities.REDUCING, "all_gather_object"):
+    with horovod_errors(), activities.doing(activities.REDUCING, "all_gather_object"):
         return communicator().all_gather_object(obj, name or "")

@@ -6,6 +6,7 @@ The reduction of sparse tensors lives here, since it gathers. No other arithmeti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,7 @@ def _gather(tensor: Tensor, name: str | None) -> Call:
         "all_gather",
         lambda: np.concatenate(_rows_of_all(world, array, name or "")),
         lambda rows: leaf_arrays.tensor_like(tensor, rows),
+        [name or ""],
     )
 
 
@@ -83,7 +85,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         reduced = allreduce(gradients[0], op=Average)
-        rows = allgather(torch.tensor([ctx.rows]))
+        rows = allgather(torch.tensor([ctx.rows], device="cpu"))
         first = int(rows[: communicator().instance_index].sum())
         return reduced.narrow(0, first, ctx.rows), None
 
@@ -120,7 +122,7 @@ def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
     """Gather several tensors as ``allgather`` does."""
-    named = zip(tensors, numbered(name or "grouped_allgather", len(tensors)), strict=True)
+    named = zip(tensors, numbered(name or "grouped_allgather.noname", len(tensors)), strict=True)
     return [allgather(x, each, process_set) for x, each in named]
 
 
@@ -129,7 +131,7 @@ def grouped_allgather_async(
 ) -> Handle:
     """Start ``grouped_allgather`` and return a handle."""
     check_process_set(process_set)
-    names = numbered(name or "grouped_allgather", len(tensors))
+    names = numbered(name or "grouped_allgather.noname", len(tensors))
     return started_together([_gather(x, n) for x, n in zip(tensors, names, strict=True)])
 
 
@@ -146,7 +148,13 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
             )
         parts = np.full(count, len(tensor) // count, np.int64)
     else:
-        parts = np.asarray(splits, np.int64)
+        given = np.asarray(splits)
+        if given.dtype.kind not in "iu":
+            raise ValueError(
+                f"alltoall(splits={given.tolist()}): expected whole numbers of rows, such as "
+                "torch.tensor([2, 1], dtype=torch.int32)"
+            )
+        parts = given.astype(np.int64)
         if parts.shape != (count,) or (parts < 0).any() or parts.sum() != len(tensor):
             raise ValueError(
                 f"alltoall(splits={parts.tolist()}): expected {count} numbers, one for each rank, "
@@ -166,7 +174,7 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
         rows, received = result
         return leaf_arrays.tensor_like(tensor, rows), torch.from_numpy(received.astype(np.int32))
 
-    return Call(world, "all_to_all", run, finish)
+    return Call(world, "all_to_all", run, finish, [name or ""])
 
 
 class _AllToAll(torch.autograd.Function):
@@ -225,7 +233,7 @@ def alltoall_async(
         both = call.finish(done)
         return both[0] if splits is None else both
 
-    return Call(call.world, call.name, call.run, finish).start()
+    return replace(call, finish=finish).start()
 
 
 def sparse_allreduce_async(
@@ -253,7 +261,7 @@ def sparse_allreduce_async(
     op = check_op(op)
     if op not in (Average, Sum):
         raise ValueError(f"sparse_allreduce_async(op={op.name}): expected Average or Sum")
-    name = name or "sparse_allreduce"
+    name = name or "sparse_allreduce.noname"
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values(), f"{name}.values", process_set)
     num_ranks = communicator().num_instances
@@ -261,7 +269,11 @@ def sparse_allreduce_async(
     def wait() -> Tensor:
         all_values = values.wait() / num_ranks if op is Average else values.wait()
         return torch.sparse_coo_tensor(
-            indices.wait().t(), all_values, tensor.shape, check_invariants=False
+            indices.wait().t(),
+            all_values,
+            tensor.shape,
+            device=tensor.device,
+            check_invariants=False,
         )
 
     return wait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from popdist_py.horovod.common.exceptions import HorovodInternalError
 from popdist_py.horovod.torch.calls import (
     Adasum,
     Average,
@@ -52,6 +53,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Handle",
+    "HorovodInternalError",
     "Max",
     "Min",
     "Product",

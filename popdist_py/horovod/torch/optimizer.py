@@ -20,7 +20,7 @@ from popdist_py.horovod.torch.basics import (
     global_process_set,
     size,
 )
-from popdist_py.horovod.torch.calls import check_op, check_optimizer
+from popdist_py.horovod.torch.calls import check_op, check_optimizer, is_whole
 from popdist_py.horovod.torch.compression import Compression, Compressor, check_compression
 from popdist_py.horovod.torch.mpi_ops import (
     Average,
@@ -48,9 +48,10 @@ class _Reduction:
         if parameter.grad is None:
             # Another rank may have computed it: models may use a parameter only now and then.
             parameter.grad = torch.zeros_like(parameter)
-        if parameter.grad.is_sparse and self.sparse_as_dense:
-            parameter.grad = parameter.grad.to_dense()
         gradient = parameter.grad
+        sparse_dim = gradient.sparse_dim() if gradient.is_sparse else 0
+        if gradient.is_sparse and self.sparse_as_dense:
+            gradient = gradient.to_dense()
         if gradient.is_sparse:
             wait = sparse_allreduce_async(gradient, name, self.op)
 
@@ -67,7 +68,10 @@ class _Reduction:
 
         def store() -> None:
             reduced = self.compression.decompress(handle.wait(), saved)
-            if reduced is not gradient:
+            if sparse_dim:
+                # The optimizer may take nothing else, as SparseAdam.
+                parameter.grad = reduced.to_sparse(sparse_dim)
+            elif reduced is not gradient:
                 gradient.copy_(reduced)
 
         return store
@@ -295,8 +299,11 @@ def DistributedOptimizer(
 
 
 def _check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError(f"backward_passes_per_step={passes}: backward_passes_per_step must be > 0")
+    if not is_whole(passes) or passes <= 0:
+        raise ValueError(
+            f"backward_passes_per_step={passes!r}: backward_passes_per_step must be > 0, and a "
+            "whole number"
+        )
 
 
 def _unnamed(optimizer: torch.optim.Optimizer) -> list[tuple[str, Parameter]]:

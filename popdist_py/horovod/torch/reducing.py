@@ -5,6 +5,7 @@ Nothing here gathers or sends.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def reduction_of(
         array_op = "sum" if op is Average and is_whole else ARRAY_OPS[op]
         leaves.append(leaf_of(call, leaf_arrays.reducible(x, array_op)))
         operations.append(array_op)
-    names = [name or ""] if len(tensors) == 1 else numbered(name or call, len(tensors))
+    names = [name or ""] if len(tensors) == 1 else numbered(name or f"{call}.noname", len(tensors))
 
     def run() -> None:
         for (array, _), array_op, each in zip(leaves, operations, names, strict=True):
@@ -88,7 +89,7 @@ def reduction_of(
             mark_changed(x)
         return tensors
 
-    return Call(world, "all_reduce", run, finish)
+    return Call(world, "all_reduce", run, finish, names)
 
 
 class _AllReduce(torch.autograd.Function):
@@ -195,7 +196,7 @@ def allreduce_async_(
     check_process_set(process_set)
     op = check_op(op, average)
     call = reduction_of("allreduce", [tensor], op, name, prescale_factor, postscale_factor)
-    return Call(call.world, call.name, call.run, lambda done: call.finish(done)[0]).start()
+    return replace(call, finish=lambda done: call.finish(done)[0]).start()
 
 
 def grouped_allreduce(

@@ -5,6 +5,7 @@ Nothing here reduces by itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -60,11 +61,8 @@ def _scatter(
     copy = copy_of(tensor)
     call = reduction_of("reducescatter", [copy], op, name, prescale, postscale)
     own = _own_rows(call.world, len(tensor))
-    return Call(
-        call.world,
-        "reduce_scatter",
-        call.run,
-        lambda done: call.finish(done)[0][own].clone(),
+    return replace(
+        call, name="reduce_scatter", finish=lambda done: call.finish(done)[0][own].clone()
     )
 
 
@@ -140,7 +138,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Reduce and scatter several tensors as ``reducescatter`` does."""
-    names = numbered(name or "grouped_reducescatter", len(tensors))
+    names = numbered(name or "grouped_reducescatter.noname", len(tensors))
     return [
         reducescatter(x, each, compression, op, process_set, prescale_factor, postscale_factor)
         for x, each in zip(tensors, names, strict=True)
@@ -158,7 +156,7 @@ def grouped_reducescatter_async(
     """Start ``grouped_reducescatter`` and return a handle."""
     check_process_set(process_set)
     op = check_op(op)
-    names = numbered(name or "grouped_reducescatter", len(tensors))
+    names = numbered(name or "grouped_reducescatter.noname", len(tensors))
     return started_together(
         [
             _scatter(x, op, each, prescale_factor, postscale_factor)

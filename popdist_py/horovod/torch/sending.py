@@ -50,7 +50,8 @@ def _send(tensor: Tensor, root_rank: int, name: str | None) -> Call:
             mark_changed(tensor)
         return tensor
 
-    return Call(world, "broadcast", lambda: world.broadcast(array, root_rank, name or ""), finish)
+    name = name or ""
+    return Call(world, "broadcast", lambda: world.broadcast(array, root_rank, name), finish, [name])
 
 
 class _Broadcast(torch.autograd.Function):

@@ -32,7 +32,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         shape = (1, -1, *(1,) * (input.dim() - 2))
         others = [dim for dim in range(input.dim()) if dim != 1]
-        x = input.float()
+        x = input if input.dtype == torch.float64 else input.float()
         own_count = x.new_tensor([x.numel() // x.shape[1]])
         totals = allreduce(torch.cat([x.sum(others), own_count]), op=Sum, name="batch_norm.mean")
         mean, count = totals[:-1] / totals[-1], totals[-1].detach()

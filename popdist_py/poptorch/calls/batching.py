@@ -15,15 +15,40 @@ import torch
 from popdist_py.poptorch import enums
 from popdist_py.poptorch.errors import Error
 
-__all__ = ["Batching", "Collector", "Values"]
+__all__ = ["Batching", "Collector", "Values", "check_groups"]
 
 # One output of all replicas: a tensor for each, or one tensor [replicas, ...].
 Values = Sequence[torch.Tensor] | torch.Tensor
 
 
+def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType) -> None:
+    """Check that the replicas can be divided into groups that share their inputs.
+
+    Raises:
+        ValueError: another type than Consecutive and Orthogonal, a group larger than all replicas,
+            or a size that does not divide their number.
+    """
+    known = (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal)
+    if group_type not in known:
+        raise ValueError(
+            f"inputReplicaGrouping: CommGroupType.{group_type.name} is not supported: choose "
+            "Consecutive or Orthogonal, or NoGrouping for none"
+        )
+    if not 1 <= group_size <= replicas or replicas % group_size:
+        raise ValueError(
+            f"inputReplicaGrouping: group size {group_size} must divide the replication factor "
+            f"{replicas} and be at most as large: set a larger replication factor before the group "
+            "size, and a smaller one after it"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """The factors of one model: DI, GA, R, G, and what is returned."""
+    """The factors of one model: DI, GA, R, G, and what is returned.
+
+    Raises:
+        ValueError: groups of replicas that are not allowed.
+    """
 
     device_iterations: int
     gradient_accumulation: int
@@ -32,6 +57,10 @@ class Batching:
     group_type: enums.CommGroupType
     output_mode: enums.OutputMode
     output_period: int
+
+    def __post_init__(self) -> None:
+        # Here again: options that an earlier version saved were not checked when they were changed.
+        check_groups(self.replicas, self.group_size, self.group_type)
 
     @property
     def num_groups(self) -> int:

@@ -1,4 +1,4 @@
-"""What decides what a module's forward does, as text: its settings, and the code it can reach.
+"""A model's settings and the code that its forward can reach, as text: for a key of the cache.
 
 Tensors, which weights are, are named by their shapes and formats. Of Python's library, torch and
 this package only the names count: their versions say the rest. The code of other libraries counts
@@ -7,17 +7,27 @@ where it is called directly; to look further takes seconds.
 
 from __future__ import annotations
 
-import dataclasses
+import copyreg
 import enum
+import hashlib
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,44 +35,60 @@ from popdist_py.poptorch.weights.watched_module import plain_class
 
 __all__ = ["code_text"]
 
-_PLAIN: Final = (int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, Path, range)
+_PLAIN: Final = (
+    *(int, float, complex, str, bytes, type(None), enum.Enum, Path, range, np.generic),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+_CONTAINERS: Final = (list, tuple, dict, set, frozenset)
+_NAMESPACES: Final = (SimpleNamespace, Namespace)
 _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
 # Attributes that every module has: what they hold has a name of its own, or does not compute.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
+# Those of them that a module has for itself where it is not a part of the model.
+_OWN: Final = ("training", "_parameters", "_buffers", "_modules")
+_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
 
 
 def code_text(model: nn.Module) -> list[str]:
     """Return the settings of each module of a model, and all code that their classes lead to.
 
-    Settings are attributes: numbers, strings and the like, functions, and collections, data classes
-    and namespaces of these. Objects of other classes are named by their class alone.
+    Settings are attributes and hooks: numbers, strings and the like, functions, collections and
+    objects of these. Of objects of Python's library and torch without a value of their own, such as
+    locks and loggers, only the class counts.
     """
     reached = _Reached()
     settings = [
         f"{name}.{key} = {reached.text(value)}"
         for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if key not in _OF_ALL_MODULES
+        for key, value in _settings(module)
     ]
     classes = [reached.text(plain_class(module)) for module in model.modules()]
     return [*settings, *classes, *reached.made_of()]
 
 
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    """Return a module's own attributes and its hooks, by name."""
+    attributes = vars(module)
+    hooks = [(name, list(attributes[name].values())) for name in _HOOKS if attributes.get(name)]
+    return [*((k, v) for k, v in attributes.items() if k not in _OF_ALL_MODULES), *hooks]
+
+
 class _Reached:
-    """The functions and classes met so far."""
+    """The functions, classes and objects met so far."""
 
     def __init__(self) -> None:
-        self._met: list[_Code] = []
-        self._numbers: dict[int, int] = {}  # by identity: a class may have no hash
+        self._met: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by identity: not everything has a hash
         self._parents: list[int] = []
+        self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
-        """Yield what all functions and classes do, with those that they lead to."""
+        """Yield what all functions, classes and objects do or hold, with those they lead to."""
         for value in self._met:  # which grows meanwhile
-            made = _of_function(value) if isinstance(value, FunctionType) else _of_class(value)
-            yield from map(self.text, made)
+            self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
+            yield from map(self.text, _made_of(value))
 
     def text(self, value: Any) -> str:
         """Return a text that is the same in every process, and note the code that it leads to."""
@@ -70,39 +96,126 @@ class _Reached:
             return repr(value)
         if isinstance(value, torch.Tensor):
             return f"{tuple(value.shape)} {value.dtype}"
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if isinstance(value, ModuleType):
+            return f"module {value.__name__}"
         if isinstance(value, MethodType):
-            return self.text(value.__func__)
-        if isinstance(value, FunctionType | type):
+            return f"{self.text(value.__func__)} of {self.text(value.__self__)}"
+        if isinstance(value, BuiltinFunctionType):
+            return f"{value.__qualname__} of {self.text(value.__self__)}"
+        if isinstance(value, _Code):
             return self._code(value)
+        if isinstance(value, _CONTAINERS):
+            return self._container(value)
+        return self._object(value)
+
+    def _array(self, array: np.ndarray[Any, Any]) -> str:
+        if array.dtype.hasobject:
+            return self.text(array.tolist())
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        return f"{array.shape} {array.dtype} {digest}"
+
+    def _container(self, value: Any) -> str:
         if id(value) in self._parents:
             return "..."
         self._parents.append(id(value))
         try:
-            return f"{_name(type(value))}({', '.join(self._parts(value))})"
+            if isinstance(value, set | frozenset):
+                # Sorted before anything in it gets a number.
+                parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
+            else:
+                parts = list(value.items()) if isinstance(value, dict) else list(value)
+            attributes = [] if type(value) in _CONTAINERS else _attributes(value)
+            texts = [self.text(item) for item in (*parts, *attributes)]
+            return f"{_name(type(value))}({', '.join(texts)})"
         finally:
             self._parents.pop()
 
-    def _parts(self, value: Any) -> list[str]:
-        if isinstance(value, set | frozenset):
-            return sorted(map(self.text, value))
-        if isinstance(value, partial):
-            value = [value.func, value.args, value.keywords]
-        elif isinstance(value, SimpleNamespace | Namespace):
-            value = list(vars(value).items())
-        elif isinstance(value, dict):
-            value = list(value.items())
-        elif dataclasses.is_dataclass(value):
-            value = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-        return [self.text(item) for item in value] if isinstance(value, list | tuple) else []
+    def _object(self, value: Any) -> str:
+        kind = plain_class(value) if isinstance(value, nn.Module) else type(value)
+        if self._is_in_library:
+            return _name(kind)
+        return f"{self.text(kind)} object {self._number(value)}"
 
     def _code(self, value: _Code) -> str:
         """Return the name of a function or class, with a number for those that are looked into."""
-        if str(value.__module__).partition(".")[0] in _VERSIONED:
+        if _is_versioned(value):
             return _name(value)
+        return f"{_name(value)} {self._number(value)}"
+
+    def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._met)
             self._met.append(value)
-        return f"{_name(value)} {self._numbers[id(value)]}"
+        return self._numbers[id(value)]
+
+
+def _made_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, FunctionType):
+        return _of_function(value)
+    return _of_class(value) if isinstance(value, type) else _of_object(value)
+
+
+def _is_versioned(value: _Code) -> bool:
+    return str(value.__module__).partition(".")[0] in _VERSIONED
+
+
+def _is_of_library(value: _Code) -> bool:
+    if isinstance(value, FunctionType):
+        file: Any = value.__code__.co_filename
+    else:
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
+    return any(place in str(file) for place in _LIBRARIES)
+
+
+def _sort_text(value: Any) -> str:
+    if isinstance(value, _Code):
+        return _name(value)
+    return repr(value) if isinstance(value, _PLAIN) else ""
+
+
+def _of_object(value: Any) -> list[Any]:
+    """Return what an object holds."""
+    if isinstance(value, partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, nn.Module):
+        return [*_settings(value), *((name, vars(value)[name]) for name in _OWN)]
+    if "__wrapped__" in (inner := _dictionary(value)):
+        return [inner["__wrapped__"]]  # a function with a cache, for example
+    if isinstance(value, _NAMESPACES) or not _is_versioned(type(value)):
+        attributes = _attributes(value)
+        if attributes:
+            return attributes
+    # A date compares by its value, for example, and a function in C can be called.
+    kind: Any = type(value)
+    is_function = callable(value) and not kind.__module__.startswith("popdist_py.")
+    if kind.__eq__ is object.__eq__ and not is_function:
+        return []
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        reduced = value.__reduce_ex__(2) if reduce is None else reduce(value)
+        if isinstance(reduced, str):
+            return [reduced]
+        return [list(part) if isinstance(part, Iterator) else part for part in reduced]
+    except Exception:  # anything may be raised by what cannot be copied
+        return []
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, dict) else {}  # not what a __getattr__ makes up
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, those in slots included."""
+    found = list(_dictionary(value).items())
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
+                with suppress(AttributeError):  # it has no value yet
+                    found.append((name, slot.__get__(value, kind)))
+    return found
 
 
 def _of_class(kind: type) -> Iterator[Any]:
@@ -121,8 +234,8 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # a variable that has no value yet
             yield cell.cell_contents
-    is_library = any(place in function.__code__.co_filename for place in _LIBRARIES)
-    yield from _of_instructions(function.__code__, {} if is_library else function.__globals__)
+    names = {} if _is_of_library(function) else function.__globals__
+    yield from _of_instructions(function.__code__, names)
 
 
 def _of_instructions(code: CodeType, names: dict[str, Any]) -> Iterator[Any]:

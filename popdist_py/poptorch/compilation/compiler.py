@@ -428,6 +428,8 @@ class Compiler:
         streams: RandomStreams,
     ) -> DeviceModel:
         """Return the model as the replica back ends know it."""
+        if training is not None:
+            state.hook_gradients(self.user_model.parameters())
         groups = self._norm_groups()
         norms = [] if groups is None else [partial(GroupNorms, groups)]
         context = DeviceContext(
@@ -500,8 +502,12 @@ class Compiler:
             return "an input has no batch dimension"
         if executable.placement.reads_buffers and executable.trace.modified_buffers:
             return "Python code of the forward reads buffers, and the forward changes buffers"
+        if state.gradient_hooks is not None and state.gradient_hooks.reach:
+            return "parameters have hooks on their gradients"
+        if self.training and any(map(_has_backward_hooks, self.model.modules())):
+            return "modules have hooks on their backward"
         if executable.trace.needs_python:
-            return "the forward prints or runs Python on the host, once for each replica"
+            return "the forward prints, hooks gradients or runs Python on the host, in each replica"
         return None
 
     def _watched(self, anchors: Anchors) -> Forward:
@@ -531,6 +537,10 @@ class Compiler:
             return int(self.options.random_seed)
         mine = int(torch.randint(2**31, (), generator=_fresh_generator()))
         return int(self.communicator.broadcast_object(mine))
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def _some(names: Sequence[str], most: int = 3) -> str:

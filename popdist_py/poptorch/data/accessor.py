@@ -70,7 +70,8 @@ class AsynchronousDataAccessor:
         load_indefinitely: whether to load the next epoch before it is asked for.
         early_preload: whether to start loading now rather than at the first ``iter()``.
         sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
-            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file).
+            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file). The name of a
+            strategy will do.
         rebatched_size: assemble batches of this many elements from the items' first dimension.
 
     A sampler of a DataLoader, and a data set, may be told of epochs by ``set_epoch()`` in this
@@ -92,10 +93,11 @@ class AsynchronousDataAccessor:
         miss_sleep_time_in_ms: float = 0.1,
         load_indefinitely: bool = True,
         early_preload: bool = False,
-        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        sharing_strategy: SharingStrategy | str = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
         _check(buffer_size, miss_sleep_time_in_ms, rebatched_size)
+        strategy = _strategy_of(sharing_strategy)
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
@@ -130,7 +132,7 @@ class AsynchronousDataAccessor:
         self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
 
         ours, theirs = multiprocessing.Pipe()
-        self._process = _start(job, theirs, sharing_strategy)
+        self._process = _start(job, theirs, strategy)
         theirs.close()
         self._channel = Channel(ours, self._process.sentinel)
         # On deletion, and at exit before Python waits for its child processes.
@@ -302,24 +304,34 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
     )
 
 
+def _strategy_of(given: Any) -> SharingStrategy:
+    """Return the strategy that is given as a member, by its name or by its number.
+
+    Raises:
+        AssertionError: there is no such strategy.
+    """
+    strategy = SharingStrategy.__members__.get(given, given) if isinstance(given, str) else given
+    assert strategy in tuple(SharingStrategy), (
+        f"sharing_strategy={given!r}: expected one of "
+        f"{', '.join(f'poptorch.SharingStrategy.{each.name}' for each in SharingStrategy)}, or "
+        "its name as text"
+    )
+    return SharingStrategy(strategy)
+
+
 def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     """Start the loader process.
 
     Raises:
-        AssertionError: there is no such strategy.
         Error: the data set cannot be pickled, which every strategy but Fork needs.
     """
-    assert strategy in tuple(SharingStrategy), (
-        f"sharing_strategy={strategy!r}: expected one of "
-        f"{', '.join(f'poptorch.SharingStrategy.{each.name}' for each in SharingStrategy)}"
-    )
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):
         # The program says it: a traceback from here would only stand before what it says. A server
         # of processes turns sys.exit() into exit code 1.
         sys.stdout.flush()
         os._exit(_UNGUARDED)
-    method = _START_METHODS[SharingStrategy(strategy)]
+    method = _START_METHODS[strategy]
     context: Any = multiprocessing.get_context(method)
     if method == "forkserver":
         # Imported once: a second accessor's process starts at once.

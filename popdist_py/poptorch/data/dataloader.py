@@ -228,6 +228,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._sizes.combined
 
     @property
+    def _combined_batch_size(self) -> int | None:
+        """PopTorch's attribute behind combinedBatchSize, which programs read too."""
+        return self._sizes.combined
+
+    @property
     def options(self) -> Options:
         """The (frozen) options that this loader was made with."""
         return self._options

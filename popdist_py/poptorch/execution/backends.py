@@ -1,8 +1,9 @@
 """The replica back ends: which there are, which models each can run, and how each is made.
 
-Another device is one file with a class that runs replicas, and one row here: the choice among the
-rows, in ``compilation/backend_choice.py``, knows no names. The first row defines the result; what
-another one computes is compared with it before it is taken.
+Another back end is a class that runs replicas, and one row here: ``compilation/backend_choice.py``
+chooses among the rows without knowing their names. A new value of ``replicaExecution`` is also
+added to the setter in ``options/groups.py``. The first row defines the result; what another one
+computes is compared with it when a model is first compiled.
 """
 
 from __future__ import annotations

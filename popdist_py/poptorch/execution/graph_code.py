@@ -92,7 +92,7 @@ def _unchanged_argument(node: fx.Node) -> Any:
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        return first
+        return first if _dtype(node) == _dtype(first) else None  # whole numbers times 1.0 are not
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
         return first if dims == sorted(dims) and min(dims, default=0) >= 0 else None
@@ -104,6 +104,11 @@ def _unchanged_argument(node: fx.Node) -> Any:
 def _shape(node: Any) -> tuple[int, ...] | None:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
 
 
 def _replace(graph: fx.Graph, node: fx.Node, target: Any, args: tuple[Any, ...], **kw: Any) -> None:
@@ -169,7 +174,10 @@ def _move_before_views(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a vector to a reshaped matrix product that nothing else uses."""
+    """Tell whether ``node`` adds a bias to a reshaped matrix product that nothing else uses.
+
+    The bias has a value for each column of the product, and the view keeps the columns.
+    """
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
     bias, view = node.args
@@ -178,13 +186,25 @@ def _is_biased_product(node: fx.Node) -> bool:
     if view.target not in _VIEWS or len(view.users) != 1:
         return False
     product = view.args[0]
+    if not isinstance(product, fx.Node) or product.target is not _ATEN.mm.default:
+        return False
+    columns = (_shape(product) or ())[-1:]
     return (
-        isinstance(product, fx.Node)
-        and product.target is _ATEN.mm.default
-        and len(product.users) == 1
-        and len(_shape(bias) or ()) == 1
+        len(product.users) == 1
+        and columns == _shape(bias) == (_shape(view) or ())[-1:]
         and bias.meta["val"].dtype == product.meta["val"].dtype
+        and not _is_written_between(product, node)
     )
+
+
+def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
+    """Tell whether an operation between two others changes a tensor, whichever that is."""
+    node = first.next
+    while node is not last:
+        if _writes(node):
+            return True
+        node = node.next
+    return False
 
 
 def _fuse_bias(graph: fx.Graph, node: fx.Node) -> None:

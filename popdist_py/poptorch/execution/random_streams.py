@@ -70,8 +70,8 @@ def host_stream_kept(random: bool) -> Iterator[None]:
 class _PerReplica(TorchFunctionMode):
     """Runs each random function replica by replica, each with its own stream.
 
-    A function is random if it moves torch's generator, so none has to be listed here by name; it
-    is then run again for every replica from that replica's state.
+    The random functions are listed by name in ``_random_functions()``. Any other function that
+    draws numbers runs once for all replicas; the comparison with the loop then fails.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:

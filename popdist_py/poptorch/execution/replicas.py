@@ -99,6 +99,8 @@ class DeviceModel:
         """Add ``scale`` times the gradients of ``loss`` to those of the parameters."""
         if not loss.requires_grad:
             return
+        if self.state.gradient_hooks is not None:
+            self.state.gradient_hooks.scale = scale
         with spans.row_span(spans.DEVICE, "backward"):
             if self.norm_groups is not None:
                 # torch's own calls leave all modes, but what recomputes runs batch norms again.

@@ -135,6 +135,12 @@ _FOREIGN_OUTPUT: Final = (
 )
 
 
+_HOOKING: Final = (
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+)
+
+
 class _Made(TorchFunctionMode):
     """Notes where the results of torch's functions lie.
 
@@ -149,7 +155,12 @@ class _Made(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call the function and note its results."""
+        """Call the function and note its results.
+
+        A hook on a gradient is Python that runs with each backward.
+        """
+        if func in _HOOKING:
+            forward_phase.require_python()
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, torch.Tensor):

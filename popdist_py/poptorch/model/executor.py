@@ -43,6 +43,7 @@ from popdist_py.poptorch.weights.replica_grouping import make_groupable
 
 __all__ = ["PoplarExecutor"]
 
+_NO_CALL: Final = Call((), (), [])
 # The device's autograd is its own: torch.no_grad() and inference_mode() of the program are not in
 # force there.
 _as_on_device: Final = torch.inference_mode(False)
@@ -76,8 +77,8 @@ class PoplarExecutor(DeviceReports):
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # Arguments to build the program with again, for another optimiser.
-        self._last_call = Call((), (), [])
+        # Arguments to build the program with again, for another optimiser; none without a program.
+        self._last_call = _NO_CALL
         # What compiling makes:
         self._compiled: Compiled | None = None
         self._signature: CallSignature | None = None
@@ -185,6 +186,7 @@ class PoplarExecutor(DeviceReports):
         try:
             compiled, num_instances = self._compiled_for(executable)
         except BaseException:
+            self._last_call = _NO_CALL
             self._release()
             raise
         self._compiled, self._signature = compiled, signature
@@ -300,6 +302,7 @@ class PoplarExecutor(DeviceReports):
                 self.copyWeightsToDevice()
         else:
             self._link.load_pending_state()
+            compiled = self._with_hooks(compiled, self._link)
         widen = compiled.executable.widen_integers
         with activities.doing(activities.TRANSFERRING, "inputs"):
             leaves = self._transfer.inputs(call.leaves, widen_integers=widen)
@@ -323,6 +326,14 @@ class PoplarExecutor(DeviceReports):
         if self._options.counts_cycles:
             logger.debug("Total number of IPU cycles: %d", self.cycleCount())
         return trace.outputs.rebuild(iter(results))
+
+    def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
+        """Return the compiled model; built again if parameters got hooks on their gradients."""
+        hooks = compiled.state.gradient_hooks
+        if hooks is None or not hooks.are_missing:
+            return compiled
+        self._rebuild(compiled, link)
+        return self._require_compiled()
 
     # -- weights and optimiser ----------------------------------------------------------------
 
@@ -442,6 +453,7 @@ class PoplarExecutor(DeviceReports):
         if self._link is not None:
             self._link.disconnect()
         self._compiled = self._weights = self._signature = None
+        self._last_call = _NO_CALL
         self._release()
         if self._unwatch is not None:
             self._unwatch()

@@ -75,6 +75,7 @@ class OptimizerLink:
         layout, self._layout = self._layout, Layout.of(self.optimizer)
         if layout is not None and layout.type is self._layout.type:
             self._training.optimizer.load_state_tensors(before.optimizer.state_tensors())
+        self.load_loss_scaling(before.scaler.state() if before.scaler is not None else None)
         compression = self._training.compression
         if compression is not None and layout is not None and layout.trains_as(self._layout):
             compression.take_over(before.compression)
@@ -209,6 +210,18 @@ class OptimizerLink:
             self.sync()
         self._training.optimizer.load_parameter_tensors(rates)
 
+    def loss_scaling(self) -> dict[str, float] | None:
+        """Return where automatic loss scaling is; None if it is off."""
+        scaler = self._training.scaler
+        state: dict[str, float] | None = None if scaler is None else scaler.state()
+        return state
+
+    def load_loss_scaling(self, state: Mapping[str, float] | None) -> None:
+        """Let automatic loss scaling, if it is on, go on from :meth:`loss_scaling`'s state."""
+        scaler = self._training.scaler
+        if scaler is not None and state is not None:
+            scaler.load_state(state)
+
     # -- settings -----------------------------------------------------------------------------
 
     def settings(self) -> list[dict[str, Any]]:
@@ -226,6 +239,25 @@ class OptimizerLink:
         """Give the parameter groups what :meth:`settings` returned."""
         for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
             group.update(saved)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the numbers that a PopTorch optimiser has for all groups and that may change."""
+        if not isinstance(self.optimizer, optim.Optimizer):
+            return {}
+        variable = self.optimizer.variable_attrs
+        return {
+            name: _plain(getattr(self.optimizer, name))
+            for name in self.optimizer._own
+            if name not in self.optimizer._own_per_group
+            and isinstance(getattr(self.optimizer, name), int | float)
+            and not variable.isConstant(name)
+        }
+
+    def load_attributes(self, attributes: Mapping[str, Any]) -> None:
+        """Give a PopTorch optimiser what :meth:`attributes` returned."""
+        for name, value in attributes.items():
+            if name in getattr(self.optimizer, "_own", {}):
+                setattr(self.optimizer, name, value)
 
 
 def _plain(value: Any) -> Any:

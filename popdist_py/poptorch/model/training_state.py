@@ -25,8 +25,10 @@ def shared_state(module: nn.Module, link: OptimizerLink) -> dict[str, Any]:
     return {
         "model": dict(module.state_dict()),
         "settings": link.settings(),
+        "attributes": link.attributes(),
         "optimizer": link.state_tensors(),
         "rates": link.loaded_rates(),
+        "loss_scaling": link.loss_scaling(),
     }
 
 
@@ -64,6 +66,7 @@ def load_host_state(
     """Give the user's module and optimiser what was saved of them."""
     module.load_state_dict(shared["model"])
     link.load_settings(shared["settings"])
+    link.load_attributes(shared.get("attributes", {}))  # earlier versions saved none
     module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
 
 
@@ -74,8 +77,9 @@ def load_device_state(
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
     """Give the compiled model what only the device holds."""
-    link.load_rates(shared.get("rates", {}))  # earlier versions saved none
+    link.load_rates(shared.get("rates", {}))  # nor these
     link.load_state_tensors(shared["optimizer"])
+    link.load_loss_scaling(shared.get("loss_scaling"))  # nor this
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])

@@ -8,12 +8,11 @@ Nothing here decides how long an operation takes or in which order anything happ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles
-from popdist_py.ipu.graph import Placement
+from popdist_py.ipu.cycles import CycleReport, cell_parts, cycle_lengths, cycles
 from popdist_py.ipu.schedule import Cell, Schedule, schedule
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.execution.timings import CallTimes
@@ -96,14 +95,18 @@ def timeline(run: Run) -> Timeline:
     sent = sum(run.graph.bytes_of(name) for name in run.graph.outputs)
     send = sent * ipu.clock / run.model.host_bandwidth
     windows = settings.device_iterations if settings.is_training else 1
+    last = report.stages[-1]
     passages = []
+    before = 0.0
     for window in range(windows):
         for number, arrival in arrivals.items():
-            begin = window * report.window + begins[made.cycles[arrival.step - 1] - 1]
+            entered = window * report.window + begins[made.cycles[arrival.step - 1] - 1]
             start = window * report.window + begins[made.cycles[results[number].step - 1] - 1]
+            # I/O tiles load a micro-batch while the others work on the one before.
+            begin, before = before if settings.overlaps_io else entered, entered
             arrived = begin + receive
             # On one stage the same forward receives and gives results.
-            done = max(arrived, start) + report.stages[-1].forward
+            done = max(arrived, start) + last.offload + last.forward
             times = (begin, arrived, done, done + send)
             passages.append(Passage(*(time / ipu.clock for time in times)))
     return Timeline(tuple(passages), report.total)
@@ -156,13 +159,14 @@ def window(run: Run) -> Window:
     placement, settings = run.placement, run.settings
     pieces = []
     for ipu, row in enumerate(made.rows):
-        own = [s for s, where in zip(report.stages, placement.ipus, strict=True) if where == ipu]
         now, last = 0.0, 0
         for cell in row:
             cycle = made.cycles[cell.step - 1]
             if cycle != last:
                 now, last = begins[cycle - 1], cycle
-            for name, work in _parts(cell, report.stages, own):
+            for name, work in cell_parts(cell, ipu, report.stages, placement, settings):
+                if not work:
+                    continue
                 # Not later, by rounding, than what follows.
                 end = min(now + scale * work, begins[cycle], report.window)
                 pieces.append(Piece(ipu, name, now, end, cell.micro_batch, cell.stage))
@@ -174,54 +178,14 @@ def window(run: Run) -> Window:
 def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
     """Return a window's cycles of the device, its schedule, and where the schedule's cycles begin.
 
-    The third value stretches the works of the IPUs to the window: they leave out what is between.
+    The third value stretches the work of the IPUs to the window: it leaves out what is between.
     """
     settings = run.settings
     report = cycles(run.graph, run.placement, settings, run.ipu, run.model)
-    one = replace(settings, device_iterations=1) if settings.is_training else settings
-    made = schedule(run.placement, one)
-    works = _works(made.rows, made.cycles, report.stages, run.placement)
-    scale = report.window / (sum(works) or 1)
-    return report, made, scale, [0.0, *(scale * done for done in accumulate(works))]
-
-
-def _works(
-    rows: Sequence[Sequence[Cell]],
-    numbers: Sequence[int],
-    stages: Sequence[StageCycles],
-    placement: Placement,
-) -> list[float]:
-    """Return, for each cycle of the schedule, the work of the IPU that has most."""
-    works = [[0.0] * len(rows) for _ in range(max(numbers, default=0))]
-    for ipu, row in enumerate(rows):
-        own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
-        for cell in row:
-            works[numbers[cell.step - 1] - 1][ipu] += _work(cell, stages, own)
-    return [max(of_ipus) for of_ipus in works]
-
-
-def _work(cell: Cell, stages: Sequence[StageCycles], own: Sequence[StageCycles]) -> float:
-    return sum(work for _, work in _parts(cell, stages, own))
-
-
-def _parts(
-    cell: Cell, stages: Sequence[StageCycles], own: Sequence[StageCycles]
-) -> list[tuple[str, float]]:
-    """Return what is done in a cell, by name, with its work; nothing that takes no time."""
-    parts: list[tuple[str, float]] = []
-    if cell.action == "update":
-        parts = [("update", sum(stage.update for stage in own))]
-    elif cell.action == "exchange" and cell.stage is None:
-        parts = [("reduce", sum(stage.all_reduce for stage in own))]
-    elif cell.stage is not None:
-        here = stages[cell.stage]
-        parts = {
-            "forward": [("transfer", here.receive), ("forward", here.forward)],
-            "recompute": [("recompute", here.recompute)],
-            "backward": [("backward", here.backward)],
-            "exchange": [("load", here.load)],
-        }[cell.action]
-    return [(name, work) for name, work in parts if work]
+    made = schedule(run.placement, settings.one_window)
+    lengths = cycle_lengths(made, report.stages, run.placement, settings)
+    scale = report.window / (sum(lengths) or 1)
+    return report, made, scale, [0.0, *(scale * done for done in accumulate(lengths))]
 
 
 def _ends(rows: Sequence[Sequence[Cell]], last: int) -> tuple[dict[int, Cell], dict[int, Cell]]:

@@ -140,9 +140,11 @@ class _TrainingOptions(_SessionGroup):
             meanAccumulationAndReplicationReductionStrategy=enums.MeanReductionStrategy.Post,
         )
 
+    def _check(self) -> None:
+        check_count("gradientAccumulation", self.gradient_accumulation)
+
     def gradientAccumulation(self, gradient_accumulation: int) -> _TrainingOptions:
         """Set the micro-batches (GA) whose gradients make one weight update."""
-        check_count("gradientAccumulation", gradient_accumulation)
         self.set(gradient_accumulation=gradient_accumulation)
         return self
 

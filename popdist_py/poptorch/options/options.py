@@ -16,7 +16,7 @@ import torch
 
 from popdist_py.popart import SyntheticDataMode
 from popdist_py.poptorch import enums, old_spellings
-from popdist_py.poptorch.calls.batching import Batching
+from popdist_py.poptorch.calls.batching import Batching, check_groups
 from popdist_py.poptorch.errors import ConfigFileError, Error
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.options import from_text
@@ -134,15 +134,22 @@ class Options(OptionStore):
 
     # -- batching -----------------------------------------------------------------------------
 
+    def _check(self) -> None:
+        check_count("deviceIterations", self.device_iterations)
+        check_count("replicationFactor", self.replication_factor)
+        check_groups(self.replication_factor, self.input_group_size, self.input_cgt)
+
     def deviceIterations(self, device_iterations: int) -> Options:
         """Set how many iterations (DI) the device loops over in one call."""
-        check_count("deviceIterations", device_iterations)
         self.set(device_iterations=device_iterations)
         return self
 
     def replicationFactor(self, replication_factor: int) -> Options:
-        """Set the number R of copies of the model that this process runs."""
-        check_count("replicationFactor", replication_factor)
+        """Set the number R of copies of the model that this process runs.
+
+        Raises:
+            ValueError: the groups of inputReplicaGrouping() do not divide it.
+        """
         self.set(replication_factor=replication_factor)
         return self
 
@@ -156,16 +163,8 @@ class Options(OptionStore):
         Raises:
             ValueError: type All, a group larger than R, or a size that does not divide R.
         """
-        if input_cgt == enums.CommGroupType.All:
-            raise ValueError("inputReplicaGrouping: CommGroupType.All is not supported")
         if input_cgt == enums.CommGroupType.NoGrouping:
             input_group_size, input_cgt = 1, enums.CommGroupType.Consecutive
-        replicas = self.replication_factor
-        if input_group_size > replicas or input_group_size < 1 or replicas % input_group_size:
-            raise ValueError(
-                f"inputReplicaGrouping: group size {input_group_size} must divide the "
-                f"replication factor {replicas} and be at most as large; set it first"
-            )
         self.set(input_group_size=input_group_size, input_cgt=input_cgt)
         return self
 
@@ -402,7 +401,10 @@ class Options(OptionStore):
         return bool(self._Popart.options["instrumentWithHardwareCycleCounter"])
 
     def enableProfiling(self, profile_dir: str | None = None) -> Options:
-        """Write reports into ``profile_dir``; not here, as compiling says."""
+        """Record a timeline of this process, written into ``profile_dir`` when the program ends.
+
+        Without ``profile_dir`` it is written into the current folder.
+        """
         wanted = {"autoReport.all": "true", "debug.allowOutOfMemory": "true"}
         if profile_dir is not None:
             wanted["autoReport.directory"] = str(profile_dir)

@@ -7,6 +7,8 @@ The rules that all groups of options share; which options exist is said in ``opt
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from popdist_py.poptorch import old_spellings
@@ -30,15 +32,33 @@ class OptionStore:
     # -- values -------------------------------------------------------------------------------
 
     def set(self, **values: Any) -> None:
-        """Change existing options.
+        """Change existing options: all that are given or, where one is refused, none.
 
         Raises:
             AttributeError: the options are frozen.
-            AssertionError: an unknown name, or a value of another type than the present one.
+            AssertionError: an unknown name, a value of another type than the present one, or one
+                that the option does not take.
+            ValueError: options that do not fit one another.
         """
         self.checkIsFrozen()
-        for name, value in values.items():
-            self._change(name, value)
+        with self._checked():
+            for name, value in values.items():
+                self._change(name, value)
+
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
+        """Check the values after they were changed; leave them as they were if they are refused."""
+        before = dict(self._values)
+        try:
+            yield
+            self._check()
+        except BaseException:
+            self._values.clear()
+            self._values.update(before)
+            raise
+
+    def _check(self) -> None:
+        """Check that the values are allowed and fit one another, if a kind of options has rules."""
 
     def _change(self, name: str, value: Any) -> None:
         """Change one existing option, whose type stays."""
@@ -54,11 +74,12 @@ class OptionStore:
     def createOrSet(self, **values: Any) -> None:
         """Change options, making those that do not exist yet."""
         self.checkIsFrozen()
-        for name, value in values.items():
-            if name in self._values:
-                self._change(name, value)
-            else:
-                self._values[name] = value
+        with self._checked():
+            for name, value in values.items():
+                if name in self._values:
+                    self._change(name, value)
+                else:
+                    self._values[name] = value
 
     def changed(self) -> dict[str, Any]:
         """Return the values that differ from their defaults, or have none."""
@@ -114,7 +135,8 @@ class OptionStore:
             )
         else:
             self.checkIsFrozen()
-            self._change(name, value)
+            with self._checked():
+                self._change(name, value)
 
     def _declare(self, **attributes: Any) -> None:
         """Give the object its private attributes and groups, in a constructor."""
@@ -179,10 +201,10 @@ class OptionStore:
         return f"{type(self).__name__}({', '.join(values + groups)})"
 
 
-def check_count(setter: str, given: object) -> None:
-    """Check the value of an option that counts; its type is compared where it is stored.
+def check_count(setter: str, given: int) -> None:
+    """Check the value of an option that counts.
 
     Raises:
         AssertionError: it is below 1.
     """
-    assert not isinstance(given, int) or given >= 1, f"{setter}({given}): expected 1 or more"
+    assert given >= 1, f"{setter}({given}): expected 1 or more"

@@ -7,6 +7,7 @@ gradients and adapts a factor; reducing and updating is ``training.py``'s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -50,6 +51,14 @@ class AutomaticLossScaling:
         self._allowed = threshold_upper_count_proportion
         self._period = update_period
         self._steps = 0
+
+    def state(self) -> dict[str, float]:
+        """Return what a later training goes on with."""
+        return {"factor": self.factor, "steps": self._steps}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Take what :meth:`state` returned."""
+        self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
     @property
     def _ends_period(self) -> bool:

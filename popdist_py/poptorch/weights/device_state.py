@@ -8,7 +8,7 @@ host's tensors are not touched between a download and the next.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from popdist_py.poptorch.errors import Error
+from popdist_py.poptorch.weights.gradient_hooks import GradientHooks
 from popdist_py.poptorch.weights.replica_grouping import Grouping, grouping_of
 
 __all__ = ["DeviceState", "Precision"]
@@ -39,6 +40,7 @@ class DeviceState:
     Attributes:
         parameters: device parameters by name; a replica-grouped one has an entry for each group.
         buffers: device buffers by name; those of the first local replica if each has its own.
+        gradient_hooks: the program's hooks on its parameters; None in inference.
 
     Raises:
         Error: a buffer that is no plain tensor, or a 0-d parameter that is replica-grouped.
@@ -63,6 +65,7 @@ class DeviceState:
         self._num_replicas = num_replicas
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
+        self.gradient_hooks: GradientHooks | None = None
         with torch._C.DisableTorchFunctionSubclass():
             self._copy_parameters(top)
             self._copy_buffers(top)
@@ -319,6 +322,13 @@ class DeviceState:
             return list(self._grouped[id(host)][1])
         device = self._device_of.get(id(host))
         return [] if device is None else [device]
+
+    def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
+        """Call the program's hooks on the gradients of these parameters from now on."""
+        if self.gradient_hooks is not None:
+            self.gradient_hooks.remove()
+        self.gradient_hooks = GradientHooks(hosts, self.device_tensors)
+        return self.gradient_hooks
 
     @torch.no_grad()
     def upload(self, only: frozenset[str] | None = None) -> None:

@@ -1,4 +1,16 @@
 """Horovod under its own name; ``horovod.torch`` is the part that PyTorch programs use."""
 
+from typing import TYPE_CHECKING
+
 # The version whose API this is: programs compare it.
 __version__ = "0.28.1"
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name in ("run", "run_elastic"):
+            raise AttributeError(
+                f"Horovod's {name} is not available here: start the program with poprun-py, or a "
+                "function with poprun_py.launch"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

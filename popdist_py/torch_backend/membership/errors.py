@@ -17,7 +17,14 @@ import torch.distributed as dist
 
 from popdist_py.errors import CollectiveMismatchError, InstanceLostError, PopdistError
 
-__all__ = ["GroupClosedError", "MismatchError", "RankLostError", "StoreLostError", "as_torch_error"]
+__all__ = [
+    "GroupClosedError",
+    "MismatchError",
+    "RankLostError",
+    "StoreLostError",
+    "as_torch_error",
+    "store_lost",
+]
 
 
 class MismatchError(CollectiveMismatchError, dist.DistBackendError):
@@ -45,3 +52,16 @@ def as_torch_error(error: PopdistError) -> PopdistError:
     if isinstance(error, InstanceLostError):
         return RankLostError(*error.args)
     return error
+
+
+def store_lost(rank: str, error: Exception) -> StoreLostError:
+    """Return the error for a store that does not answer.
+
+    Args:
+        rank: this one, as messages name it.
+        error: what the store has raised.
+    """
+    return StoreLostError(
+        f"{rank} cannot reach the store over which the ranks of a group meet: the process that "
+        f"holds it (rank 0, or the launcher) has probably ended. The store says: {error}"
+    )

@@ -25,6 +25,7 @@ from popdist_py.torch_backend.membership.errors import (
     GroupClosedError,
     RankLostError,
     StoreLostError,
+    store_lost,
 )
 
 __all__ = ["GroupStore"]
@@ -148,11 +149,7 @@ class GroupStore:
         return self._watched[rank]
 
     def _lost_store(self, error: Exception) -> StoreLostError:
-        return StoreLostError(
-            f"{self.names.of(self.rank)} cannot reach the store over which the ranks of a group "
-            "meet: the process that holds it (rank 0, or the launcher) has probably ended. "
-            f"The store says: {error}"
-        )
+        return store_lost(self.names.of(self.rank), error)
 
 
 class _Process:

@@ -141,12 +141,21 @@ class Endpoint:
         if all(self._is_near(card) for card in known if card != self._card):
             return
         reached_at = ()
-        address = tcp_connect.own_address(self._network, {card.host for card in known})
+        address = self._own_address({card.host for card in known})
         if address is not None:
             listener = tcp_connect.listen_at(address)
             self._gate.listen(listener)
             reached_at = listener.getsockname()[:2]
         self._store.set(f"{_key(self._rank)}/tcp", json.dumps(reached_at))
+
+    def _own_address(self, hosts: set[str]) -> str | None:
+        """Return the address at which other hosts reach this one."""
+        address = tcp_connect.own_address(self._network, hosts, os.environ.get("MASTER_ADDR"))
+        if address is None and not self._network:
+            # On the host of MASTER_ADDR, the name of this host may lead to loopback.
+            others = sorted(hosts - {self._card.host})
+            address = next(filter(None, map(tcp_connect.address_towards, others)), None)
+        return address
 
     def _card_of(self, rank: int) -> _Card | None:
         if rank not in self._cards and (value := self._look_up(_key(rank))) is not None:

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from popdist_py.leaf_arrays import bytes_of
+
 __all__ = ["MessageWork", "Progress"]
 
 
@@ -62,10 +64,13 @@ class MessageWork(dist.Work):
         self._contiguous = self._tensor
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             plain = self._tensor.resolve_conj().resolve_neg()
+            # The device is named: the program may have another one as its default.
             self._contiguous = (
-                plain.contiguous() if verb == "send" else torch.empty(tensor.shape).to(tensor.dtype)
+                plain.contiguous()
+                if verb == "send"
+                else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             )
-        self.data = self._contiguous.view(-1).view(torch.uint8).numpy().data
+        self.data = bytes_of(self._contiguous).data
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None
 
     @property

@@ -358,8 +358,8 @@ def _all_of(connection):
 
 def test_a_host_finds_the_interface_that_leads_to_another():
     assert tcp_connect.own_address(None, {"a", "b"}, "192.0.2.1") != "127.0.0.1"
-    assert tcp_connect._address_towards("127.0.0.1") is None
-    assert tcp_connect._address_towards("no such host.invalid") is None
+    assert tcp_connect.address_towards("127.0.0.1") is None
+    assert tcp_connect.address_towards("no such host.invalid") is None
 
 
 def test_a_host_that_leads_nowhere_goes_towards_the_others(monkeypatch):
@@ -367,7 +367,7 @@ def test_a_host_that_leads_nowhere_goes_towards_the_others(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: f"host {threading.get_ident()}")
     addresses = {"first": "127.0.0.2", "127.0.0.2": "127.0.0.3"}
     monkeypatch.setattr(
-        tcp_connect, "_address_towards", lambda host: asked.append(host) or addresses.get(host)
+        tcp_connect, "address_towards", lambda host: asked.append(host) or addresses.get(host)
     )
     monkeypatch.setattr(tcp_connect, "_addresses_of", lambda _: ["127.0.0.1", "fe80::1"])
     shared = ([None] * 2, threading.Barrier(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 import popdist_py
 from popdist_py.horovod import torch as hvd
+from popdist_py.horovod.torch.calls import Call
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WHOLE = [torch.uint8, torch.int8, torch.int32, torch.int64]
@@ -166,6 +168,9 @@ def check_alltoall():
     assert rows.squeeze(1).tolist() == [100 * i + me for i in ranks() for _ in range(me + i)]
     with pytest.raises(ValueError, match="add up to"):
         hvd.alltoall(x, [0] * size if len(x) else [1] * size)
+    for floats in (splits + 0.9, splits.double(), [float(n) for n in splits]):
+        with pytest.raises(ValueError, match=r"splits=\[.*: expected whole numbers of rows"):
+            hvd.alltoall(x, floats)
 
 
 def check_reducescatter():
@@ -179,9 +184,17 @@ def check_reducescatter():
 
 
 def check_sparse():
+    reduce_sparse()
+
+
+def reduce_sparse():
     def of(rank):
         shape = (hvd.size() + 1,)
-        return torch.sparse_coo_tensor([[0, rank]], [1.0, 2.0], shape, check_invariants=True)
+        indices = torch.tensor([[0, rank]], device="cpu")
+        return torch.sparse_coo_tensor(
+            indices, torch.tensor([1.0, 2.0], device="cpu"), shape, device="cpu",
+            check_invariants=True,
+        )  # fmt: skip
 
     x = of(hvd.rank())
     total = hvd.sparse_allreduce_async(x, "x", hvd.Sum)()
@@ -189,6 +202,39 @@ def check_sparse():
     assert torch.equal(total.to_dense(), expected)
     mean = hvd.sparse_allreduce_async(x, None, hvd.Average)()
     torch.testing.assert_close(mean.to_dense(), expected / hvd.size())
+
+
+def check_names_of_calls_that_run():
+    """A name may be used again once its call is complete; calls without one have none."""
+    x = torch.ones(3)
+    begin = threading.Event()
+    waiting = Call(popdist_py.context.communicator(), "", begin.wait, lambda _: None).start()
+    handles = [hvd.allreduce_async(x, name="x"), hvd.allgather_async(x, name="x")]
+    handles += [hvd.broadcast_async(x, 0, name="x"), hvd.alltoall_async(x[:0], name="x")]
+    handles += [hvd.grouped_allreduce_async([x, x], name="y"), hvd.reducescatter_async(x, "z")]
+    for again in (
+        lambda: hvd.allreduce_async(x, name="x"),
+        lambda: hvd.allreduce(x, name="x"),
+        lambda: hvd.allgather_async(x, name="x"),
+        lambda: hvd.broadcast_async_(x, 0, name="x"),
+        lambda: hvd.alltoall_async(x[:0], name="x"),
+        lambda: hvd.grouped_allreduce_async([x, x], name="y"),
+        lambda: hvd.reducescatter_async(x, "z"),
+    ):
+        with pytest.raises(ValueError, match="with the same name as another tensor that is cur"):
+            again()
+    for _ in range(2):
+        handles += [hvd.allreduce_async(x), hvd.grouped_allreduce_async([x, x])]
+        handles += [hvd.grouped_allgather_async([x, x])]
+    begin.set()
+    for handle in (waiting, *handles):
+        hvd.synchronize(handle)
+    assert torch.equal(hvd.synchronize(hvd.allreduce_async(x, name="x")), x)
+
+
+def check_another_default_device():
+    with torch.device("meta"):
+        reduce_sparse()
 
 
 def check_gradients():
@@ -264,9 +310,20 @@ def check_refusals():
         _ = hvd.elastic
     with pytest.raises(AttributeError, match="no attribute 'no_such'"):
         _ = hvd.no_such
+    with pytest.raises(ValueError, match=r"broadcast\(root_rank=0\.0\): expected one of \[0"):
+        hvd.broadcast(x, 0.0)
     if hvd.size() > 1:
-        with pytest.raises(popdist_py.CollectiveMismatchError, match="name='r0'"):
-            hvd.allreduce(x, name=f"r{hvd.rank()}")
+        for call in (
+            hvd.allreduce,
+            lambda *_, name: hvd.synchronize(hvd.allreduce_async(x, name=name)),
+            hvd.allgather,
+            hvd.broadcast_object,
+            hvd.allgather_object,
+        ):
+            with pytest.raises(popdist_py.CollectiveMismatchError, match="name='r0'") as info:
+                call(x, name=f"r{hvd.rank()}")
+            assert isinstance(info.value, hvd.HorovodInternalError)
+            assert issubclass(hvd.HorovodInternalError, RuntimeError)
         uneven = "called join.*same number of batches"
         with pytest.raises(
             (RuntimeError, popdist_py.CollectiveMismatchError), match="join"
@@ -304,7 +361,12 @@ def check_optimizer_state():
         train(model, optimizer, *whole_batch())
         for other in hvd.allgather_object(model.state_dict()):
             assert all(torch.equal(other[name], x) for name, x in model.state_dict().items())
+    model = model_of(0)
     hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1))  # without state
+    assert all(not p.grad.any() for p in model.parameters())
+    table = nn.Embedding(4, 2, sparse=True)
+    hvd.broadcast_optimizer_state(torch.optim.SparseAdam(table.parameters()))
+    assert table.weight.grad.is_sparse
     if hvd.size() > 2:  # rank 2 has the index 1 among these
         popdist_py.execute_on_instances([1, 2], sent_by_rank_1)
     with pytest.raises(ValueError, match="LBFGS"):
@@ -510,6 +572,14 @@ def check_optimizer_takes_sparse_gradients():
             expected[0] -= 1 / hvd.size()
             expected[min(i, 3)] -= 1 / hvd.size()
         torch.testing.assert_close(table.weight.detach(), expected)
+        assert table.weight.grad.is_sparse
+    # It takes sparse gradients alone.
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters(), lr=1.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=True)
+    table(torch.tensor([0, min(hvd.rank(), 3)])).sum().backward()
+    optimizer.step()
+    assert table.weight.grad.sparse_dim() == 1
 
 
 def check_optimizer_refusals():
@@ -518,6 +588,7 @@ def check_optimizer_refusals():
     named = [*model.named_parameters()]
     for arguments, message in (
         ({"backward_passes_per_step": 0}, "must be > 0"),
+        ({"backward_passes_per_step": 1.5}, "1.5.* a whole number"),
         ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, "not supported with op != Average"),
         ({"named_parameters": model.parameters()}, "sequence of tuples"),
         ({"named_parameters": named + named[:1]}, "Found duplicates: 0.weight"),
@@ -546,6 +617,15 @@ def check_sync_batch_norm():
     for name, x in torchs.state_dict().items():
         close(ours.state_dict()[name], x)
     close(ours.eval()(own), torchs.eval()(whole)[hvd.rank() * rows :][:rows])
+
+
+def check_sync_batch_norm_of_float64():
+    whole = whole_batch()[0]
+    rows = 12 // hvd.size()
+    ours, torchs = hvd.SyncBatchNorm(6).double(), nn.BatchNorm1d(6).double()
+    close(ours(own_share()[0]), torchs(whole)[hvd.rank() * rows :][:rows])
+    for name, x in torchs.state_dict().items():
+        close(ours.state_dict()[name], x)
 
 
 CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 from popdist_py.horovod import torch as hvd
+from popdist_py.horovod.common import util
 
 PROGRAM = Path(__file__).with_name("checks.py")
 _spec = importlib.util.spec_from_file_location("horovod_checks", PROGRAM)
@@ -49,3 +51,26 @@ def test_nothing_works_before_init_and_after_shutdown():
 
 def test_every_public_name_is_there():
     assert all(getattr(hvd, name) is not None for name in hvd.__all__)
+
+
+def test_the_helpers_of_horovod(monkeypatch):
+    assert [util.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 4)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert util.split_list([1, 2, 3, 4, 5], 2) == [[1, 2, 3], [4, 5]]
+    assert util.is_iterable([1])
+    assert not util.is_iterable(1)
+    assert util.extension_available("torch")
+    assert util.mpi_built()
+    assert not util.gpu_available("torch")
+    monkeypatch.setenv("GIVEN", "before")
+    monkeypatch.delenv("ABSENT", raising=False)
+    with util.env(GIVEN="now", ABSENT="1", LEFT_OUT=None):
+        assert (os.environ["GIVEN"], os.environ["ABSENT"]) == ("now", "1")
+        assert "LEFT_OUT" not in os.environ
+    assert os.environ["GIVEN"] == "before"
+    assert "ABSENT" not in os.environ

@@ -18,6 +18,7 @@ from conftest import ROOT, wait_until
 from support.damage import damaged
 from support.pod_contract import POD16, PodContract, holder
 
+from popdist_py.pods import tables
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.errors import DamagedError, InUseError, PodError, UnknownNameError
 from popdist_py.pods.folder import make_pod
@@ -207,6 +208,27 @@ def test_a_damaged_database_is_said_and_left(folder, damage):
         FolderStore(folder)
     assert "\n" not in str(caught.value)
     assert file.read_bytes() == before
+
+
+def test_the_whole_database_is_read_only_if_it_may_be_damaged(folder, monkeypatch):
+    asked = []
+    connect = sqlite3.connect
+
+    def listening(*words, **values):
+        connection = connect(*words, **values)
+        connection.set_trace_callback(asked.append)
+        return connection
+
+    monkeypatch.setattr(tables.sqlite3, "connect", listening)
+    with closing(FolderStore(folder)) as store:
+        store.create_partition(_ask())
+        assert not [each for each in asked if "check" in each]
+    file = folder / "pod.sqlite"
+    with file.open("ab") as stream:
+        stream.write(b"\0" * 4096)
+    with suppress(PodError):
+        FolderStore(folder).close()
+    assert [each for each in asked if "integrity_check" in each]
 
 
 @pytest.mark.parametrize("every", [997, pytest.param(61, marks=pytest.mark.sweep)])

@@ -1,13 +1,16 @@
 """Many groups: of any ranks, side by side, from several threads, made and destroyed."""
 
 import gc
+import os
 import random
+import socket
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import wait_until
 from support.ranks import run_ranks, values
 
 
@@ -64,6 +67,62 @@ def _begun_again(rank, folder):
 def test_the_group_of_all_can_be_made_again(tmp_path):
     outcomes = run_ranks(2, _begun_again, str(tmp_path), backend=None)
     assert values(outcomes) == [[1, 3, 5]] * 2
+
+
+def _exchanged(rank, value):
+    received = torch.zeros(1)
+    works = [dist.isend(torch.tensor([value]), 1 - rank), dist.irecv(received, 1 - rank)]
+    for work in works:
+        work.wait()
+    return received.item()
+
+
+def _begun_again_in_one_store(rank, folder, port):
+    """Make the group of all three times over torch's own store; rank 1 is early each time."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    sums = []
+    for attempt in range(3):
+        dist.init_process_group("popdist")
+        if rank == 1:
+            Path(folder, str(attempt)).touch()
+        total = torch.tensor([rank + attempt])
+        dist.all_reduce(total)
+        # Subgroups get their old names again, and other ranks: the second has one rank alone.
+        inner = dist.new_group([0, 1] if attempt != 1 else [1], backend="popdist")
+        if rank == 1 or attempt != 1:
+            dist.all_reduce(total, group=inner)
+        sums.append((total.item(), _exchanged(rank, rank + 0.5)))
+        if rank == 0 and attempt < 2:
+            wait_until(Path(folder, str(attempt + 1)).exists, limit=20)
+        del inner
+        dist.destroy_process_group()
+        gc.collect()
+    return sums
+
+
+def test_the_group_of_all_can_be_made_again_in_one_store(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    first, second = values(
+        run_ranks(2, _begun_again_in_one_store, str(tmp_path), port, backend=None)
+    )
+    assert first == [(2, 1.5), (3, 1.5), (10, 1.5)]
+    assert second == [(2, 0.5), (3, 0.5), (10, 0.5)]
+
+
+def _made_again_by_its_members(rank):
+    sums = []
+    for attempt in range(3):
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        total = torch.tensor([rank + attempt])
+        dist.all_reduce(total, group=group)
+        sums.append(total.item())
+        dist.destroy_process_group(group)
+    return sums
+
+
+def test_members_alone_can_make_a_group_again():
+    assert values(run_ranks(2, _made_again_by_its_members)) == [[1, 3, 5]] * 2
 
 
 def _orders(rank):

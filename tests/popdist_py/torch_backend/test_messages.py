@@ -1,5 +1,6 @@
 """Messages between ranks: what is sent is received, in order; failures name who did what."""
 
+import json
 import os
 import socket
 import threading
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.ranks import run_ranks, values
+
+from popdist_py.collectives.between_hosts import tcp_connect
+from popdist_py.torch_backend.messages import endpoint
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "popdist"])
 LARGE = 100_000  # elements: more bytes than follow a header at once
@@ -146,10 +150,30 @@ def test_a_tensor_of_any_strides_is_sent_and_filled():
     values(run_ranks(2, _exchange_strided))
 
 
+def _use_another_default_device(rank):
+    found = []
+    columns = torch.zeros(4, 2)
+    received, sent = columns.t(), torch.full((2, 4), rank + 1.0)
+    sparse = torch.eye(2).to_sparse()
+    with torch.device("meta"):
+        works = [dist.isend(sent, 1 - rank), dist.irecv(received, 1 - rank)]
+        for work in works:
+            work.wait()
+        dist.all_reduce(sent)
+        dist.all_reduce(sparse)
+    for tensor in (sent, columns):
+        found.append(tensor.sum().item())
+        tensor.untyped_storage().resize_(0)
+    return [*found, sparse.to_dense().sum().item()]
+
+
+def test_a_default_device_and_a_later_change_of_size_are_the_program_s_own():
+    found = values(run_ranks(2, _use_another_default_device))
+    assert found == [[24.0, 16.0, 4.0], [24.0, 8.0, 4.0]]
+
+
 def _exchange_in_threads(rank, make_group):
     if make_group:
-        from popdist_py.torch_backend.messages import endpoint
-
         endpoint.place_of_this_process = lambda: f"place {rank}"
     group = dist.new_group()
     found = {}
@@ -316,8 +340,6 @@ def test_a_wait_that_takes_too_long_names_whom_it_waited_for():
 
 def _outlive(rank, in_order, other_hosts):
     if other_hosts:
-        from popdist_py.torch_backend.messages import endpoint
-
         endpoint.place_of_this_process = lambda: f"place {rank}"
     group = dist.new_group()
     if rank == 1:
@@ -445,3 +467,22 @@ def _strangers(rank):
 
 def test_a_stranger_is_refused_and_harms_nobody():
     assert values(run_ranks(2, _strangers)) == [True, True]
+
+
+@pytest.mark.parametrize("leads", ["127.0.0.2", "other host"])
+def test_other_hosts_reach_a_rank_on_the_network_towards_the_master(monkeypatch, leads):
+    # The name of this host leads to loopback, as Debian has it.
+    monkeypatch.setenv("MASTER_ADDR", "master")
+    towards = {"master": leads if leads[0].isdigit() else None, "other host": "127.0.0.3"}
+    monkeypatch.setattr(tcp_connect, "address_towards", towards.get)
+    monkeypatch.setattr(tcp_connect, "_addresses_of", lambda _: ["127.0.1.1"])
+    store, places = dist.HashStore(), iter(["first", "second"])
+    monkeypatch.setattr(endpoint, "place_of_this_process", lambda: next(places))
+    monkeypatch.setattr(socket, "gethostname", lambda: "this host")
+    own = endpoint.Endpoint(store, 0, 2, None)
+    monkeypatch.setattr(socket, "gethostname", lambda: "other host")
+    other = endpoint.Endpoint(store, 1, 2, None)
+    own.settle()
+    assert json.loads(store.get("messages/0/tcp"))[0] == (towards["master"] or "127.0.0.3")
+    own.close()
+    other.close()

@@ -90,7 +90,8 @@ def test_what_cannot_be_registered_is_a_line_and_no_error():
 )
 def test_a_python_of_a_job_registers_without_the_entry_point(wanted):
     code = "import torch.distributed as d; print(d.Backend('popdist'), d.Backend('gloo'))\n"
-    code += "print('popdist' in d.Backend.backend_list)"
+    code += "print('popdist' in d.Backend.backend_list)\n"
+    code += "print(hasattr(d.distributed_c10d._new_process_group_helper, '__wrapped__'))"
     hook = ROOT / "popdist_py" / "start_hook"
     out, err = python(
         code,
@@ -98,8 +99,7 @@ def test_a_python_of_a_job_registers_without_the_entry_point(wanted):
         TORCH_DEVICE_BACKEND_AUTOLOAD="0",
         POPDIST_TORCH_BACKEND=wanted,
     )
-    gloo = "popdist" if wanted == "popdist" else "gloo"
-    assert out == f"popdist {gloo}\n{bool(wanted)}\n"
+    assert out == f"popdist gloo\n{bool(wanted)}\n{wanted == 'popdist'}\n"
     assert err == ""
 
 

@@ -92,30 +92,49 @@ def test_torch_knows_that_the_group_is_for_cpus(tmp_path):
 
 
 def _names(rank, wanted, accelerator):
+    """Return the names as ``Backend`` reads them, and those for which torch makes a group."""
     torch.accelerator.is_available = lambda: accelerator
+    module, made = dist.distributed_c10d, []
+
+    def make(size, rank, ranks, backend, store):
+        made.append((backend, *module.BackendConfig(backend).device_backend_map.values()))
+
+    module._new_process_group_helper = make
     substitute(wanted)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        names = ("gloo", "undefined", "nccl", "mpi", "popdist", "cpu:gloo", "unknown")
+        names = ("gloo", "undefined", "nccl", "popdist", "cpu:gloo")
         read = [dist.Backend(name) for name in names]
-    return read, [str(one.message) for one in said]
+        for name in names:
+            module._new_process_group_helper(1, 0, [], backend=name, store=None)
+        module._new_process_group_helper(1, 0, [], "gloo", None)
+    assert read == list(names)
+    assert dist.Backend("gloo") == "gloo"
+    return (
+        [name for name, *_ in made],
+        made[4][1],
+        [(one.filename, str(one.message)) for one in said],
+    )
 
 
 @pytest.mark.parametrize(
-    ("wanted", "accelerator", "read", "warned"),
+    ("wanted", "accelerator", "read", "of_a_device", "warned"),
     [
-        ("popdist", False, "popdist popdist nccl mpi popdist cpu:gloo unknown", 0),
-        ("popdist", True, "gloo undefined nccl mpi popdist cpu:gloo unknown", 1),
-        ("gloo", True, "gloo undefined nccl mpi gloo cpu:gloo unknown", 0),
-        ("auto", False, "gloo undefined nccl mpi popdist cpu:gloo unknown", 0),
+        ("popdist", False, "popdist popdist nccl popdist cpu:gloo popdist", "popdist", 0),
+        ("popdist", True, "gloo undefined nccl popdist cpu:gloo gloo", "gloo", 1),
+        ("gloo", True, "gloo undefined nccl gloo cpu:gloo gloo", "gloo", 0),
+        ("auto", False, "gloo undefined nccl popdist cpu:gloo gloo", "gloo", 0),
     ],
 )
-def test_no_other_name_is_replaced_and_nothing_beside_an_accelerator(
-    wanted, accelerator, read, warned
+def test_a_name_is_replaced_where_a_group_is_made_and_nowhere_beside_an_accelerator(
+    wanted, accelerator, read, of_a_device, warned
 ):
     (found,) = values(run_ranks(1, _names, wanted, accelerator, backend=None))
-    names, said = found
+    names, of_cpu, said = found
     assert names == read.split()
+    assert of_cpu == of_a_device
     assert len(said) == warned
     if warned:
-        assert "torch sees an accelerator" in said[0]
+        ((filename, text),) = said
+        assert filename == __file__
+        assert "torch sees an accelerator" in text

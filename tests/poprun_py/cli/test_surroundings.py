@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +14,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan
+from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan, terminal
 from poprun_py.cli import run
 from poprun_py.console import Callbacks
+from poprun_py.devices.commands import GC_INFO
 from poprun_py.hosts.host_probe import networks
 from poprun_py.planning.inputs import hosts_of
 from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_4, OPEN_MPI_5, Mpi
+from poprun_py.pod_command.commands import COMMAND as POD_COMMAND
 from poprun_py.supervision.job import LaunchResult
+from poprun_py.terminal import UnwritableError
 
 JOB = ("--num-instances", "2", "--num-replicas", "4")
 # What a job around this one leaves in the environment.
@@ -46,7 +51,16 @@ def refusal(capsys, *words):
     ("program", "said"),
     [
         ("plain.sh", "'plain.sh' was not found on PATH; a program in this folder is ./NAME"),
-        ("./plain.sh", "'./plain.sh' is not executable"),
+        ("./plain.sh", "'./plain.sh' is not executable: type chmod +x ./plain.sh once, or launch "
+         "/bin/sh ./plain.sh"),
+        ("sh plain.sh -x", "'sh plain.sh -x' was not found; type a command without quotes around "
+         "all of it: poprun-py [options] sh plain.sh -x"),
+        ("./plain.sh --lr 1", "type a command without quotes around all of it"),
+        ("python3 there.py", "type a command without quotes around all of it"),
+        ("LR=1 sh plain.sh", "type a command without quotes around all of it"),
+        ("no such command", "'no such command' was not found on PATH"),
+        ("LR=0.1", "'LR=0.1' was not found; a variable is set in front of poprun-py, or with --env "
+         "LR=0.1"),
         ("./windows.sh", r"interpreter '/bin/sh\r' does not exist; its lines end as on Windows"),
         ("./folder", "'./folder' is a folder"),
         ("folder.py", "folder.py is a folder"),
@@ -54,7 +68,7 @@ def refusal(capsys, *words):
         ("x" * 300 + ".py", "File name too long"),
         ("./" + "x" * 300, "File name too long"),
     ],
-)
+)  # fmt: skip
 def test_a_program_that_cannot_run_is_named_with_the_reason(
     program, said, capsys, tmp_path, monkeypatch
 ):
@@ -194,6 +208,37 @@ def test_instance_0_reads_standard_input_to_its_end(poprun, tmp_path):
 
 
 @pytest.mark.mpi
+def test_instance_0_shares_the_position_in_a_file_and_has_a_socket(poprun, tmp_path):
+    (tmp_path / "lines").write_text("a\nb\nc\n")
+    once = shlex.join(
+        [sys.executable, "-m", "poprun_py", "-n", "1", "--output", "plain", "sh", "-c"]
+    )
+    # A shell that reads a file leaves its position behind the line: `while read` goes on there.
+    loop = f'while read x; do {once} "echo $x; read y; echo +\\$y"; done < lines'
+    done = subprocess.run(
+        ["sh", "-c", loop], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "a\n+b\nc\n+\n", done.stderr
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"said\n")
+        ours.shutdown(socket.SHUT_WR)
+        assert "[1,0]<stdout>:said\n" in poprun("-n", 1, "cat", stdin=theirs).stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.sweep
+def test_a_job_that_starts_again_reads_the_same_file_again(poprun, tmp_path):
+    with (tmp_path / "words").open("w+") as file:
+        file.write("gone\nleft\n")
+        file.seek(5)
+        job = ("-n", 1, "--max-restarts", 1, "sh", "-c", "cat; exit 1")
+        lines = poprun(*job, stdin=file).stdout.splitlines()
+    assert lines == ["[1,0]<stdout>:left"] * 2
+
+
+@pytest.mark.mpi
 def test_an_instance_of_another_job_without_a_home_starts_its_own_job(poprun):
     names = " ".join(f"${name}" for name in OUTER)
     inner = [
@@ -235,3 +280,37 @@ def test_a_job_that_the_user_ended_has_no_report(monkeypatch, capsys):
     monkeypatch.setattr(launcher, "run", lambda *_, **__: LaunchResult(exit_code=130))
     assert run(["--num-instances", "1", "--num-replicas", "1", "true"]) == 130
     assert capsys.readouterr().err == ""
+
+
+_COMMANDS = (
+    ("-m poprun_py --version", 0),
+    ("-m poprun_py --nothing", 2),
+    ("-m poprun_py.pod_command --version", 0),
+    ("-c 'from poprun_py.devices.commands import gc_info as main; main()' --version", 0),
+    ("-c 'from poprun_py.devices.commands import gc_monitor as main; main()' --nothing", 2),
+    ("-m popdist_py --help", 0),
+    ("-m popdist_py --nothing", 2),
+    ("-m popdist_py.timeline --help", 0),
+)
+
+
+def test_every_command_has_its_code_though_all_standard_descriptors_are_closed():
+    started = [
+        subprocess.Popen(
+            ["sh", "-c", f"{sys.executable} {command} >&- 2>&- <&-"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for command, _ in _COMMANDS
+    ]
+    codes = [process.wait(100) for process in started]
+    assert codes == [code for _, code in _COMMANDS]
+
+
+@pytest.mark.parametrize("command", [GC_INFO, POD_COMMAND])
+def test_a_help_that_cannot_be_written_has_the_code_of_an_unwritable_stdout(command, monkeypatch):
+    def refuse(text):
+        raise UnwritableError(BrokenPipeError(32, "Broken pipe"))
+
+    monkeypatch.setattr(terminal, "print_out", refuse)
+    with pytest.raises(UnwritableError):
+        command.main(["--help"], standalone_mode=False)

@@ -81,6 +81,20 @@ def test_tasks_of_an_allocation_limit_the_instances():
     assert resolved({**environ, "SLURM_STEP_ID": "0"}, num_instances=8)[0].slots is None
 
 
+def test_one_task_with_several_cpus_is_divided_among_instances():
+    environ = {
+        "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)",
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="Slurm allocated 1 tasks"):
+        resolved({**environ, "SLURM_CPUS_PER_TASK": "1"}, num_instances=8)
+    hosts = resolved({**environ, "SLURM_CPUS_PER_TASK": "4"}, num_instances=8)
+    assert [host.slots for host in hosts] == [None, None]
+    # Several tasks are instances, whatever CPUs each has.
+    several = {**environ, "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    hosts = resolved({**several, "SLURM_CPUS_PER_TASK": "4"}, num_instances=4)
+    assert [host.slots for host in hosts] == [2, 2]
+
+
 def test_open_mpi_reads_the_tasks_that_the_plan_decided():
     environ = {"SLURM_JOB_NODELIST": "n[0-2]", "SLURM_TASKS_PER_NODE": "1(x3)"}
     used = parse_host_list("n[1-2]", source="test")

@@ -16,6 +16,10 @@ from poprun_py.hosts.host_list import (
 )
 
 
+def places(hosts):
+    return [(host.user, host.name, host.slots) for host in hosts]
+
+
 def names(text):
     return [host.name for host in parse_host_list(text, source="--host")]
 
@@ -74,6 +78,8 @@ def test_slots_belong_to_every_host_of_an_entry():
         ("a;b", "no host name"),
         ("n[0-99999999]", "more than 65536 hosts"),
         ("n[0-999]m[0-999]", "more than 65536 hosts"),
+        ("@a", "'@a': expected user@host"),
+        ("me@you@a", "'me@you@a': expected user@host"),
     ],
 )
 def test_mistakes_in_a_list_are_named(text, said):
@@ -99,12 +105,30 @@ def test_a_host_file_takes_comments_slots_and_ranges():
     ]  # fmt: skip
 
 
+def test_the_lines_of_a_host_in_a_file_add_up():
+    text = "b\na slots=2\nb\nA\nn[0-1] cpu=2\nn1:3\nlimited max-slots=4\nc slots=2 max_slots=8\n"
+    assert places(parse_host_file(text, source="hosts")) == [
+        *(("", "b", 2), ("", "a", 3), ("", "n0", 2), ("", "n1", 5)),
+        *(("", "limited", 4), ("", "c", 2)),
+    ]
+
+
+def test_a_host_may_have_a_user():
+    hosts = parse_host_list("me@n[0-1]:2,you@[fd00::1]:4,b", source="--host")
+    assert places(hosts) == [
+        *(("me", "n0", 2), ("me", "n1", 2), ("you", "fd00::1", 4), ("", "b", None)),
+    ]  # fmt: skip
+    hosts = parse_host_file("me@a:2\nb user=you\n", source="hosts")
+    assert places(hosts) == [("me", "a", 2), ("you", "b", None)]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("# nothing\n", "no host in the file"),
         ("a\nb oops\n", "hosts, line 2: 'oops'"),
-        ("a\na\n", "host a is given twice"),
+        ("a\nme@A\n", "host A is given with several users"),
+        ("a user=-oProxyCommand\n", "hosts, line 1: 'user=-oProxyCommand'"),
         ("a slots=x\n", "hosts, line 1: 'slots=x'"),
         ("a slots=²\n", "hosts, line 1: 'slots=²'"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -15,7 +16,14 @@ import pytest
 
 from poprun_py.errors import StartError
 from poprun_py.hosts import host_probe
-from poprun_py.hosts.host_checks import HostChecks, checks_of, grouped_checks, require
+from poprun_py.hosts.host_checks import (
+    CALLS_BACK,
+    HostChecks,
+    checks_of,
+    doubts,
+    grouped_checks,
+    require,
+)
 from poprun_py.hosts.host_list import Host
 from poprun_py.hosts.host_report import HostReport, make_request
 from poprun_py.hosts.probe_hosts import own_report, remembered_reports, request_reports
@@ -91,6 +99,31 @@ def test_hosts_with_the_same_problem_are_named_together():
         require(reports, GOOD, REQUEST)
     assert str(caught.value).startswith("host n[0-2]: MPI is missing there")
     assert "1 other problem" in str(caught.value)
+
+
+def test_what_a_start_needs_besides_is_a_reason_and_the_rest_a_doubt():
+    reports = {
+        "n0": answer(called_back=False, clock=7.5), "n1": answer("n1", files=64, clock=7.5),
+    }  # fmt: skip
+    require(reports, GOOD, REQUEST)
+    with pytest.raises(StartError, match=r"^host n0: it cannot open a connection to this"):
+        require(reports, GOOD, REQUEST, also=(CALLS_BACK,))
+    del reports["n0"]
+    assert doubts(reports, GOOD, REQUEST) == (
+        "Host n1: its clock is 7.5 s off; run an NTP client. Host n1: at most 64 open files; raise "
+        "the limit: ulimit -n 65536, or nofile in /etc/security/limits.conf"
+    )
+    assert doubts({"n0": answer()}, GOOD, REQUEST) == ""
+
+
+def test_a_host_tells_the_limit_that_holds_and_the_launcher_the_one_that_it_raises_its_own_to():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        assert host_probe.open_files() == soft - 1
+        assert own_report(REQUEST).facts["files"] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_the_table_groups_equal_hosts_and_lists_fixes():

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+
 import pytest
+from conftest import ROOT
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
+from poprun_py.hosts import ssh_agent
 from poprun_py.hosts.folder_sync import folder_to_sync, sync_command, sync_folder
 from poprun_py.hosts.host_list import Host, parse_host_list
 from poprun_py.hosts.remote_shell import Problem, Shell, explain, shell_of
@@ -28,6 +34,15 @@ def test_given_arguments_come_before_ours_so_that_they_win(tmp_path):
         LaunchConfig(ssh_args="-p 2222 -i 'key'", ssh_config=str(config)), HOSTS, {}
     ).words
     assert words[:7] == ("ssh", "-F", str(config), "-p", "2222", "-i", "key")
+
+
+def test_ssh_logs_in_as_the_user_of_the_hosts():
+    words = shell_of(LaunchConfig(ssh_args="-v"), parse_host_list("me@n0,me@n1", source=""), SLURM)
+    assert words.words[:4] == ("ssh", "-v", "-l", "me")
+    with pytest.raises(UsageError, match="hosts n0 and n1 are given with different users"):
+        shell_of(LaunchConfig(), parse_host_list("me@n0,n1", source=""), {})
+    here = Host(name="here", user="else", is_local=True)
+    assert "-l" not in shell_of(LaunchConfig(), (here, Host(name="n0")), {}).words
 
 
 @pytest.mark.parametrize("text", ["-i 'my key'", "''", "-o 'ProxyCommand nc %h'"])
@@ -55,7 +70,33 @@ def test_slurm_starts_what_is_in_its_allocation():
 
 
 def test_words_survive_the_remote_shell():
-    assert Shell(("ssh",)).command("h", ("a b", "$x"))[-1] == "'a b' '$x'"
+    shell, option, line = shlex.split(Shell(("ssh",)).command("h", ("a b", "$x"))[-1])
+    assert (shell, option, shlex.split(line)) == ("sh", "-c", ["a b", "$x"])
+
+
+def test_what_mpirun_runs_elsewhere_needs_no_shell_of_bournes_kind_there(tmp_path):
+    log_in = tmp_path / "ssh"  # runs its last word as sshd does
+    strict = shlex.join([sys.executable, "-I", "-S", str(ROOT / "tests/support/strict_shell.py")])
+    log_in.write_text(f'#!/bin/sh\necho "$1 $2 $3"\nexec {strict} -c "$4"\n')
+    log_in.chmod(0o755)
+    words = Shell((str(log_in), "-v")).agent
+    written = ("host", "A=it\\'s ; export A;", "sh -c 'echo \"$A\" `echo b`'")
+    done = subprocess.run([*words, *written], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("-v -x host\nit's b\n", "")
+
+
+def test_words_around_the_command_of_mpirun_stay():
+    assert ssh_agent.agent_command(["ssh", "-v", "--", "-l", "me", "host", "a", "b"]) == [
+        "ssh", "-v", "-x", "-l", "me", "host", "sh -c 'a b'",
+    ]  # fmt: skip
+    of_c_shell = ["host", "set path = ( /mpi/bin $path )"]
+    assert ssh_agent.agent_command(["ssh", "--", *of_c_shell]) == ["ssh", "-x", *of_c_shell]
+
+
+def test_an_agent_whose_path_mpirun_would_split_is_ssh_alone(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/my python/bin/python")
+    assert Shell(("ssh", "-v")).agent == ("ssh", "-v")
+    assert Shell(()).agent == ()
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def test_a_process_and_its_children_run_where_they_are_bound():
         "print(json.dumps([applied, *found]))\n"
         "child.communicate()",
         OMP_NUM_THREADS="3",
+        MKL_NUM_THREADS="2",
     )
     assert applied == {
         "cpus": [CPUS[-1]], "memory_policy": "bind", "memory_nodes": [0], "refused": [],
@@ -43,6 +44,7 @@ def test_a_process_and_its_children_run_where_they_are_bound():
         assert found["cpus"] == [CPUS[-1]]
         assert (found["memory_policy"], found["memory_nodes"]) == ("bind", [0])
         assert found["omp_num_threads"] == 3
+        assert found["other_threads"] == {"MKL_NUM_THREADS": "2"}
         assert found["threads"] == 1
         assert not found["ended"]
     assert binding.differences({"cpus": CPUS[-1:], "memory_nodes": [0], "threads": 3}, child) == []

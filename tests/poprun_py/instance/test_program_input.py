@@ -44,7 +44,25 @@ def test_keys_after_the_end_of_the_program_go_nowhere(kind, keys, sent):
             os.close(descriptor)
     else:
         typed.type(keys)
-    assert sent == [(protocol.TAKEN, None)]
+    unread = [(protocol.UNREAD, len(keys))] if kind is ProgramPipe and keys else []
+    assert sent == [*unread, (protocol.TAKEN, None)]
+
+
+@pytest.mark.parametrize("is_at_end", [False, True])
+def test_what_a_program_has_not_read_of_a_pipe_is_told_when_it_ends(sent, is_at_end):
+    pipe = ProgramPipe(lambda *frame: sent.append(frame))
+    if child := os.fork():
+        pipe.started()
+        pipe.type(b"one\ntwo\n")
+        if is_at_end:
+            pipe.type(b"")
+        os.waitpid(child, 0)
+    else:
+        pipe.become_stdio(1, 2)
+        os.read(0, 4)
+        os._exit(0)
+    pipe.ended()
+    assert sent[-1] == (protocol.UNREAD, 4)
 
 
 class Vitals:

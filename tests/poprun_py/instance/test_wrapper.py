@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
 
 from poprun_py.instance import protocol
+from poprun_py.instance.stop_steps import LEAVE_SECONDS
 from poprun_py.leases.far_side import ask, rivals_of
 
 
-def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path, number):
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "control"))
     listener.listen()
@@ -37,15 +41,83 @@ def test_stop_that_comes_together_with_the_start_is_obeyed(tmp_path):
         channel = listener.accept()[0]
         channel.settimeout(20)
         go = json.dumps({"variables": {}}).encode()
-        channel.sendall(protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"100"))
+        channel.sendall(
+            protocol.pack(protocol.GO, go) + protocol.pack(protocol.STOP, b"[100, %d]" % number)
+        )
         died = next(value for kind, value in messages(channel) if kind == protocol.DIED)
-        assert died["code"] == -signal.SIGTERM
+        assert (died["code"], died["stopped"]) == (-number, True)
         channel.close()
         wrapper.wait(20)
     finally:
         wrapper.kill()
         wrapper.wait()
         listener.close()
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_what_a_program_leaves_when_it_ends_well_has_the_grace_time(tmp_path, code):
+    with wrapper_of(tmp_path, f"sleep 1000 & (sleep 1.2; echo done) & exit {code}") as channel:
+        go = json.dumps({"variables": {}, "grace_seconds": 1.5}).encode()
+        channel.sendall(protocol.pack(protocol.GO, go))
+        frames = []
+        for kind, payload in raw_messages(channel):
+            frames.append((kind, payload))
+            if kind == protocol.EXIT:
+                break
+    assert (protocol.STDOUT, b"done\n") in frames
+    [told] = [json.loads(payload) for kind, payload in frames if kind == protocol.LEFT]
+    [(pid, command)] = told
+    assert command == "sleep 1000"
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_program_that_failed_leaves_nothing_for_the_grace_time(tmp_path):
+    with wrapper_of(tmp_path, "sleep 1000 & exit 3") as channel:
+        go = json.dumps({"variables": {}, "grace_seconds": 1000}).encode()
+        channel.sendall(protocol.pack(protocol.GO, go))
+        kinds = []
+        for kind, _ in raw_messages(channel):
+            kinds.append(kind)
+            if kind == protocol.EXIT:
+                break
+    assert protocol.LEFT not in kinds
+
+
+def test_open_mpi_sees_that_an_instance_has_ended_while_others_run(tmp_path):
+    """It then ends those, if the program called MPI_Init and not MPI_Finalize."""
+    with wrapper_of(tmp_path, "exit 0", PMIX_RANK="1") as channel:
+        channel.sendall(protocol.pack(protocol.GO, b'{"variables": {}}'))
+        began = time.monotonic()
+        # The wrapper closes the channel although the launcher has not let go of it.
+        assert [kind for kind, _ in raw_messages(channel)][-1] == protocol.EXIT
+    assert time.monotonic() - began >= LEAVE_SECONDS
+
+
+@contextlib.contextmanager
+def wrapper_of(folder, script, **environ):
+    """Run the wrapper of a shell script; gives the launcher's end of its channel."""
+    main = ROOT / "poprun_py" / "instance" / "main.py"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "control"))
+        listener.listen()
+        wrapper = subprocess.Popen(
+            [sys.executable, "-I", "-S", main, "--", "sh", "-c", script],
+            env={**os.environ, **environ, "POPRUN_CONTROL": f"unix:{folder}/control", "RANK": "1"},
+        )
+        try:
+            with listener.accept()[0] as channel:
+                channel.settimeout(20)
+                yield channel
+            wrapper.wait(20)
+        finally:
+            wrapper.kill()
+            wrapper.wait()
+
+
+def raw_messages(channel):
+    reader = protocol.Reader()
+    while data := channel.recv(1 << 16):
+        yield from reader.feed(data)
 
 
 def messages(channel):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import termios
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from poprun_py.instance import protocol
 from poprun_py.keyboard.debug_turns import DebugTurns
+from poprun_py.keyboard.keyboard import Keyboard
 from poprun_py.keyboard.suspension import Suspension
 from poprun_py.keyboard.terminal_modes import Modes, window
 
@@ -113,3 +117,35 @@ def test_a_host_that_does_not_answer_is_not_waited_for():
     assert suspension.next_deadline() == 11.0
     suspension.on_time(11.0)
     assert stops == [1]
+
+
+class Wire:
+    """What is sent to instances, and shown of them."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send_bytes_to(self, instance, kind, payload):
+        self.sent.append((instance, kind, payload))
+
+    def give_keyboard(self, instance, *, shows_hidden):
+        pass
+
+    def map_newlines(self, mapped):
+        pass
+
+
+def test_the_rest_of_a_file_is_left_where_the_program_on_another_host_stopped_reading(tmp_path):
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    keyboard = Keyboard(1, wire := Wire(), wire, print, terminal=None, is_passed_on=True)
+    before = os.dup(0)
+    try:
+        with selectors.DefaultSelector() as selector, (tmp_path / "lines").open() as file:
+            os.dup2(file.fileno(), 0)
+            keyboard.begin(selector)
+            assert wire.sent == [(1, protocol.KEYS, b"one\ntwo\n")]
+            keyboard.received(1, protocol.UNREAD, 4)
+            assert os.read(0, 100) == b"two\n"
+    finally:
+        os.dup2(before, 0)
+        os.close(before)

@@ -9,13 +9,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, wait_until
 
-from poprun_py.leases.book import leases_folder, opened, this_process
+from poprun_py.leases import locked_files
+from poprun_py.leases.book import OvertakenError, decided, leases_folder, opened, this_process
 from poprun_py.leases.locked_files import LockedFolder
+from poprun_py.leases.values import MAX_NUMBER, Waiter, text_of
 
 WORKER = ROOT / "tests" / "support" / "lease_worker.py"
 NOBODY, SOMEBODY = 65_534, 54_321
@@ -70,6 +73,47 @@ def test_the_queue_is_in_order_of_arrival_and_forgets_the_dead(folder, holder):
         assert [each.holder.pid for each in book.waiters] == [p.pid for p in waiting[1:]]
 
 
+def test_a_strangers_number_leaves_the_queue_in_order(folder, holder):
+    stranger = Waiter("", "", this_process("stranger"), MAX_NUMBER, 1.0)
+    with folder.alone():
+        descriptor = folder.make("ticket-stranger", text_of(stranger))
+    waiting = [holder("queue").process.pid for _ in range(3)]
+    with opened(folder) as book:
+        assert [each.holder.pid for each in book.waiters] == [os.getpid(), *waiting]
+    folder.remove("ticket-stranger", descriptor)
+
+
+def test_of_two_that_take_the_same_cpus_at_once_one_is_told(folder, place, monkeypatch):
+    """Where another user keeps the mutex locked, nobody is alone."""
+    monkeypatch.setattr(locked_files, "_users_that_lock", lambda *_: frozenset({NOBODY}))
+    monkeypatch.setattr(locked_files, "_is_strangers_lock", lambda *_: False)
+    with contextlib.closing(LockedFolder(place)) as other, contextlib.ExitStack() as stack:
+        stack.enter_context(folder.alone())
+        book = stack.enter_context(opened(other))
+        assert book.held == frozenset()
+        first = decided(other, lambda found: found.take(this_process("first"), (0, 1), (0,)))
+        with pytest.raises(OvertakenError):
+            book.take(this_process("late"), (1, 2), (0,))
+        second = book.take(this_process("second"), (2,), (0,))
+        assert held(other) == {0, 1, 2}
+        assert len(list(place.glob("lease-*"))) == 2
+        first.close()
+        second.close()
+
+
+def test_what_was_overtaken_is_decided_anew(folder):
+    tries = []
+
+    def decide(book):
+        tries.append(book)
+        if len(tries) < 3:
+            raise OvertakenError
+        return "lease"
+
+    assert decided(folder, decide) == "lease"
+    assert len(set(tries)) == 3
+
+
 def test_the_cpus_of_an_outer_job_are_its_instances_own(folder, holder):
     with opened(folder) as book:
         lease = book.take(this_process("outer"), (0, 1), (0,))
@@ -100,6 +144,29 @@ def test_the_folder_that_is_not_named():
     assert leases_folder({}) in (Path("/dev/shm/poprun-py-leases"), Path("/tmp/poprun-py-leases"))
     with pytest.raises(ValueError, match="POPRUN_LEASES 'x': expected an absolute path, or none"):
         leases_folder({"POPRUN_LEASES": "x"})
+
+
+@pytest.fixture
+def shared():
+    """Return a folder that all users reach; pytest's own are private."""
+    made = Path(tempfile.mkdtemp(prefix="leases-of-users-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@contextlib.contextmanager
+def locked_by(uid, path):
+    """Keep a file locked by a process of another user."""
+    code = (
+        f"import fcntl, os, sys; os.setuid({uid}); file = open(sys.argv[1]); "
+        "fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True); input()"
+    )
+    words = [sys.executable, "-I", "-S", "-c", code, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        yield
+        process.communicate(b"\n")
 
 
 # --- many processes, and kills --------------------------------------------------------------------
@@ -147,35 +214,70 @@ def workers(place, cores, count, kills):
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"),
-    [(12, 3), pytest.param(125, 30, marks=pytest.mark.sweep)],
+    ("count", "kills", "has_stranger"),
+    [
+        (12, 3, False),
+        pytest.param(125, 30, False, marks=pytest.mark.sweep),
+        # With a mutex that nobody gets.
+        pytest.param(12, 3, True, marks=pytest.mark.sweep),
+        pytest.param(125, 30, True, marks=pytest.mark.sweep),
+    ],
 )
-def test_no_core_has_two_holders_and_none_is_lost(folder, place, tmp_path, count, kills):
+def test_no_core_has_two_holders_and_none_is_lost(shared, tmp_path, count, kills, has_stranger):
+    if has_stranger and os.geteuid() != 0:
+        pytest.skip("only root becomes other users")
+    place = shared / "leases"
     cores = tmp_path / "cores"
     cores.mkdir()
     for cpu in range(4):
         (cores / str(cpu)).touch()
-    said, killed, codes = workers(place, cores, count, kills)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(contextlib.closing(LockedFolder(place)))
+        assert held(folder) == frozenset()
+        if has_stranger:
+            stack.enter_context(locked_by(NOBODY, place / "mutex"))
+        said, killed, codes = workers(place, cores, count, kills)
     assert codes == {0}
     assert len(killed) == kills
     assert said.count("had") > count
     # The locks of a killed process go one after another.
     twice = [line.split() for line in said if line.startswith("twice")]
     assert [words for words in twice if int(words[2]) not in killed] == []
-    assert held(folder) == frozenset()
+    with contextlib.closing(LockedFolder(place)) as folder:
+        assert held(folder) == frozenset()
     assert [each.name for each in place.iterdir()] == ["mutex"]
 
 
 # --- users side by side ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shared():
-    """Return a folder that all users reach; pytest's own are private."""
-    made = Path(tempfile.mkdtemp(prefix="leases-of-users-"))
-    made.chmod(0o755)
-    yield made
-    shutil.rmtree(made)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_a_mutex_that_a_stranger_keeps_locked_delays_nobody(shared):
+    place = shared / "leases"
+    with contextlib.closing(LockedFolder(place)) as folder:
+        assert held(folder) == frozenset()
+        with locked_by(NOBODY, place / "mutex"):
+            began = time.monotonic()
+            lease = decided(folder, lambda book: book.take(this_process("mine"), (0,), (0,)))
+            lease.name_run("run-7")
+            assert time.monotonic() - began < 2
+            with opened(folder) as book:
+                assert [each.holder.run_id for each in book.holdings] == ["run-7"]
+        lease.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
+def test_a_strangers_lock_does_not_keep_a_lease_whose_job_is_dead(shared, holder):
+    place = shared / "leases"
+    with contextlib.closing(LockedFolder(place)) as folder:
+        first = holder(cpus="0", folder=place).process
+        assert held(folder) == {0}
+        first.kill()
+        first.wait()
+        (left,) = place.glob("lease-*")
+        with locked_by(NOBODY, left):
+            assert held(folder) == frozenset()
+        assert list(place.glob("lease-*")) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")

@@ -27,6 +27,12 @@ def test_a_lease_is_read_as_it_was_written(holder, cpus, nodes, since, is_shared
     assert waiter_of("n", "u", text_of(lease).encode()) is None
 
 
+def test_the_longest_name_of_a_run_is_read_whole():
+    """Names of runs are compared: a job knows its own leases on other hosts by them."""
+    lease = Holding("n", "u", SOME._replace(run_id="r" * 128), (0,), (0,), 1.0)
+    assert holding_of("n", "u", text_of(lease).encode()) == lease
+
+
 @given(HOLDERS, NUMBERS, SINCE, NAMES)
 def test_a_ticket_is_read_as_it_was_written(holder, number, since, outer):
     ticket = Waiter(name="n", user="u", holder=holder, number=number, since=since, outer=outer)

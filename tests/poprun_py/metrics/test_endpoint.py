@@ -72,7 +72,7 @@ def document(*states, records=(), worst=None, restarts=0):
     recorder = EndpointRecorder(sent.append, restarts)
     recorder.steps(records)
     recorder.look(view(*states, worst=worst), 1.7e9)
-    return sent[-1]
+    return json.loads(sent[-1])
 
 
 SLOW = Straggler(instance=1, host="node1", own_seconds=0.03, median_seconds=0.01, is_slow=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,41 @@ def test_the_sentence_names_instance_host_times_and_reason():
         "instance 1 on a is slow: 40 ms a step without waiting for others, the median is 20 ms: "
         "it loads data longer (80% of its time)"
     )
+
+
+def test_only_the_instance_that_others_wait_for_is_accused():
+    """Instance 0 is slower than the median one, and waits itself for instance 2."""
+    spent = {0: {"computing": 0.0088}, 2: {"computing": 0.006, "other": 0.0600}}
+    states = [
+        training(index, step=0.066, **spent.get(index, {"computing": 0.0064})) for index in range(4)
+    ]
+    (found,) = stragglers(states)
+    assert (found.instance, found.cause) == (2, "the program's own code takes longer")
+    # Two that are about as slow hold up the others alike.
+    states[0] = training(0, step=0.066, computing=0.060)
+    assert [each.instance for each in stragglers([*states, *usual(2)])] == [2, 0]
+
+
+def test_of_instances_that_train_apart_nobody_waits_for_the_slowest():
+    apart = [
+        training(index, step=own, computing=own) for index, own in enumerate((0.02, 0.02, 0.04))
+    ]
+    assert stragglers(apart) == []
+
+
+def test_many_instances_are_compared_in_a_time_that_grows_with_their_number():
+    def slow_half(count):
+        fast, slow = {"computing": 0.02}, {"computing": 0.04}
+        return [training(i, **(slow if i % 2 and i > 1 else fast)) for i in range(count)]
+
+    def seconds(states):
+        began = time.perf_counter()
+        assert len(stragglers(states)) == len(states) // 2 - 1
+        return time.perf_counter() - began
+
+    few, many = slow_half(256), slow_half(4096)
+    # 256 times as long if each were compared with each.
+    assert min(seconds(many) for _ in range(3)) < 64 * min(seconds(few) for _ in range(3))
 
 
 @pytest.mark.parametrize(

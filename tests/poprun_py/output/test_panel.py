@@ -20,11 +20,13 @@ class Written:
     def __init__(self):
         self.stream = self.plain = b""
         self.size = (COLUMNS, ROWS)
+        self.after_writes = []
         self.panel = Panel(self._take, lambda: self.size)
         self.now = 100.0
 
     def _take(self, data):
         self.stream += data
+        self.after_writes.append(self.screen)
 
     def monotonic(self):
         return self.now
@@ -96,6 +98,46 @@ def test_much_output_does_not_draw_it_each_time(written):
     assert written.panel.next_deadline() == pytest.approx(100.1)
     written.wait()
     assert written.stream.count(b"one") == 1
+
+
+def test_it_is_visible_after_every_write(written):
+    written.panel.show(LINES)
+    for part in ("\r10 %", "\r20 %", "\r\n", *("line\r\n" * 200).split("l"), "prompt> "):
+        written.output(part)
+        written.now += 0.01
+        written.panel.on_time(written.now)
+    written.wait()
+    assert len(written.after_writes) > 10
+    assert all(screen[-2:] == list(LINES) for screen in written.after_writes)
+    assert written.screen[-3:] == ["prompt>", *LINES]
+
+
+def test_much_output_does_not_wait(written):
+    written.panel.show(LINES)
+    written.output("x" * 20_000)
+    assert written.stream.count(b"x") == 20_000
+
+
+def test_a_terminal_that_does_not_keep_up_is_not_drawn_on(written):
+    is_ready = False
+    panel = Panel(written._take, lambda: written.size, lambda: is_ready)
+    panel.show(LINES)
+    written.stream = b""
+    panel.write(b"line\r\n")
+    written.now += 10
+    panel.on_time(written.now)
+    assert written.stream == b""
+    is_ready = True
+    panel.on_time(written.now)
+    assert b"line" in written.stream
+
+
+def test_an_open_line_stays_in_the_last_row_of_a_lower_window(written):
+    written.panel.show(LINES)
+    written.stream = b""
+    written.panel.show(())
+    shown = "\n" * (ROWS - 1) + "prompt> " + written.stream.decode() + "answer"
+    assert screen_of(shown, columns=COLUMNS, rows=ROWS)[-1] == "prompt> answer"
 
 
 def test_lines_made_for_another_size_are_not_drawn_again(written):

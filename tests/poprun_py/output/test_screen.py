@@ -306,3 +306,35 @@ def test_a_line_of_the_launcher_ends_an_open_line_in_a_file():
     written.screen.flush_idle(stream.fed_at + 1)
     written.screen.insert(b"poprun-py: said")
     assert written.data == b"[1,1]<stdout>:not yet\npoprun-py: said\n"
+
+
+def plain(index=0, name="stdout"):
+    return make_stream(index, name, form="plain")
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=9), st.sampled_from([b"\r", b"\n", b"\r\n", b"idle"])))
+)
+def test_nothing_is_added_to_a_plain_stream(pieces):
+    written, stream = Written(), plain()
+    for piece in pieces:
+        if piece == b"idle":
+            written.screen.flush_idle(float("inf"))
+        else:
+            written.screen.feed(stream, piece)
+    written.screen.finish(stream)
+    written.screen.finish(stream)
+    assert written.data == b"".join(piece for piece in pieces if piece != b"idle")
+
+
+def test_a_plain_line_without_an_end_is_ended_before_something_else():
+    written, one, other = Written(), plain(0), plain(1)
+    written.screen.feed(one, b"one")
+    written.screen.finish(one)
+    written.screen.feed(other, b"other")
+    assert written.data == b"one"
+    written.screen.flush_idle(float("inf"))
+    assert written.data == b"one\nother"
+    written.screen.finish(other)
+    written.screen.insert(b"poprun-py: a warning")
+    assert written.data == b"one\nother\npoprun-py: a warning\n"

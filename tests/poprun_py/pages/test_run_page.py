@@ -13,6 +13,7 @@ from support.run_folders import BEGAN, a_plan, make_run
 
 from poprun_py.observation.records import StepRecord
 from poprun_py.pages.run_page import run_page
+from poprun_py.pages.training_sections import StepTimes, slow_instances
 from poprun_py.recording.page_file import page_text, write_page
 from poprun_py.runs import recorded_run
 from poprun_py.runs.recorded_run import read_run
@@ -327,3 +328,9 @@ def test_very_long_runs_are_read_in_part(tmp_path, monkeypatch):
     assert "1 400 5" in text
     assert "in the end one of 8" in text
     assert "51,200 samples in total" in text
+
+
+def test_an_instance_that_waits_for_a_slower_one_is_not_marked_as_slow():
+    own = (0.0088, 0.0064, 0.0660, 0.0064)
+    times = [StepTimes(i, (0.066,) * 9, (each,) * 9, 9, 1) for i, each in enumerate(own)]
+    assert slow_instances(times) == {2}

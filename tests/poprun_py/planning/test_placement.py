@@ -361,9 +361,10 @@ def test_warnings_for_more_threads_than_cpus():
     )
     fitting = place(machine, 2, PlacementPolicy())
     assert placement_warnings(machine, fitting) == ()
-    assert placement_warnings(machine, fitting, user_threads=2) == (
-        "4 compute threads on 2 CPUs: set OMP_NUM_THREADS to at most 1",
-    )
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        assert placement_warnings(machine, fitting, user_threads={variable: 2}) == (
+            f"4 compute threads on 2 CPUs: set {variable} to at most 1",
+        )
 
 
 def test_warnings_for_a_quota_and_for_uneven_shares():

@@ -4,6 +4,8 @@ settings of our libraries reach every host.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from support.plans import plan_blindly
 
@@ -13,8 +15,11 @@ from poprun_py.attempts import job_of
 from poprun_py.hosts.host_list import LOCALHOST, parse_host_list
 from poprun_py.hosts.remote_shell import Shell
 from poprun_py.hosts.survey import Survey
-from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
-from poprun_py.planning.variables import mpi_environment, user_variables
+from poprun_py.planning.cpu_placement import Placement
+from poprun_py.planning.launch_plan import threads_by_user
+from poprun_py.planning.mpi_commands import MPICH, OPEN_MPI_5, Mpi
+from poprun_py.planning.plan_file import plan_from_json, plan_to_json
+from poprun_py.planning.variables import mpi_environment, placement_variables, user_variables
 from poprun_py.recording.run_recording import AttemptRecording
 
 
@@ -36,6 +41,61 @@ def test_a_file_of_variables_reads_as_in_a_shell():
 def test_variables_that_no_program_can_get_are_refused(text, said):
     with pytest.raises(UsageError, match=said):
         user_variables((), text, {})
+
+
+# --- thread counts ------------------------------------------------------------------------------
+
+
+def test_one_thread_variable_is_planned_so_that_none_overrules_the_users():
+    two = Placement(numa_nodes=(0,), memory_nodes=(), cpus=(), threads=2)
+    assert placement_variables([two], set()) == [(("OMP_NUM_THREADS", "2"),)]
+    assert placement_variables([two], {"OMP_NUM_THREADS"}) == [()]
+
+
+def test_thread_variables_of_the_user_reach_other_hosts():
+    command = told(environ={"OPENBLAS_NUM_THREADS": "3"})[1]
+    assert ("-x", "OPENBLAS_NUM_THREADS") in pairwise(command)
+
+
+def test_thread_counts_of_the_user_are_those_that_instances_get():
+    arguments = ("-x", "MKL_NUM_THREADS=5", "-x", "OMP_NUM_THREADS")
+    environ = {"OMP_NUM_THREADS": "4,2", "MKL_NUM_THREADS": "6", "OPENBLAS_NUM_THREADS": "7"}
+    counts = {"OMP_NUM_THREADS": 4, "MKL_NUM_THREADS": 5, "OPENBLAS_NUM_THREADS": 7}
+    assert threads_by_user(arguments, (), environ) == counts
+    user_env = (("MKL_NUM_THREADS", "1"), ("OMP_NUM_THREADS", ""))
+    assert threads_by_user(arguments, user_env, environ) == {
+        "MKL_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 7,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [OPEN_MPI_5, MPICH])
+def test_a_user_of_a_host_is_kept_in_a_plan_and_refused_for_mpich(kind):
+    def planned():
+        return plan_blindly(
+            LaunchConfig(num_instances=2, program=("x",)),
+            hosts=parse_host_list("me@n[0-1]", source="test"),
+            mpi=Mpi(path="/mpi/bin/mpirun", kind=kind), environ={}, reached=_REACHED,
+        )  # fmt: skip
+
+    if kind == MPICH:
+        with pytest.raises(UsageError, match="host me@n0: MPICH's mpirun takes no user"):
+            planned()
+    else:
+        saved = plan_from_json(plan_to_json(planned()), {})
+        assert [(host.user, host.name) for host in saved.topology.hosts] == [
+            ("me", "n0"), ("me", "n1"),
+        ]  # fmt: skip
+
+
+def test_the_plan_shows_the_threads_that_the_user_set():
+    config = LaunchConfig(
+        num_instances=2, program=("x",), instance_mpi_local_args=("1:-x OMP_NUM_THREADS=4",)
+    )
+    planned = plan_blindly(
+        config, hosts=(LOCALHOST,), mpi=Mpi(path="/mpi/bin/mpirun", kind=OPEN_MPI_5),
+        environ={"OMP_NUM_THREADS": "3"},
+    )  # fmt: skip
+    assert [each.placement.threads for each in planned.instances] == [3, 4]
 
 
 # --- settings of our libraries ------------------------------------------------------------------

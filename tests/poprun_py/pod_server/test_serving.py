@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from popdist_py.pods.errors import InUseError, NotAllowedError, PodError
 from popdist_py.pods.folder import make_pod
 from popdist_py.pods.pod_file import system_pod
 from popdist_py.pods.values import Holder, PartitionRequest
+from poprun_py.pod_server import serving
 from poprun_py.pod_server.serving import serve
 
 HOLDER = Holder(host="h", pid=1, user="u", program="p")
@@ -91,6 +93,17 @@ def test_it_ends_in_the_midst_of_requests(folder):
         for thread in threads:
             thread.join(20)
     assert (code, printed) == (0, "")
+
+
+def test_a_lock_that_everybody_can_have_keeps_no_server_from_starting(folder):
+    folder.chmod(0o755)
+    FolderStore(folder).close()
+    assert stat.S_IMODE((folder / "holders").stat().st_mode) == 0o700
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with serving._only_server(folder), pytest.raises(InUseError), serving._only_server(folder):
+        pass
+    os.close(descriptor)
 
 
 def test_a_pod_has_one_server_and_the_next_after_it(folder, capfd):

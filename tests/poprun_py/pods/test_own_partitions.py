@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.partition_states import FITTING, HOLDER, pod_in_state
 
+from popdist_py.pods.rules import check_name
 from popdist_py.pods.values import Attachment
 from poprun_py.pods.own_partitions import is_left_behind, is_own, kept_name, own_name
 
@@ -58,6 +59,23 @@ def test_what_somebody_holds_is_not_left_behind(partition):
 def test_of_another_host_only_the_age_tells(partition, age, is_dead):
     now = partition.created + age
     assert is_left_behind(partition, (), "other", now=now, create_seconds=70.0) is is_dead
+
+
+@pytest.mark.parametrize(
+    ("host", "other"),
+    [
+        ("trainer-deployment-7d9c6b5f4d-abcde-0", "trainer-deployment-7d9c6b5f4d-abcde-1"),
+        ("node.1", "node-1"),
+        ("n\u00f6de", "n\u00e4de"),
+        ("", "host"),
+    ],
+)
+def test_of_a_host_with_a_similar_name_only_the_age_tells(partition, host, other):
+    check_name("partition", own_name(host))
+    assert is_own(own_name(host))
+    of_other = replace(partition, name=own_name(other).rpartition("_")[0] + "_1")
+    assert not is_left_behind(of_other, (), host)
+    assert is_left_behind(of_other, (), other)
 
 
 @pytest.mark.parametrize("name", ["p", "poprun_", "poprun_h_1", "poprun_h_1_2_3", "xpoprun_h_1_2"])

@@ -104,6 +104,47 @@ def test_a_partition_that_cannot_be_changed_is_as_before(job, monkeypatch):
     assert (kept.size, kept.num_gcds, kept.num_replicas) == (4, 4, 4)
 
 
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("call", "is_done"),
+    [
+        ("remove_partition", False),
+        ("remove_partition", True),
+        ("create_partition", False),
+        ("create_partition", True),
+        ("attach", False),
+    ],
+)
+def test_a_signal_while_a_partition_is_changed_leaves_it_as_before(
+    job, monkeypatch, call, is_done, number, removes
+):
+    store, partition = job("other GCDs", update_partition=True, remove_partition=removes)
+    real, calls = getattr(FolderStore, call), []
+
+    def interrupted(*words, **values):
+        calls.append(call)
+        if len(calls) > 1 or is_done:
+            real(*words, **values)
+        if len(calls) == 1:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(FolderStore, call, interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)), partition:
+        pytest.fail("the job has a partition")
+    kept = store.partition("p")
+    assert (kept.size, kept.num_gcds, kept.num_replicas) == (4, 4, 4)
+    assert store.attachments() == ()
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_job_that_had_its_changed_partition_keeps_or_removes_it(job, removes):
+    store, partition = job("other GCDs", update_partition=True, remove_partition=removes)
+    with pytest.raises(KeyboardInterrupt), partition:
+        raise KeyboardInterrupt
+    assert [each.num_gcds for each in store.partitions()] == ([] if removes else [2])
+
+
 def test_what_another_job_takes_in_between_is_decided_anew(job, monkeypatch, said):
     store, partition = job("fits, preconfigured")
     reset = FolderStore.reset_partition

@@ -13,12 +13,15 @@ from support.plans import plan_blindly
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError
 from poprun_py.hosts.host_list import LOCALHOST
+from poprun_py.output import run_folder
 from poprun_py.output.run_folder import RunFolder
 from poprun_py.planning.mpi_commands import OPEN_MPI_5, Mpi
 from poprun_py.planning.plan_file import plan_from_json
 from poprun_py.recording import run_record
 from poprun_py.recording.run_record import RunRecord
-from poprun_py.supervision.job import LaunchResult
+from poprun_py.runs.recorded_run import read_run
+from poprun_py.runs.run_files import RunFiles
+from poprun_py.supervision.job import InstanceResult, LaunchResult
 
 
 def planned(output_dir, environ=None):
@@ -148,3 +151,27 @@ def test_a_plan_that_cannot_be_written_keeps_nothing_from_running(tmp_path, monk
     folder = record.begin(planned(str(tmp_path)), 0)
     record.close()
     assert record.trouble == f"{folder} has no plan: No space left on device"
+
+
+def test_on_a_full_disk_the_report_still_tells_the_end(tmp_path, monkeypatch):
+    def refuse(path, text):
+        raise OSError(28, "No space left on device")
+
+    plan = planned(str(tmp_path))
+    record = RunRecord(plan)
+    record.begin(plan, 0)
+    monkeypatch.setattr(run_folder, "write_whole", refuse)
+    instances = (InstanceResult(index=0, code=9, stderr_tail="x" * 100_000),)
+    result = LaunchResult(
+        exit_code=9, reason="instance 1 ended with exit code 9. " * 1000, instances=instances
+    )
+    record.end(result)
+    record.finish(result)
+    record.close()
+    assert record.trouble.endswith("report.json is shortened: No space left on device")
+    files = tmp_path / "latest" / "report.json"
+    report = json.loads(files.read_text())
+    assert (report["state"], report["exit_code"]) == ("ended", 9)
+    assert report["reason"].startswith("instance 1 ended with exit code 9. instance")
+    assert report["attempts"][0]["exit_code"] == 9
+    read_run(RunFiles(files.parent))

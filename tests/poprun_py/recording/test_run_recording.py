@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+from types import SimpleNamespace
 
 import pytest
 from support.plans import plan_blindly
 
 from popdist_py.timeline import merging
+from poprun_py import attempts, launcher
 from poprun_py.command_name import command_name
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.hosts.host_list import LOCALHOST
@@ -82,3 +85,24 @@ def test_ctrl_c_after_the_job_changes_not_how_it_ended(
     assert (report["state"], report["exit_code"]) == ("ended", 0)
     assert recording.was_interrupted
     RunRecording(plan, console).close()  # the run's folder is free
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_job_is_supervised_ends_the_report(
+    tmp_path, monkeypatch, console, number, code
+):
+    interrupt = KeyboardInterrupt()
+    interrupt.signal = number
+
+    def interrupted(*_, **__):
+        raise interrupt
+
+    monkeypatch.setattr(attempts, "supervise", interrupted)
+    plan = planned(output_dir=str(tmp_path))
+    lease = SimpleNamespace(name_run=lambda _: None, waited_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        launcher._run_here(plan, console, (1, 2), lease, None, None, None)
+    report = json.loads((tmp_path / "latest" / "report.json").read_text())
+    assert (report["exit_code"], report["attempts"][0]["exit_code"]) == (code, code)
+    assert report["attempts"][0]["cause"] == "signal"
+    assert report["reason"] == f"{number.name} received while no program was running"

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls
 from poprun_py.instance import launcher_link, protocol
+from poprun_py.supervision import control_channel
 from poprun_py.supervision.control_channel import ControlChannel, Hello, hello_of
+from poprun_py.supervision.private_folder import SOCKET_NAME
 
 MAIN = ROOT / "poprun_py" / "instance" / "main.py"
 DEEP = b"[" * 100_000
@@ -308,3 +310,45 @@ def test_a_host_that_answers_no_more_is_lost_though_something_was_sent_to_it(ope
         wait_until(lambda: turn() or "lost" in listener.names(), 10, "nobody looks after the host")
         assert seen == [protocol.LOST_AFTER_SECONDS] * 2
         assert not channel.peers[0].is_open
+
+
+def inspect(folder, listener, turn):
+    """Return a connection that has asked for the status, and what takes the answer to it."""
+    asked = socket.socket(socket.AF_UNIX)
+    asked.connect(str(folder / SOCKET_NAME))
+    asked.sendall(protocol.pack(protocol.INSPECT, b'"status"'))
+    wait_until(lambda: turn() or "inspected" in listener.names())
+    return asked, next(each[2] for each in listener.told if each[0] == "inspected")
+
+
+def test_a_long_answer_is_sent_whole_in_several_frames(opened, tmp_path):
+    _, listener, turn = opened
+    asked, answer = inspect(tmp_path, listener, turn)
+    text = "\u00e4" * (3 << 19)
+    with asked:
+        answer(text)
+        asked.setblocking(False)
+        reader, payloads, is_open = protocol.Reader(), [], True
+        while is_open:
+            turn()
+            with contextlib.suppress(BlockingIOError):
+                is_open = bool(data := asked.recv(1 << 18))
+                payloads += [payload for _, payload in reader.feed(data)]
+    assert len(payloads) == 3
+    assert b"".join(payloads).decode() == text
+
+
+def test_who_asks_and_does_not_read_holds_up_nobody_and_is_left_after_a_while(
+    opened, tmp_path, monkeypatch
+):
+    channel, listener, turn = opened
+    asked, answer = inspect(tmp_path, listener, turn)
+    with asked:
+        began = time.monotonic()
+        answer("x" * (3 << 20))
+        turn()
+        assert time.monotonic() - began < 0.5
+        monkeypatch.setattr(control_channel, "_READER_SECONDS", 0.0)
+        channel.on_time(time.monotonic() + 2.0)
+        turn()
+        wait_until(lambda: not asked.recv(1 << 18))

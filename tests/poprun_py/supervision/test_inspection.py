@@ -62,6 +62,15 @@ def test_an_answer_is_told(launcher):
     assert inspection.running_jobs()[os.getpid()] == STATUS
 
 
+def test_an_answer_of_thousands_of_instances_comes_in_several_frames(launcher):
+    status = view_of(3000, 5.0).to_json()
+    text = json.dumps(status)
+    assert len(text) > protocol.MAX_PAYLOAD
+    size = protocol.MAX_PAYLOAD
+    launcher(b"".join(frame(text[at : at + size]) for at in range(0, len(text), size)))
+    assert inspection.ask_status(str(os.getpid())) == (status, [])
+
+
 @pytest.mark.parametrize("answer", [
     frame(b"[" * 100_000), frame(b"{"), frame(b"\xff"), frame(b"[]"), frame(b"7"), frame(b'"x"'),
     frame(json.dumps({**STATUS, "instances": [{}]})), frame(json.dumps({"run_id": 7})),
@@ -98,6 +107,30 @@ def test_a_folder_that_another_user_made_for_our_process_is_passed_over(launcher
     assert inspection.launcher_status(os.getpid()) is None
     launcher(frame("truth"))
     assert inspection.ask(os.getpid()) == "truth"
+
+
+@pytest.mark.parametrize("others_first", [True, False])
+def test_what_else_has_the_launchers_number_is_passed_over(launcher, monkeypatch, others_first):
+    """A folder of another user, and one that a killed launcher of the same number left."""
+    launcher(frame(json.dumps(STATUS)))
+    (own,) = inspection._own_sockets(os.getpid())
+    foreign, dead = (own.parent.with_name(f"{own.parent.name}{end}") / own.name for end in "fd")
+    for path in (foreign, dead):
+        path.parent.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    is_launchers, glob = inspection._is_launchers, type(own).glob
+
+    def in_order(folder, pattern):
+        return sorted(glob(folder, pattern), key=lambda path: (path == own) is others_first)
+
+    monkeypatch.setattr(type(own), "glob", in_order)
+    monkeypatch.setattr(
+        inspection, "_is_launchers", lambda path: path != foreign and is_launchers(path)
+    )
+    assert inspection.launcher_status(os.getpid()) == STATUS
+    assert inspection.ask_status(str(os.getpid())) == (STATUS, [])
+    assert inspection.ask(os.getpid()) == json.dumps(STATUS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import termios
+
 import pytest
+from support.small_terminal import screen_of
 
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.instance_output import InstanceOutput
@@ -104,3 +109,47 @@ def test_many_instances_have_longer_to_end_a_line(start, num_instances, is_split
     assert (shown() != "") is is_split
     output.on_time(fed + 3.0, None)
     assert shown() == "[1,0]<stderr>:words"
+
+
+def test_a_path_that_is_not_utf_8_is_shown(start):
+    output, _, shown = start()
+    output.say("the folder b\udcff is gone")
+    assert shown() == "poprun-py: the folder b\\udcff is gone\n"
+
+
+def test_the_panel_is_written_whole_and_gone_at_the_end(monkeypatch):
+    ours, theirs = pty.openpty()
+    writes = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda to, data: writes.append(data) or write(to, data))
+    try:
+        job = Job(command=("mpirun",), variables=({},), environ={"TERM": "xterm"}, live=True)
+        output = InstanceOutput(job, (theirs, theirs), print)
+        termios.tcsetwinsize(theirs, (30, 100))
+        stdout, stderr = output.make_streams(0)
+        peer = Peer(index=0, channel=None, host="h", pid=1, stdout=stdout, stderr=stderr)
+        lines = [f"row {number} {'x' * 80}" for number in range(10)]
+        output.show_panel(lines)
+        assert len(writes) == 1
+        output.feed_stdout(peer, b"line\n")
+        output.close()
+        seen = os.read(ours, 1 << 16)
+        while lines[-1].encode() not in seen or b"line" not in seen:
+            seen += os.read(ours, 1 << 16)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert screen_of(seen.decode(), columns=100, rows=30) == ["[1,0]<stdout>:line"]
+
+
+@pytest.mark.parametrize("form", ["tag", "plain"])
+def test_after_ctrl_c_tracebacks_of_interrupts_are_short_except_as_plain_bytes(start, form):
+    output, peers, shown = start(output=form)
+    interrupt = TRACEBACK.replace(b"ValueError: rank %d", b"KeyboardInterrupt")
+    output.feed_stderr(peers[0], interrupt)
+    output.shorten_interrupts()
+    output.feed_stderr(peers[1], interrupt)
+    for peer in peers:
+        output.finish(peer)
+    assert shown().count("Traceback (most recent call last)") == (2 if form == "plain" else 1)
+    assert shown().count("KeyboardInterrupt") == 2

@@ -14,7 +14,7 @@ from poprun_py.errors import StartError
 from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import Cause, Job, Stop
-from poprun_py.supervision.outcome import Ending, judge
+from poprun_py.supervision.outcome import Ending, judge, left_sentence
 from poprun_py.views.report import report_text
 
 
@@ -40,6 +40,7 @@ def stop(cause, **fields):
 
 
 SIGTERM = stop(Cause.SIGNAL, signal=15)
+MPIRUN_SIGTERM = stop(Cause.MPIRUN_ENDED, signal=15)
 TIME_LIMIT = stop(Cause.TIME_LIMIT)
 HANG = stop(Cause.HANG, hung=(0,))
 
@@ -74,6 +75,7 @@ def test_stopped_instances_did_not_fail():
         ((peer(0, 0, at=1, stopped=True), peer(1, 0, at=1)), {"mpirun_code": -9}, 137),
         ((peer(0, 0, at=1, stopped=True),), {}, 1),
         ((peer(0, 0, at=1), peer(1, 0, at=1)), {"mpirun_code": -9}, 0),
+        ((peer(0, -15, at=1), peer(1, -15, at=2, stopped=True)), MPIRUN_SIGTERM, 143),
     ],
 )
 def test_exit_code(peers, fields, code):
@@ -120,7 +122,9 @@ def test_a_limit_of_processes_is_the_cause_where_it_was_reached():
     # Killed together with its wrapper, before its program: another wrapper could not start.
     with pytest.raises(StartError, match=cause):
         judged(peer(0, -9, at=1), **seen, **refused, **stop(Cause.FAILED))
-    assert judged(peer(0, -9, at=1), **seen, **stop(Cause.FAILED)).exit_code == 137
+    # Whatever kept that one, the wrapper that was killed for it has not failed.
+    with pytest.raises(StartError, match=r"1 of 2 .* exit code 185: PRTE ERROR: Unknown error$"):
+        judged(peer(0, -9, at=1), **seen, **stop(Cause.FAILED))
     ran = peer(0, 1, at=1)
     ran.started["pid"] = 7
     assert cause in judged(ran, **seen, **refused, **stop(Cause.FAILED)).advice
@@ -181,3 +185,78 @@ def test_the_gravest_cause_counts_and_the_first_of_equals():
     assert limit.followed_by(hang).cause is Cause.TIME_LIMIT
     assert hang.followed_by(signalled).signal == 15
     assert hang.followed_by(stop(Cause.REFUSED)["stop"]).cause is Cause.REFUSED
+
+
+def test_mpirun_that_was_ended_by_a_signal_is_the_first_cause():
+    fields = stop(Cause.MPIRUN_ENDED, signal=15, reason="mpirun was ended by SIGTERM")
+    result = judged(peer(0, -15, at=1), peer(1, -15, at=2, stopped=True), **fields)
+    assert result.first_failure is None
+    assert not result.may_restart
+    label = "instance {}".format
+    assert report_text(result, label) == "poprun-py: error: mpirun was ended by SIGTERM\n"
+
+
+def test_instances_that_were_killed_after_ctrl_c_are_named():
+    fields = stop(Cause.SIGNAL, signal=2, reason="SIGINT received")
+    saved, killed = peer(0, 0, at=1), peer(1, -9, at=2, stopped=True)
+    result = judged(saved, killed, **fields)
+    label = "instance {}".format
+    assert report_text(result, label) == "poprun-py: instance 1 had not ended and was killed\n"
+    assert report_text(judged(saved, **fields), label) == ""
+
+
+def test_processes_that_an_instance_left_are_named():
+    killed = [(100 + n, "rsync -a out there") for n in range(6)]
+    assert left_sentence(1, killed[:1]) == (
+        "instance 1 had ended, and what it had started still ran after the grace time (--grace): "
+        "killed PID 100 (rsync -a out there)"
+    )
+    assert left_sentence(1, killed).endswith("PID 103 (rsync -a out there), 2 more")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "prterun has exited due to process rank 0 with PID 8663 on node vm exiting\nimproperly.",
+        "mpirun has exited due to process rank 0 with PID 0 on\nnode vm exiting improperly.",
+    ],
+)
+def test_an_instance_that_left_out_mpi_finalize_is_named(said):
+    fields = stop(Cause.MPIRUN_ENDED, reason="mpirun ended with exit code 1")
+    peers = peer(0, 0, at=1), peer(1, -15, at=2, stopped=True)
+    result = judged(*peers, **fields, mpirun_code=1, mpirun_text=said)
+    assert result.exit_code == 1
+    assert result.reason.startswith(
+        "mpirun ended with exit code 1: instance 0 ended with exit code 0 but without MPI_Finalize"
+    )
+
+
+SPAWN = """
+--------------------------------------------------------------------------
+prterun was unable to find the specified executable file, and therefore did
+not launch the job.
+
+   Node:       vm
+   Executable: no-such-program
+--------------------------------------------------------------------------
+"""
+ABORT = """
+--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+--------------------------------------------------------------------------
+\0 """
+
+
+@pytest.mark.parametrize("said", [SPAWN, SPAWN + ABORT])
+def test_what_mpirun_says_of_a_failure_is_told_with_the_instance(said):
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    report = report_text(judged(peer(0, 1, at=1), **failed, mpirun_text=said), "instance {}".format)
+    assert report.splitlines()[-1] == (
+        "  mpirun said: prterun was unable to find the specified executable file, and therefore "
+        "did not launch the job. Node: vm Executable: no-such-program"
+    )
+
+
+def test_what_mpirun_says_of_ends_is_not_repeated():
+    failed = stop(Cause.FAILED, reason="instance 0 ended with exit code 1")
+    assert judged(peer(0, 1, at=1), **failed, mpirun_text=ABORT).advice == ""

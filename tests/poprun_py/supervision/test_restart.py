@@ -75,3 +75,16 @@ def test_host_is_lost_when_all_its_instances_vanished():
     )
     result = LaunchResult(exit_code=137, instances=instances)
     assert lost_hosts(result, lambda index: "ab"[index // 2]) == {"b"}
+
+
+def test_a_restart_that_no_time_is_left_for_is_neither_told_nor_waited_for():
+    told = []
+    result = run_with_restarts(
+        lambda _: LaunchResult(exit_code=7, may_restart=True),
+        5,
+        lambda _, restart, seconds: told.append((restart, seconds)),
+        lambda _: 0,
+        has_time=lambda seconds: seconds < 4,
+    )
+    assert told == [(1, 1.0), (2, 2.0)]
+    assert (result.exit_code, result.restart_count) == (7, 2)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
+from conftest import wait_until
 
 from poprun_py.errors import StartError
-from poprun_py.supervision.startup import Startup
+from poprun_py.supervision.startup import Finding, Question, Startup
 
 NEVER = float("inf")
 
@@ -27,24 +30,71 @@ def test_an_instance_on_another_host_is_refused_with_both_names():
     assert problem.startswith("instance 1 is on host c, planned on b: ")
 
 
+class Answered:
+    """A question whose answer is there when it is asked for the second time."""
+
+    def __init__(self, explain):
+        self.explain, self.times, self.is_closed = explain, 0, False
+
+    def answer(self):
+        self.times += 1
+        return self.explain() if self.times > 1 else None
+
+    def close(self):
+        self.is_closed = True
+
+
 def test_a_start_that_takes_long_is_looked_into_until_a_reason_is_found():
-    reasons = ["", "", "host b: it does not answer"]
-
-    def explain():
-        if reason := reasons.pop(0):
-            raise StartError(reason)
-
-    startup = Startup(("a", "b"), explain)
-    now, waits, problems = 0.0, [], []
+    found = [Finding(""), Finding("its clock is off"), Finding("it does not answer", True)]
+    told = []
+    startup = Startup(("a", "b"), lambda: found.pop(0), ask=Answered)
+    now, waits = 0.0, []
     startup.begin(now)
     for _ in range(3):
         waits.append(startup.next_deadline() - now)
         assert startup.on_time(now) is None
         now = startup.next_deadline()
-        problems.append(startup.on_time(now))
-    assert problems == [None, None, "host b: it does not answer"]
+        assert startup.on_time(now) is None  # asked, and goes on
+        assert 0 < startup.next_deadline() - now < 1
+        told.append(startup.on_time(now := startup.next_deadline()))
+    assert 10 < waits[0] < 15
     assert waits[0] < waits[1] < waits[2]
     assert startup.next_deadline() == NEVER
+    assert [finding.sentence(1, 2, "") for finding in told] == [
+        "1 of 2 instances have started after 10 s",
+        "1 of 2 instances have started after 31 s. its clock is off",
+        "it does not answer",
+    ]
+    assert told[2].sentence(1, 2, "no\n route\n") == "it does not answer. mpirun said: no route"
+
+
+def test_hosts_that_do_not_answer_keep_neither_the_loop_nor_the_end():
+    startup = Startup(("a",), lambda: time.sleep(60))
+    began = time.monotonic()
+    startup.begin(0.0)
+    assert startup.on_time(20.0) is None
+    assert startup.on_time(30.0) is None
+    startup.end()
+    assert time.monotonic() - began < 10
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def refuse():
+    raise StartError("host b: it does not answer")
+
+
+@pytest.mark.parametrize(
+    ("explain", "found"),
+    [
+        (refuse, Finding("host b: it does not answer", True)),
+        (lambda: "Host b: its clock is off", Finding("Host b: its clock is off")),
+        (lambda: 1 // 0, Finding("")),
+    ],
+)
+def test_the_answer_of_another_process_is_what_was_found(explain, found, capfd):
+    question = Question(explain)
+    wait_until(lambda: (answer := question.answer()) is not None and found == answer, 20, "silent")
 
 
 def test_a_job_that_is_complete_is_not_looked_into():

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import SimpleNamespace
 
+import pytest
+
 from poprun_py.instance import protocol
+from poprun_py.supervision import stop_policy
 from poprun_py.supervision.job import Cause, Job, StackGroup
 from poprun_py.supervision.stop_policy import StopPolicy
 
@@ -30,40 +34,94 @@ class Channel:
 def job_end(count=2):
     channel, lines = Channel(count), []
     job = Job(command=("mpirun",), variables=({},) * count, environ={}, grace_seconds=5)
-    return StopPolicy(job, channel, lines.append), channel, lines
+    return StopPolicy(job, channel, lines.append, lines.append), channel, lines
 
 
 def test_a_failure_asks_all_once():
     policy, channel, lines = job_end()
     policy.end(Cause.FAILED, "instance 1 ended with exit code 3")
     policy.end(Cause.FAILED, "instance 0 ended with exit code 1")
-    assert channel.sent == [(protocol.STOP, 5)]
+    assert channel.sent == [(protocol.STOP, [5, signal.SIGTERM])]
     assert lines == ["instance 1 ended with exit code 3: stopping the other instances"]
     assert policy.stop.reason == "instance 1 ended with exit code 3"
 
 
-def test_sigint_reaches_the_programs_before_they_are_asked_to_end():
-    policy, channel, _ = job_end()
+def test_after_sigint_programs_get_no_other_signal_within_the_grace_time():
+    policy, channel, lines = job_end()
     policy.on_signal(signal.SIGINT)
-    assert channel.sent == [(protocol.SIGNAL, 2), (protocol.STOP, 5)]
+    # One instance has saved and ended with KeyboardInterrupt; the other still saves.
+    policy.end(Cause.FAILED, "instance 1 ended with signal SIGINT")
+    assert channel.sent == [(protocol.STOP, [5, signal.SIGINT])]
     assert (policy.stop.cause, policy.stop.signal) == (Cause.SIGNAL, 2)
+    assert lines[0] == (
+        "SIGINT received: stopping the instances, which have 5 s to end (--grace); "
+        "Ctrl-C again kills them at once"
+    )
 
 
-def test_the_second_signal_forces():
+def test_the_second_signal_forces(monkeypatch):
     policy, channel, lines = job_end()
     policy.on_signal(signal.SIGTERM)
     assert channel.sent == [(protocol.PROPOSE, 0)]
+    later = time.monotonic() + 0.4
+    monkeypatch.setattr(stop_policy.time, "monotonic", lambda: later)
     policy.on_signal(signal.SIGTERM)
     policy.on_time(policy.next_deadline())
-    assert channel.sent[1:] == [(protocol.STOP, 0)]
+    assert channel.sent[1:] == [(protocol.STOP, [0, signal.SIGTERM])]
     assert lines == ["SIGTERM again: killing all instances"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_request_that_comes_as_two_signals_counts_once(number):
+    policy, channel, lines = job_end()
+    policy.on_signal(number)
+    asked = list(channel.sent)
+    policy.on_signal(number)
+    policy.on_time(time.monotonic())
+    assert channel.sent == asked
+    assert not [line for line in lines if "killing" in line]
+
+
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [
+        (signal.SIGTERM, (protocol.PROPOSE, 0)),
+        (signal.SIGABRT, (protocol.PROPOSE, 0)),
+        (signal.SIGINT, (protocol.STOP, [5, signal.SIGINT])),
+    ],
+)
+def test_a_signal_sent_to_mpirun_asks_the_instances_to_end(number, sent):
+    policy, channel, _ = job_end(1)
+    policy.on_signal_of_mpirun(number)
+    policy.on_signal_of_mpirun(number)  # it stays pending
+    assert channel.sent == [sent]
+    policy.on_answer(0, 0, 0)
+    policy.end(Cause.FAILED, "instance 0 ended with signal SIGTERM")
+    policy.on_end_of_mpirun("mpirun ended with exit code 1", is_early=True)
+    name = signal.Signals(number).name
+    assert (policy.stop.cause, policy.stop.signal) == (Cause.MPIRUN_ENDED, number)
+    assert policy.stop.reason == f"mpirun was ended by {name}"
+
+
+def test_a_signal_sent_to_launcher_and_mpirun_is_the_launchers():
+    policy, _, _ = job_end(1)
+    policy.on_signal_of_mpirun(signal.SIGTERM)
+    policy.on_signal(signal.SIGTERM)
+    assert (policy.stop.cause, policy.stop.reason) == (Cause.SIGNAL, "SIGTERM received")
+
+
+def test_how_mpirun_ended_is_told_also_where_its_wrappers_knew_first():
+    policy, _, _ = job_end()
+    policy.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
+    policy.on_end_of_mpirun("mpirun ended with exit code 1", is_early=False)
+    assert policy.stop.reason == "mpirun ended with exit code 1"
 
 
 def test_programs_that_never_ask_whether_to_stop_are_ended_by_sigterm():
     policy, channel, _ = job_end(1)
     policy.on_signal(signal.SIGHUP)
     policy.on_answer(0, 0, 0)
-    assert channel.sent == [(protocol.PROPOSE, 0), (protocol.STOP, 5)]
+    assert channel.sent == [(protocol.PROPOSE, 0), (protocol.STOP, [5, signal.SIGTERM])]
     assert (policy.stop.signal, policy.stop.reason) == (signal.SIGHUP, "SIGHUP received")
 
 
@@ -93,7 +151,7 @@ def test_a_hang_is_decided_first_and_ended_when_the_stacks_are_there():
     assert channel.sent == lines == []
     groups = (StackGroup(instances=(1,), text="here"),)
     policy.end_with_stacks((1,), groups)
-    assert channel.sent == [(protocol.STOP, 5)]
+    assert channel.sent == [(protocol.STOP, [5, signal.SIGTERM])]
     assert (policy.stop.hung, policy.stop.stacks) == ((1,), groups)
 
 

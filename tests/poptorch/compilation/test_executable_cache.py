@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import datetime
+import decimal
 import errno
 import functools
 import importlib
 import io
 import linecache
 import multiprocessing
+import operator
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.damage import damaged
@@ -27,6 +34,7 @@ import popdist_py.poptorch as poptorch
 from popdist_py import measured_values
 from popdist_py.poptorch.compilation import model_key
 from popdist_py.poptorch.compilation.agreement import Agreement
+from popdist_py.poptorch.compilation.code_text import code_text
 from popdist_py.poptorch.compilation.executable_cache import ExecutableCache
 
 
@@ -331,6 +339,108 @@ def test_settings_of_a_module_choose_the_executable(tmp_path):
             assert files == (number if repetition == 0 else len(settings)), chosen
 
 
+class Plain:
+    """An object of a class of the user's own."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def method(self):
+        return 1
+
+
+class WithSlots:
+    __slots__ = ("depth",)
+
+    def __init__(self, depth=None):
+        if depth is not None:
+            self.depth = depth
+
+
+class Named(dict):
+    """A dictionary with an attribute."""
+
+    def __init__(self, name):
+        super().__init__(a=1)
+        self.name = name
+
+
+def cyclic_object(depth):
+    one = Plain(depth=depth)
+    one.itself = [one]
+    return one
+
+
+def doubled(value, count=40):
+    """Return a value inside objects that mention one another twice, 2 ** count times in all."""
+    for _ in range(count):
+        value = Plain(left=value, right=value)
+    return value
+
+
+@functools.lru_cache
+def cached_twice(x):
+    return 2 * x
+
+
+@functools.lru_cache
+def cached_thrice(x):
+    return 3 * x
+
+
+DIFFERENT = {
+    "objects": lambda: [Plain(), Plain(a=1), Plain(a=2), Plain(b=1), Plain(a=Plain(b=1))],
+    "slots": lambda: [WithSlots(), WithSlots(1), WithSlots(2)],
+    "subclasses": lambda: [Named("a"), Named("b")],
+    "cycles": lambda: [cyclic_object(1), cyclic_object(2)],
+    "much twice": lambda: [doubled(1), doubled(2)],
+    "namespaces": lambda: [types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)],
+    "torch's functions": lambda: [torch.relu, torch.tanh, torch.Tensor.relu, torch.Tensor.tanh],
+    "functions in C": lambda: [len, max, operator.itemgetter(1), operator.itemgetter(2)],
+    "cached functions": lambda: [cached_twice, cached_thrice],
+    "bound methods": lambda: [Plain(a=1).method, Plain(a=2).method, [1].count, [2].count],
+    "values": lambda: [
+        *(decimal.Decimal(1), decimal.Decimal(2), collections.deque([1]), collections.deque([2])),
+        *(datetime.date(2020, 1, 1), datetime.date(2020, 1, 2), re.compile("a"), re.compile("b")),
+        *(torch.channels_last, torch.preserve_format, torch.device("cpu"), torch.device("meta")),
+    ],
+    "arrays": lambda: [
+        *(np.float32(1), np.float32(2), np.array([1, 2]), np.array([2, 1]), np.array([1.0, 2.0])),
+        np.array([Plain(a=1)]),
+    ],
+    "modules of Python": lambda: [operator, types],
+    "modules": lambda: [
+        *([nn.Linear(2, 2)], [nn.Linear(2, 3)], [nn.Dropout(0.1)], [nn.Dropout(0.2)]),
+        Plain(inner=nn.Dropout(0.2)),
+    ],
+}
+
+
+def _text(value):
+    return str(code_text(WithSettings(p=value)))
+
+
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_what_a_module_holds_is_named_by_its_content(kind):
+    texts, again = ([_text(value) for value in DIFFERENT[kind]()] for _ in range(2))
+    assert texts == again
+    assert len(set(texts)) == len(texts)
+
+
+@pytest.mark.parametrize("held", [threading.Lock(), object(), iter([1]), open])
+def test_what_has_no_value_is_named_by_its_class(held):
+    assert hex(id(held))[2:] not in _text(held)
+
+
+def test_hooks_of_modules_are_named_by_what_they_do():
+    texts = []
+    for hook in (lambda *_: None, lambda *args: 2 * args[2]):
+        model = nn.Sequential(nn.Linear(2, 2))
+        model[0].register_forward_hook(hook)
+        texts.append(str(code_text(model)))
+    assert texts[0] != texts[1]
+
+
 def test_functions_that_a_forward_leads_to_choose_the_executable(tmp_path, monkeypatch):
     _cached(tmp_path, WithSettings())
     monkeypatch.setitem(globals(), "twice", thrice)
@@ -359,7 +469,9 @@ def test_a_model_has_one_key_in_all_processes():
         "import torch\n"
         "from poptorch.compilation.test_executable_cache import WithSettings\n"
         "from popdist_py.poptorch.compilation.code_text import code_text\n"
-        "model = WithSettings(p={'a', 'b', 'c', 'd'}, q=torch.ones(2), r=object())\n"
+        "from poptorch.compilation.test_executable_cache import Plain, helper, twice, thrice\n"
+        "held = Plain(functions={helper, twice, thrice}, classes={Plain, WithSettings})\n"
+        "model = WithSettings(p={'a', 'b', 'c', 'd'}, q=torch.ones(2), r=object(), s=held)\n"
         "print(code_text(model))\n"
     )
     texts = {
@@ -377,10 +489,10 @@ class Branches(nn.Module):
     def __init__(self, p, has_second):
         super().__init__()
         self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
-        self.p, self.has_second = p, has_second
+        self.p, self.config = p, Plain(has_second=has_second)
 
     def forward(self, x):
-        y = self.first(x) + (self.second(x) if self.has_second else 0)
+        y = self.first(x) + (self.second(x) if self.config.has_second else 0)
         return poptorch.identity_loss(torch.dropout(y, self.p, True) if self.p else y, "sum")
 
 

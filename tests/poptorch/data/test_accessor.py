@@ -17,7 +17,8 @@ from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
     [
         pytest.param(each, marks=[pytest.mark.sweep] * (number > 0))
         for number, each in enumerate(SharingStrategy)
-    ],
+    ]
+    + ["Fork"],
 )
 def test_every_sharing_strategy_delivers(strategy):
     # More tensors than the file descriptors that can be passed to a new process.

@@ -59,7 +59,7 @@ def test_a_batch_is_what_one_call_takes(batch_size, di, ga, replicas, count, dro
     opts = options(di=di, ga=ga, replicas=factor, group=group)
     loader = DataLoader(opts, numbers(count), batch_size=batch_size, drop_last=drop_last)
     combined = batch_size * di * ga * factor // group
-    assert loader.combinedBatchSize == combined
+    assert loader.combinedBatchSize == loader._combined_batch_size == combined
     batches = read(loader)
     assert len(batches) == len(loader)
     assert flat(batches) == list(range(count - count % combined if drop_last else count))
@@ -181,7 +181,7 @@ def test_a_mode_is_one_of_three(mode):
 
 def test_without_a_batch_size_items_pass_unchanged():
     loader = DataLoader(options(di=3), numbers(4), batch_size=None)
-    assert loader.combinedBatchSize is None
+    assert loader.combinedBatchSize is loader._combined_batch_size is None
     assert [item[0].shape for item in loader] == [torch.Size([])] * 4
 
 

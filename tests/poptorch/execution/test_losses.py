@@ -5,10 +5,38 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.models import Mlp, classified, quiet_options, trained
+from support.models import Mlp, WithLoss, classified, quiet_options, trained
 from torch import nn
 
 import popdist_py.poptorch as poptorch
+from popdist_py.poptorch.execution.losses import LossRecorder
+
+# Arguments of the losses that take other ones than two tensors of one shape.
+_CLASSES = (torch.randn(2, 3), torch.tensor([0, 2]))
+_ARGUMENTS = {
+    "NLLLoss": _CLASSES,
+    "NLLLoss2d": (torch.randn(2, 3, 2, 2), torch.zeros(2, 2, 2, dtype=torch.long)),
+    "GaussianNLLLoss": (torch.randn(2, 3), torch.randn(2, 3), torch.ones(2, 3)),
+    "BCELoss": (torch.rand(2, 3), torch.rand(2, 3)),
+    "MultiLabelMarginLoss": (torch.randn(2, 3), torch.tensor([[0, -1, 0], [1, 2, -1]])),
+    "CrossEntropyLoss": _CLASSES,
+    "LinearCrossEntropyLoss": _CLASSES,
+    "CosineEmbeddingLoss": (torch.randn(2, 3), torch.randn(2, 3), torch.ones(2)),
+    "MarginRankingLoss": (torch.randn(2), torch.randn(2), torch.ones(2)),
+    "MultiMarginLoss": _CLASSES,
+    "TripletMarginLoss": [torch.randn(2, 3) for _ in range(3)],
+    "TripletMarginWithDistanceLoss": [torch.randn(2, 3) for _ in range(3)],
+    "CTCLoss": (
+        torch.randn(4, 1, 3).log_softmax(2),
+        torch.ones(1, 2, dtype=torch.long),
+        torch.tensor([4]),
+        torch.tensor([2]),
+    ),
+}
+_SETTINGS = {
+    "KLDivLoss": {"reduction": "batchmean"},  # torch warns of the default one
+    "LinearCrossEntropyLoss": {"in_features": 3, "num_classes": 3},
+}
 
 
 class TestLosses:
@@ -19,6 +47,33 @@ class TestLosses:
         assert poptorch.identity_loss(x, reduction).tolist() == expected
         with pytest.raises(AssertionError, match="Unsupported reduction"):
             poptorch.identity_loss(x, "max")
+
+    @pytest.mark.filterwarnings("ignore::FutureWarning")
+    @pytest.mark.parametrize("name", torch.nn.modules.loss.__all__)
+    def test_every_loss_of_torch_is_a_loss(self, name):
+        module = getattr(torch.nn.modules.loss, name)(**_SETTINGS.get(name, {}))
+        arguments = _ARGUMENTS.get(name, (torch.randn(2, 3), torch.rand(2, 3).sign()))
+        with LossRecorder() as recorder:
+            loss = module(*arguments)
+        assert recorder.final() is loss
+
+    @pytest.mark.parametrize("execution", ["graph", "fused"])
+    @pytest.mark.skipif(
+        not hasattr(nn, "LinearCrossEntropyLoss"), reason="this torch has no such loss"
+    )
+    def test_a_loss_with_weights_trains_alike_in_every_back_end(self, execution):
+        found = []
+        for one in ("loop", execution):
+            torch.manual_seed(0)
+            model = WithLoss(nn.Linear(6, 8), nn.LinearCrossEntropyLoss(8, 4))
+            options = quiet_options().replicationFactor(2).randomSeed(3)
+            options.Emulator.set(replica_execution=one)
+            training = poptorch.trainingModel(model, options)
+            training(*classified(8))
+            assert training._compiled.program.replicas.back_end.startswith(one)
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected)
 
     def test_a_loss_is_needed_and_one_only(self):
         class NoLoss(Mlp):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from support.models import Mlp, classified, quiet_options, trained
@@ -25,6 +28,33 @@ class TestLifeCycle:
                 act()
         assert not training.isAttachedToDevice()
         training.destroy()
+
+    @pytest.mark.parametrize("execution", ["auto", "loop"])
+    def test_nothing_of_a_batch_stays_after_destroying(self, execution):
+        model = Mlp()
+        options = quiet_options()
+        options.Emulator.replicaExecution(execution)
+        training = poptorch.trainingModel(model, options)
+        kept = []
+        for step in range(3):
+            batch = classified(4, seed=step)
+            kept += map(weakref.ref, batch)
+            training(*batch)
+        kept.append(weakref.ref(training._compiled.program))
+        del batch
+        training.destroy()
+        gc.collect()
+        assert not [one for one in kept if one() is not None]
+
+    def test_nothing_of_a_batch_stays_after_compiling_failed(self):
+        training = poptorch.trainingModel(nn.Linear(6, 2), quiet_options())  # without a loss
+        batch, _ = classified(4)
+        kept = weakref.ref(batch)
+        with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
+            training(batch)
+        del batch
+        gc.collect()
+        assert kept() is None
 
     def test_compiling_twice_is_ignored(self, caplog):
         _, training = trained()

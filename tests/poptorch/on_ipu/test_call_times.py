@@ -124,3 +124,12 @@ def test_another_optimizer_is_another_run(monkeypatch):
     training.setOptimizer(poptorch.optim.Adam(training.model.parameters(), lr=0.1))
     training(*classified(12))
     assert training.cycleCount() > before
+
+
+def test_every_nth_output_has_its_times(monkeypatch):
+    every = poptorch.OutputMode.EveryN
+    training, _ = ran(monkeypatch, "mk2", lambda options: options.outputMode(every, 2))
+    training(*classified(12))
+    assert training.cycleCount() > 0
+    assert [len(times[0]) for times in training.getPerfCounters().values()] == [6, 6, 3, 3]
+    assert "Execution" in str(training.executionReport())

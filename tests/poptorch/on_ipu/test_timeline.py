@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +11,10 @@ from support.ipu_graphs import mlp, resnet
 
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.graph import Placement
-from popdist_py.ipu.settings import Settings
+from popdist_py.ipu.settings import Location, Settings
 from popdist_py.ipu.specification import MK2
 from popdist_py.ipu.what_if import Run
-from popdist_py.poptorch.on_ipu.call_times import timeline
+from popdist_py.poptorch.on_ipu.call_times import timeline, window
 
 GRAPH = mlp([512] * 5, 64)
 
@@ -25,9 +27,12 @@ GRAPH = mlp([512] * 5, 64)
     strategy=st.sampled_from(
         ["grouped", "interleaved", "sequential", "sharded", "serial phased", "parallel phased"]
     ),
+    output_mode=st.sampled_from(["all", "every n"]),
+    overlaps_io=st.booleans(),
+    on_chip=st.booleans(),
 )
 def test_every_micro_batch_passes_once_and_in_order(
-    stages, is_training, window, device_iterations, strategy
+    stages, is_training, window, device_iterations, strategy, output_mode, overlaps_io, on_chip
 ):
     placement = Placement.cut(GRAPH, [f"layers.{n}" for n in range(1, stages)])
     settings = Settings(
@@ -35,7 +40,11 @@ def test_every_micro_batch_passes_once_and_in_order(
         accumulation=window if is_training else 1,
         device_iterations=device_iterations,
         strategy=strategy,
-        output_mode="all",
+        output_mode=output_mode,
+        output_return_period=device_iterations,
+        io_tiles=32 * overlaps_io,
+        overlaps_io=overlaps_io,
+        weight_location=Location(on_chip=on_chip),
     )
     report = cycles(GRAPH, placement, settings, MK2)
     made = timeline(Run(GRAPH, placement, settings, MK2))
@@ -68,3 +77,30 @@ def test_the_first_output_is_the_first_forward():
     assert passage.input == 0
     assert passage.input_complete * MK2.clock == pytest.approx(stage.receive)
     assert passage.output * MK2.clock == pytest.approx(stage.receive + stage.forward)
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_weights_in_streaming_memory_are_loaded_before_the_output(is_training):
+    settings = Settings(is_training=is_training, weight_location=Location(on_chip=False))
+    run = Run(GRAPH, Placement.cut(GRAPH), settings, MK2)
+    (stage,) = cycles(GRAPH, run.placement, settings, MK2).stages
+    assert stage.offload > stage.forward
+    (passage,) = timeline(run).passages
+    computing = (passage.output - passage.input_complete) * MK2.clock
+    assert computing == pytest.approx(stage.offload + stage.forward)
+    names = [piece.name for piece in window(run).pieces]
+    assert names[:3] == ["transfer", "load", "forward"]
+
+
+def test_overlapped_inputs_arrive_while_the_micro_batch_before_is_computed():
+    options = {"is_training": False, "device_iterations": 4, "io_tiles": 32}
+    placement = Placement.cut(GRAPH)
+    apart, beside = (
+        Run(GRAPH, placement, Settings(**options, overlaps_io=overlaps), MK2)
+        for overlaps in (False, True)
+    )
+    passages = timeline(beside).passages
+    for before, after in pairwise(passages):
+        assert before.input <= after.input < after.input_complete <= before.output
+    assert passages[-1].output < timeline(apart).passages[-1].output
+    assert {piece.name for piece in window(beside).pieces} == {"forward"}

@@ -101,6 +101,57 @@ def test_wrong_values_are_refused(act, error, text):
         act(poptorch.Options())
 
 
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda o: o.replicationFactor(2), ValueError, "group size 4 .* replication factor 2"),
+        (lambda o: o.replicationFactor(6), ValueError, "group size 4 .* replication factor 6"),
+        (lambda o: setattr(o, "replication_factor", 2), ValueError, "group size 4"),
+        (lambda o: setattr(o, "input_group_size", 3), ValueError, "group size 3"),
+        (lambda o: o.set(input_group_size=8), ValueError, "group size 8"),
+        (lambda o: o.createOrSet(input_group_size=0), ValueError, "group size 0"),
+        (
+            lambda o: setattr(o, "input_cgt", poptorch.CommGroupType.All),
+            ValueError,
+            "CommGroupType.All is not supported",
+        ),
+        (lambda o: o.from_json('{"replicationFactor": 2}'), ValueError, "group size 4"),
+        (lambda o: setattr(o, "replication_factor", 0), AssertionError, r"replicationFactor\(0\)"),
+        (lambda o: o.set(device_iterations=0), AssertionError, r"deviceIterations\(0\)"),
+        (
+            lambda o: setattr(o.Training, "gradient_accumulation", -1),
+            AssertionError,
+            r"gradientAccumulation\(-1\)",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_and_changes_nothing(change, error, text):
+    options = poptorch.Options().replicationFactor(4)
+    options.inputReplicaGrouping(4, poptorch.CommGroupType.Orthogonal)
+    before = repr(options)
+    with pytest.raises(error, match=text):
+        change(options)
+    assert repr(options) == before
+
+
+def test_replicas_and_their_groups_change_in_either_order_or_together():
+    options = poptorch.Options().replicationFactor(4)
+    options.inputReplicaGrouping(4, poptorch.CommGroupType.Consecutive)
+    options.replicationFactor(8).set(replication_factor=6, input_group_size=3)
+    options.inputReplicaGrouping(1, poptorch.CommGroupType.NoGrouping).replicationFactor(1)
+    assert options.batching(training=True).num_groups == 1
+
+
+def test_groups_of_older_options_are_checked_when_these_are_used():
+    options = poptorch.Options()
+    options._values["input_group_size"] = 2
+    dataset = torch.utils.data.TensorDataset(torch.ones(4, 1))
+    with pytest.raises(ValueError, match="group size 2"):
+        poptorch.DataLoader(options, dataset)
+    with pytest.raises(ValueError, match="group size 2"):
+        poptorch.inferenceModel(nn.Linear(1, 1), options)(torch.ones(1, 1))
+
+
 def test_using_options_freezes_them_with_all_groups():
     options = poptorch.Options()
     model = poptorch.inferenceModel(nn.Linear(1, 1), options)

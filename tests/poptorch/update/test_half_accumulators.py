@@ -11,6 +11,7 @@ from torch import nn
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch import layerwise, optim
+from popdist_py.poptorch.checkpoint import TrainingCheckpoints
 
 
 class Sum(nn.Module):
@@ -140,6 +141,53 @@ def test_automatic_loss_scaling_halves_or_doubles(gradient, settings, factors):
         training(torch.full((1, 1), gradient))
         found.append(training._compiled.program.training.scaler.factor)
     assert found == factors
+
+
+def scaled_training():
+    """A training whose gradients reach half's range only by their scale."""
+    model = Sum(torch.float16)
+    return automatic(model, optim.SGD(model.parameters(), lr=1e4), updatePeriod=2)
+
+
+def scaler_of(training):
+    return training._compiled.program.training.scaler
+
+
+def test_automatic_loss_scaling_goes_on_from_a_checkpoint(tmp_path):
+    small = torch.full((1, 1), 1e-8)
+    training = scaled_training()
+    for _ in range(15):
+        training(small)
+    TrainingCheckpoints(tmp_path, training).save(15)
+    resumed = scaled_training()
+    TrainingCheckpoints(tmp_path, resumed).resume()
+    for _ in range(3):
+        training(small)
+        resumed(small)
+        assert scaler_of(resumed).state() == scaler_of(training).state()
+    assert training.model.weight.item() == resumed.model.weight.item() != 0
+
+
+def test_a_checkpoint_without_the_loss_scaling_is_loaded():
+    """Earlier versions saved none."""
+    small, training = torch.ones(1, 1), scaled_training()
+    training(small)
+    shared, own = training.training_state(), training.instance_state()
+    del shared["loss_scaling"]
+    resumed = scaled_training()
+    resumed.load_training_state(shared, [own])
+    resumed(small)
+    assert scaler_of(resumed).state() == {"factor": 1.0, "steps": 1}
+
+
+def test_automatic_loss_scaling_goes_on_with_another_optimizer():
+    training = scaled_training()
+    for _ in range(5):
+        training(torch.ones(1, 1))
+    before = scaler_of(training)
+    training.setOptimizer(optim.Adam(training.model.parameters(), lr=0.1))
+    assert scaler_of(training) is not before
+    assert scaler_of(training).state() == before.state() == {"factor": 4.0, "steps": 5}
 
 
 def test_automatic_loss_scaling_changes_no_float32_result():

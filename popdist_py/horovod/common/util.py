@@ -1,0 +1,97 @@
+"""Small helpers of Horovod that programs import, ``horovod.common.util``.
+
+They ask what Horovod was built with, change variables for a while, and split lists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+__all__ = [
+    "ccl_built",
+    "ddl_built",
+    "env",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "is_iterable",
+    "mpi_built",
+    "nccl_built",
+    "num_rank_is_power_2",
+    "split_list",
+]
+
+Item = TypeVar("Item")
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether Horovod has a part for a framework: for "torch" alone."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether GPUs are used: never."""
+    return False
+
+
+def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether MPI can connect the instances: always."""
+    return True
+
+
+def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether Gloo connects the instances: never."""
+    return False
+
+
+def nccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether NCCL is used: never."""
+    return False
+
+
+def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether IBM's DDL is used: never."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
+    """Tell whether oneCCL is used: never."""
+    return False
+
+
+@contextlib.contextmanager
+def env(**kwargs: str | None) -> Iterator[None]:
+    """Set environment variables for the block; those whose value is None stay as they are."""
+    before = {name: os.environ.get(name) for name, value in kwargs.items() if value is not None}
+    os.environ.update({name: value for name, value in kwargs.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Tell whether the number of ranks is a power of two."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def split_list(l: Sequence[Item], n: int) -> list[Sequence[Item]]:  # noqa: E741
+    """Return ``n`` parts of a list; the first ones have one item more where they are uneven."""
+    each, more = divmod(len(l), n)
+    return [l[i * each + min(i, more) : (i + 1) * each + min(i + 1, more)] for i in range(n)]
+
+
+def is_iterable(x: Any) -> bool:
+    """Tell whether one can iterate over a value."""
+    try:
+        iter(x)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,7 @@
+"""Refuses Horovod's own launcher, with what to do instead."""
+
+raise ImportError(
+    f"{__name__} is not available here: start the program with poprun-py, or a function with "
+    "poprun_py.launch",
+    name=__name__,
+)

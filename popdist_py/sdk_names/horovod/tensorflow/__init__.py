@@ -1,0 +1,6 @@
+"""Refuses Horovod's part for another framework, with what to do instead."""
+
+raise ImportError(
+    f"{__name__} is not available here: write the model in PyTorch, and use horovod.torch",
+    name=__name__,
+)

@@ -1,0 +1,55 @@
+"""The launcher's own standard input, for the instance on this host that reads it.
+
+The instance gets the descriptor itself, not a copy of what can be read from it: so the next reader
+of a file or pipe finds everything that the program has not read, and sockets and pipes of other
+users can be read as well. A terminal, and an instance on another host: keyboard.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+
+__all__ = ["pass_on", "position", "rewind"]
+
+
+def pass_on(channel: socket.socket) -> None:
+    """Send standard input over a Unix socket; /dev/null in place of what cannot be read.
+
+    ``nohup`` gives its command a standard input that can only be written.
+    """
+    descriptor, opened = 0, -1
+    if not _is_readable():
+        descriptor = opened = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # The instance may have ended meanwhile.
+        with contextlib.suppress(OSError):
+            socket.send_fds(channel, [b"\0"], [descriptor])
+    finally:
+        if opened >= 0:
+            os.close(opened)
+
+
+def _is_readable() -> bool:
+    try:
+        return fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    except OSError:
+        return False
+
+
+def position() -> int | None:
+    """Return how far standard input has been read; None if it is not a file."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
+    except OSError:
+        return None
+
+
+def rewind(before: int | None) -> None:
+    """Let a job that starts again read what it has read before; ``before`` is a ``position``."""
+    if before is not None:
+        with contextlib.suppress(OSError):
+            os.lseek(0, before, os.SEEK_SET)

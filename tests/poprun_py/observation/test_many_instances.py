@@ -1,0 +1,174 @@
+"""Jobs of 4,096 instances: what the launcher does again and again leaves its only loop time."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from functools import partial
+
+import pytest
+
+from poprun_py.metrics.endpoint_recorder import EndpointRecorder
+from poprun_py.metrics.run_values import values_of
+from poprun_py.observation.instance_state import ACTIVITIES
+from poprun_py.observation.job_observer import JobObserver, Pace
+from poprun_py.observation.job_view import JobView, summary_lines, table_lines
+from poprun_py.observation.recording import Recorders
+from poprun_py.observation.records import StepRecord
+from poprun_py.observation.run_log import RunLog
+from poprun_py.supervision.hang_detection import HangWatch
+from poprun_py.supervision.hang_detection import Look as LifeLook
+from poprun_py.supervision.job import Progress
+from poprun_py.supervision.stacks import group_stacks, odd_instances
+
+COUNT = 4096
+LIMIT_SECONDS = 0.05
+
+
+def message(index, steps):
+    """Return what the wrapper of an instance tells after so many steps of 50 ms."""
+    ns, now = 50_000_000, 1000 * 10**9 + steps * 50_000_000
+    own = 20_000_000 + index % 7 * 500_000 + (25_000_000 if index % 8 == 1 else 0)
+    spent = {"computing": steps * own, "waiting": steps * (ns - own)}
+    return {
+        "progress": [steps, 0, 0, 0],
+        "memory_bytes": 1 << 30,
+        "cpus": [0, 1],
+        "started": 1000 * 10**9,
+        "now": now,
+        "ledger": {
+            "now": now,
+            "began": 1,
+            "activity": 2,
+            "since": now,
+            "nanoseconds": [spent.get(each, 0) for each in ACTIVITIES],
+            "samples": steps * 8,
+            "timed": steps,
+            "steps": [ns] * 20,
+            "own": [own] * 10,
+            "loss": 0.5,
+        },
+    }
+
+
+class Job:
+    """A job whose instances answer at once: an eighth of them is slow."""
+
+    def __init__(self):
+        self.asked, self.views = [], []
+        self.observer = JobObserver(
+            run_id="r", pid=1, program="train.py", began=0.0, ask=self.asked.append,
+            pace=Pace.of(COUNT, is_live=True, is_recorded=False), tell=lambda _: None,
+            show=lambda view, _: self.views.append(view), recorders=Recorders([], print),
+            epoch=lambda: 0.0,
+        )  # fmt: skip
+        for index in range(COUNT):
+            self.observer.started(index, f"node{index // 8}", 1000 + index, 0.0)
+
+    def look(self, now, steps):
+        """Let all instances tell; returns the longest time of one step of the loop."""
+        self.observer.request(lambda _: None, now)
+        longest = 0.0
+        while self.asked:
+            for index in self.asked[:]:
+                told = message(index, steps)
+                observed = partial(self.observer.observed, index, told, now)
+                longest = max(longest, seconds(observed))
+            self.asked.clear()
+            now += 0.1
+            longest = max(longest, seconds(partial(self.observer.on_time, now)))
+        return longest
+
+
+def seconds(what):
+    """Return the CPU time that a call takes: other processes do not count."""
+    began = time.thread_time()
+    what()
+    return time.thread_time() - began
+
+
+@pytest.fixture(scope="module")
+def job():
+    made = Job()
+    looks = [made.look(10.0 * steps, 20 * steps) for steps in (1, 2)]
+    return made, min(looks)
+
+
+def test_a_look_at_all_instances_is_done_in_short_steps(job):
+    made, longest = job
+    assert len(made.views) == 2
+    assert {each.step for each in made.views[-1].instances} == {40}
+    assert longest < LIMIT_SECONDS
+
+
+def test_few_instances_are_asked_at_once():
+    made = Job()
+    made.observer.on_time(10.0)
+    assert 0 < len(made.asked) < COUNT / 16
+    assert made.observer.next_deadline() < 10.1
+    made.observer.ended(4000, {"ledger": None}, 10.0)
+    asked = set()
+    for turn in range(100):
+        asked |= set(made.asked)
+        made.observer.on_time(10.0 + turn / 10)
+    assert asked == set(range(COUNT)) - {4000}
+
+
+def test_a_view_as_text_is_that_of_its_values(job):
+    view = job[0].views[-1]
+    assert view.json_text() == json.dumps(view.to_json())
+    assert len(view.json_text()) > 1 << 20
+    empty = JobView(run_id='"r', pid=1, program="x", seconds=1.0, instances=())
+    assert empty.json_text() == json.dumps(empty.to_json())
+
+
+def every_task(view, folder):
+    """Yield the name of each thing that is done with a view, or at each look, and what does it."""
+    log, endpoint = RunLog(folder), EndpointRecorder(lambda text: text.encode(), 0)
+    for index in range(COUNT):
+        endpoint.steps([StepRecord(at=1.0, instance=index, step=1, seconds=0.05, own_seconds=0.02)])
+    steps, life = HangWatch("auto"), HangWatch("auto")
+    for index in range(COUNT):
+        for step in range(30):
+            steps.beat(index, Progress(step), 0.05 * step)
+        life.life.started(index, 0.0)
+        life.life.look(index, LifeLook(at=1.0), 1.0)
+    stack = 'Thread 0x%x (most recent call first):\n  File "%s", line 40 in function\n'
+    stacks = {i: [{"text": stack % (i, os.__file__), "state": "S"}] for i in range(COUNT)}
+    groups, everybody = group_stacks(stacks), tuple(range(COUNT))
+    yield "status", view.json_text
+    yield "run log", lambda: log.look(view, 1e9)
+    yield "endpoint", lambda: endpoint.look(view, 1e9)
+    yield "numbers for the sinks", lambda: values_of(view)
+    yield "live view", lambda: table_lines(view, width=160, most_rows=20)
+    yield "summary", lambda: summary_lines(view)
+    yield "hangs, by steps", lambda: steps.hung(2.0)
+    yield "hangs, held up", lambda: steps.on_time(2.0, is_held_up=True)
+    yield "hangs, by signs of life", lambda: life.hung(2.0)
+    yield "hangs, silent", lambda: life.hung(1e6)
+    yield "who hangs", lambda: odd_instances(everybody, {}, groups)
+    log.close()
+
+
+def test_each_periodic_task_takes_less_than_50_ms(job, tmp_path):
+    taken = {
+        name: min(seconds(task) for _ in range(3))
+        for name, task in every_task(job[0].views[-1], tmp_path)
+    }
+    assert {name: each for name, each in taken.items() if each >= LIMIT_SECONDS} == {}
+
+
+def test_after_each_event_the_steps_are_not_looked_at_again():
+    """A launcher serves thousands of events a second, and asks after each."""
+    watch = HangWatch("auto")
+    for index in range(COUNT):
+        for step in range(30):
+            watch.beat(index, Progress(step), 0.05 * step)
+    watch.on_time(1.5, is_held_up=False)
+    spent = seconds(lambda: [watch.on_time(1.5, is_held_up=False) for _ in range(1000)])
+    assert spent < LIMIT_SECONDS
+    # A hang is found at once, also between two looks.
+    for number in range(100):
+        assert watch.on_time(1.5 + number / 10, is_held_up=False) == ()
+    assert len(watch.on_time(11.51, is_held_up=False)) == COUNT

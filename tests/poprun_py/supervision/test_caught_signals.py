@@ -1,0 +1,18 @@
+"""What the launcher takes from the signals that it gets."""
+
+from __future__ import annotations
+
+import signal
+
+from poprun_py.supervision.caught_signals import HANGUP_ONCE, INTERRUPT_ONCE, CaughtSignals
+
+
+def test_the_end_of_the_starting_process_is_told_from_sighup():
+    with CaughtSignals() as caught:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(HANGUP_ONCE)
+        ended = (signal.SIGHUP, "the process that started the job has ended")
+        assert caught.take() == [(signal.SIGUSR1, ""), ended]
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(INTERRUPT_ONCE)
+        assert caught.take() == [(signal.SIGHUP, "")]
