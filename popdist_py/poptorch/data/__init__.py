@@ -2,5 +2,5 @@
 
 Here live DataLoader, AsynchronousDataAccessor, and the memory that processes share.
 Nothing here knows models. May call: options, calls, enums, logger, errors, and the
-library's sharding, context, activities and timeline.
+library's sharding, context, collectives, activities and timeline.
 """
