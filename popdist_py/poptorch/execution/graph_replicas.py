@@ -128,12 +128,22 @@ class GraphReplicas:
 
     # -- running ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def run(self, call: Call, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
-        """Run the replicas."""
-        with torch._C.DisableTorchFunction():  # what a mode does is in the graph
-            return self._run(inputs, number, scale)
+        """Run the replicas.
 
+        Raises:
+            Exception: what the forward raises for these inputs; else, what the graph does.
+        """
+        try:
+            with torch._C.DisableTorchFunction():  # what a mode does is in the graph
+                return self._run(inputs, number, scale)
+        except Exception as error:
+            failure = error
+        if self._model.norm_groups is None:  # their replicas would wait for those of others
+            self._model.run_as_written(call, inputs, number)
+        raise failure
+
+    @torch.no_grad()
     def _run(self, inputs: Sequence[torch.Tensor], number: int, scale: float) -> Outputs:
         if scale != self._scale:
             self._scale, self._factor = scale, torch.tensor(scale, dtype=torch.float64)

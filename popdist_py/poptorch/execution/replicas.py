@@ -121,6 +121,29 @@ class DeviceModel:
             for leaf, shared in zip(leaves, self.trace.shared, strict=True)
         ]
 
+    def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
+        """Run the forward of each replica for what it raises; it leaves nothing behind.
+
+        Where a captured graph fails, this is the error as the program knows it, with its own lines.
+        """
+        state, random = self.state, torch.get_rng_state()
+        kept = [rows.clone() for rows in self._changing_buffers()]
+        try:
+            with self.context.enter(), state.contents_kept():
+                for replica, tensors in enumerate(self.batching.inputs_of_replicas(inputs)):
+                    self.streams.seed(self.first_replica + replica, number)
+                    if state.has_own_tensors:
+                        state.select(replica, self.first_replica + replica)
+                    self._forward(call, [tensor.detach().clone() for tensor in tensors])
+        finally:
+            torch.set_rng_state(random)
+            with torch.no_grad():
+                for rows, before in zip(self._changing_buffers(), kept, strict=True):
+                    rows.copy_(before)
+
+    def _changing_buffers(self) -> list[torch.Tensor]:
+        return list(self.state.buffers_of_replicas(self.trace.modified_buffers).values())
+
 
 class Replicas(Protocol):
     """Runs one micro-batch on each local replica.

@@ -18,6 +18,7 @@ from popdist_py.poptorch.compilation.compiler import Compiled
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.model import inspection
 from popdist_py.poptorch.model.optimizer_link import OptimizerLink
+from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.on_ipu.capture import capture
 from popdist_py.poptorch.on_ipu.captured import Captured
 from popdist_py.poptorch.on_ipu.run_of import run_of
@@ -54,7 +55,8 @@ class DeviceReports:
             Error: there is no graph of the model.
             ValueError: steps is negative or no whole number.
         """
-        run = self._run_on_ipu(args, kwargs)
+        with frames_folded:
+            run = self._run_on_ipu(args, kwargs)
         return schedule(run.placement, run.settings, steps=steps)
 
     def memoryReport(self, *args: Any, **kwargs: Any) -> MemoryPage:
@@ -67,7 +69,9 @@ class DeviceReports:
         Raises:
             Error: there is no graph of the model.
         """
-        page = memory_page(self._run_on_ipu(args, kwargs))
+        with frames_folded:
+            run = self._run_on_ipu(args, kwargs)
+        page = memory_page(run)
         return page if page.problem is None else replace(page, problem=spelled(page.problem))
 
     def executionReport(self, *args: Any, **kwargs: Any) -> ExecutionPage:
@@ -80,7 +84,9 @@ class DeviceReports:
         Raises:
             Error: there is no graph of the model.
         """
-        return execution_page(self._run_on_ipu(args, kwargs))
+        with frames_folded:
+            run = self._run_on_ipu(args, kwargs)
+        return execution_page(run)
 
     def _run_on_ipu(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         """Return what the model of the device is asked about."""

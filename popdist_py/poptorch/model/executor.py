@@ -36,6 +36,7 @@ from popdist_py.poptorch.model.optimizer_link import OptimizerLink
 from popdist_py.poptorch.model.other_instances import communicator_for
 from popdist_py.poptorch.model.progress import progress_bar
 from popdist_py.poptorch.model.saved_model import SavedModel
+from popdist_py.poptorch.model.user_frames import frames_folded
 from popdist_py.poptorch.options.options import Options
 from popdist_py.poptorch.weights import watched_module
 from popdist_py.poptorch.weights.freshness import WeightCopy, pull_newer
@@ -164,7 +165,8 @@ class PoplarExecutor(DeviceReports):
         if self._compiled is not None:
             logger.warning("Call to compile() ignored: the model is already compiled")
             return
-        self._compile(args, kwargs, None)
+        with frames_folded:
+            self._compile(args, kwargs, None)
 
     @_as_on_device
     def _compile(
@@ -273,9 +275,13 @@ class PoplarExecutor(DeviceReports):
             Error: the arguments differ from those the model was compiled for.
             AssertionError: there is no device, or a batch dimension does not fit.
         """
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False):
-                return self(*args, **kwargs)
+        with frames_folded:
+            if torch.is_inference_mode_enabled():
+                with torch.inference_mode(False):
+                    return self._call(args, kwargs)
+            return self._call(args, kwargs)
+
+    def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._training:
             context.check_process()  # before gradients are written to memory that instances share
         if self._compiled is None:
@@ -386,7 +392,8 @@ class PoplarExecutor(DeviceReports):
         if self._link.fits_program:
             self._link.sync()
         else:
-            self._rebuild(self._compiled, self._link)
+            with frames_folded:
+                self._rebuild(self._compiled, self._link)
         if is_other:
             self._link.connect()
 
@@ -575,10 +582,11 @@ class PoplarExecutor(DeviceReports):
         Raises:
             Error: the model was compiled for other arguments.
         """
-        if self._signature is None:
-            self._compile(args, kwargs, None)
-        else:
-            self._signature.matched(self._model.forward, args, kwargs)
+        with frames_folded:
+            if self._signature is None:
+                self._compile(args, kwargs, None)
+            else:
+                self._signature.matched(self._model.forward, args, kwargs)
         self.save(filename, export_model=export_model)
 
     def loadExecutable(self, filename: str | Path) -> None:
