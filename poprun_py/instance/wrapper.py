@@ -508,7 +508,7 @@ class Wrapper:
     def _sample(self) -> None:
         """Tell the launcher how far the program is, if it asked for that and it has changed.
 
-        Of one that counts no steps it tells what moves.
+        Of one that makes no steps for a while it tells what else moves.
         """
         if self._sample_seconds is None or self._outcome is not None:
             return
@@ -516,15 +516,15 @@ class Wrapper:
         if now < self._sample_at:
             return
         self._sample_at = now + self._sample_seconds
-        if not self._vitals.counts_steps():
-            if now >= self._look_at:
+        if self._vitals.counts_steps():
+            progress = self._vitals.progress()
+            if progress != self._told_progress:
+                self._told_progress = progress
                 self._look_at = now + self._look_seconds
-                self._look()
-            return
-        progress = self._vitals.progress()
-        if progress != self._told_progress:
-            self._told_progress = progress
-            self._send(protocol.BEAT, progress)
+                self._send(protocol.BEAT, progress)
+        if now >= self._look_at:
+            self._look_at = now + self._look_seconds
+            self._look()
 
     def _look(self) -> None:
         if self._signs is None:
