@@ -32,6 +32,8 @@ _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # The last collective: whether it goes on (1 bit), which one (7), its number; when it was begun.
 _CALL, _CALL_BEGAN = 26, 27
+# From python_hook/sitecustomize.py: the process whose main thread ended with an exception; else 0.
+_FAILED = 28
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
@@ -115,6 +117,10 @@ class Vitals:
     def saves(self) -> bool:
         """Tell whether the program saves a checkpoint of the library, or loads one."""
         return self._words[_ACTIVITY] == _SAVING
+
+    def failed_process(self) -> int:
+        """Return the process whose main thread ended with an exception, or 0."""
+        return self._words[_FAILED]
 
     def has_left_python(self, program: int) -> bool:
         """Tell whether the interpreter of the program has run its last Python, and ends.

@@ -42,7 +42,8 @@ def program():
 
     yield start
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -112,6 +113,7 @@ def test_both_sides_name_the_same_words():
     for name in ("_CALL", "_CALL_BEGAN"):
         assert getattr(vitals, name) == getattr(ledger, name), name
     assert (ledger.WAITING, ledger.SAVING) == (vitals._WAITING, vitals._SAVING)
+    assert ledger._CALL_BEGAN < vitals._FAILED < ledger._ROWS
     assert ledger._NANOSECONDS + vitals._NUM_ACTIVITIES <= ledger._CALL
     assert ledger._CALL_BEGAN < ledger._ROWS
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
@@ -315,6 +317,43 @@ def test_saving_and_the_last_of_an_end_are_seen(program):
     assert running.stdout.readline() == "deleted\n"
     look = signs.look(0)
     assert (look["saves"], look["ending"], look["stopped"]) == (False, True, False)
+
+
+KEPT = """
+import sys, threading, time
+def rest(): sys.stdin.readline()
+def pause(): time.sleep(100)
+{}
+print('ready', flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "is_told"),
+    [
+        ("threading.Thread(target=rest).start()", "1 / 0", True),
+        ("threading.Thread(target=rest).start()", "try: 1 / 0\nexcept ZeroDivisionError: "
+         "sys.excepthook(*sys.exc_info())", False),
+        ("import concurrent.futures as c; c.ThreadPoolExecutor(1).submit(rest)", "1 / 0", True),
+        ("import multiprocessing as m; m.get_context('fork').Process(target=pause).start()",
+         "1 / 0", True),
+        ("hook = sys.excepthook; sys.excepthook = lambda *e: hook(*e); "
+         "threading.Thread(target=rest).start()", "1 / 0", True),
+        ("threading.Thread(target=rest).start()", "sys.exit(3)", False),
+        ("threading.Thread(target=rest, daemon=True).start()", "1 / 0", False),
+    ],
+)  # fmt: skip
+def test_an_exception_that_threads_or_processes_outlive_is_told(program, before, end, is_told):
+    seen = Vitals()
+    running = program(KEPT.format(before, end), **seen.variables([sys.executable], os.environ))
+    if is_told:
+        wait_until(lambda: seen.failed_process() == running.pid)
+    else:
+        running.stdin.write("\n\n")
+        running.stdin.flush()
+        running.wait(10)
+        assert seen.failed_process() == 0
 
 
 def test_a_program_that_writes_all_the_time_is_read_whole(program):
