@@ -21,7 +21,7 @@ __all__ = ["HangWatch", "LifeWatch", "Look"]
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
 # Of the longest time between two steps that was seen: a job may need as much again.
 _AUTO_LONGEST_FACTOR = 2
-_KEPT_SAMPLES = 101
+_KEPT_SAMPLES = 101  # of single steps, though short ones are seen several at a time
 # A launcher that has not looked for so long was stopped itself: what it missed is no silence.
 _LATE_SECONDS = 1.0
 # A wrapper that tells nothing, neither steps nor looks, for the limit and so long, is stopped.
@@ -55,9 +55,8 @@ class Look:
     collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
     others in it. ``saves``: it saves or loads a checkpoint, or a thread waits for a disk.
     ``stopped``: by a signal. ``ending``: its interpreter has run its last Python. ``joined``: it
-    has called ``init()``, and may count steps later. ``reads``: it
-    waits for what the user types. Its main thread has run no Python for ``away`` seconds at least;
-    0 if it has, or was not asked.
+    has called ``init()``, and may count steps later. ``reads``: it waits for what the user types.
+    Its main thread has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
     """
 
     at: float
@@ -139,7 +138,8 @@ class HangWatch:
         else:
             self.life.computes(instance, now)
             if done is not None and before.has_begun and progress.kind in self._durations:
-                self._durations[progress.kind].append((now - when) / done)
+                several = [(now - when) / done] * min(done, _AUTO_SAMPLES)
+                self._durations[progress.kind].extend(several)
                 self._longest[progress.kind] = max(self._longest[progress.kind], now - when)
                 self._limits.clear()
         self._last[instance] = (progress, now)

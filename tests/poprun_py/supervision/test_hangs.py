@@ -41,6 +41,13 @@ def test_automatic_limit_waits_for_a_few_steps_and_has_a_floor():
     assert watch.limit() == 10.0
 
 
+def test_short_steps_that_are_seen_several_at_a_time_all_count():
+    watch = HangWatch("auto")
+    for now, step in ((0.0, 1), (0.2, 10), (0.4, 20)):
+        watch.beat(0, Progress(step), now)
+    assert watch.limit() == 10.0
+
+
 def test_silence_that_nobody_could_hear_does_not_count():
     watch = HangWatch(2.0)
     watch.beat(0, Progress(1), now=0.0)
