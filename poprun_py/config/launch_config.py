@@ -376,8 +376,8 @@ class LaunchConfig(Shown):
     hang_timeout: float | str | None = option(
         None, SECONDS_OR_AUTO, "Supervision",
         "End the job with exit code 124 and all Python stacks when an instance makes no step for"
-        " so long, or, where none counts steps, when nothing moves in any; auto: 20 times the"
-        " median step, at least 10 s; 120 s without steps. Unset: never.",
+        " so long and nothing else moves in it, or, where none counts steps, in any; auto: 20 times"
+        " the median step, at least 10 s; 120 s without steps. Unset: never.",
     )  # fmt: skip
     max_restarts: int = option(
         0, whole(0), "Supervision", "Start a failed job again so many times, after 1, 2, 4, ... s."

@@ -179,8 +179,8 @@ class LaunchOptions(TypedDict, total=False):
 
     hang_timeout: float | str | None
     """End the job with exit code 124 and all Python stacks when an instance makes no step for so
-    long, or, where none counts steps, when nothing moves in any; auto: 20 times the median
-    step, at least 10 s; 120 s without steps. Unset: never.
+    long and nothing else moves in it, or, where none counts steps, in any; auto: 20 times the
+    median step, at least 10 s; 120 s without steps. Unset: never.
     """
 
     max_restarts: int

@@ -1,13 +1,13 @@
 """What a wrapper can see of its program's use of the host: CPU, memory, files, what holds it up.
 
-Reads files below /proc and /sys only. Standard library only and cheap to import. Nothing here
-knows the program's steps: that is vitals.py.
+Reads files below /proc and /sys, and asks the kernel for counts of its connections. Standard
+library only and cheap to import. Nothing here knows the program's steps: that is vitals.py.
 """
 
 import os
 import time
 
-from poprun_py.instance import processes
+from poprun_py.instance import processes, sockets
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -22,12 +22,20 @@ __all__ = ["BUSY_SHARE", "SignsOfLife", "observe"]
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-_MAX_THREADS = 64  # of a process, that are asked for its children
+_MAX_THREADS = 64  # of a process, that are asked for its children, and whether they use a disk
 _KIB = 1024
 # As the kernel shows it: system calls of x86-64 and of 64-bit ARM, and their first argument. What a
 # process reads from, or one more than the highest descriptor that it waits for.
 _READING = frozenset(
     {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
+)
+# Calls that wait for a disk or a file server: fsync, fdatasync, msync, sync, syncfs and
+# sync_file_range of the same machines.
+_SYNCING = frozenset(
+    {
+        *(b"74", b"75", b"26", b"162", b"306", b"277"),
+        *(b"82", b"83", b"227", b"81", b"267", b"84"),
+    }
 )
 _IO = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
 _STATUS = (b"RssAnon", b"RssFile", b"RssShmem", b"VmSwap")
@@ -76,6 +84,8 @@ class SignsOfLife:
         self._vitals = vitals
         self._program = program
         self._last: dict[str, Any] = {}
+        self._sockets = sockets.SocketBytes()
+        self._at_disk: set[int] = set()  # threads, at the last look
 
     def look(self, written: int) -> "dict[str, Any]":
         """Return what there is to see now.
@@ -85,20 +95,30 @@ class SignsOfLife:
 
         Returns:
             ``at``, a time in seconds; ``awake_seconds``, of CPU time and of waiting for a CPU, and
-            ``moved_bytes`` of files, pipes and disk by now; ``written``; the last collective,
-            ``call``, as ``Vitals`` has it; whether the program ``waits`` in one; whether it has
-            ``joined`` the others, and may count steps; whether it ``reads`` what the user types,
-            and waits for it; and for how many seconds it is ``away``: its
-            main thread has run no Python. That is asked of one that does nothing but use CPU time.
+            ``moved_bytes`` of files, pipes and disk by now; ``received_bytes`` of TCP, sent ones
+            included; ``written``; the last collective, ``call``, as ``Vitals`` has it; whether the
+            program ``waits`` in one; whether it ``saves``: it says so, or a thread waits for a
+            disk; whether it is ``stopped``, or ``ending``: its interpreter has run its last Python;
+            whether it has ``joined`` the others, and may count steps; whether it ``reads`` what the
+            user types, and waits for it; and for how many seconds it is ``away``: its main thread
+            has run no Python. That is asked of one that does nothing but use CPU time.
         """
         awake, moved, pids = _spent(self._program)
+        waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
+        self._at_disk = waiting
         look: dict[str, Any] = {
             "at": time.monotonic(),
             "awake_seconds": awake,
             "moved_bytes": moved,
+            "received_bytes": self._sockets.num_bytes(pids),
             "written": written,
             "call": self._vitals.call(),
             "waits": self._vitals.waits(),
+            "saves": self._vitals.saves()
+            # A thread beside the main one may write a log now and then, which is no progress.
+            or bool(waiting.intersection(pids) or waiting & before),
+            "stopped": processes.state(self._program, 1)[0] in "Tt",
+            "ending": self._vitals.has_left_python(self._program),
             "joined": self._vitals.progress() is not None,
             "reads": _waits_for_input(pids),
         }
@@ -128,6 +148,23 @@ def _waits_for_input(pids: "list[int]") -> bool:
             if (own.st_dev, own.st_ino) == (given.st_dev, given.st_ino):
                 return True
     return False
+
+
+def _threads_at_disk(pid: int) -> set[int]:
+    """Return the threads of a process that wait for a disk or a file server."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]
+    except OSError:
+        return set()
+    return {int(thread) for thread in threads if _waits_for_disk(f"/proc/{pid}/task/{thread}")}
+
+
+def _waits_for_disk(folder: str) -> bool:
+    """Tell whether the thread of a folder in /proc waits for a disk or a file server."""
+    state = _read(f"{folder}/stat").rpartition(b")")[2].split()[:1]
+    if state == [b"S"]:
+        return _read(f"{folder}/syscall").partition(b" ")[0] in _SYNCING
+    return state == [b"D"]
 
 
 def _spent(program: int) -> "tuple[float, int, list[int]]":

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# Of _BEGUN: steps will follow. Of _ACTIVITY: it waits for other instances.
-_WILL_STEP, _WAITING = 2, 6
+# Of _BEGUN: steps will follow. Of _ACTIVITY: it waits for other instances, it saves or loads.
+_WILL_STEP, _WAITING, _SAVING = 2, 6, 8
 # Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
 # what goes on, the samples, the steps timed and all steps; the nanoseconds of each activity; a row
 # for each of the last steps: its number, when it ended, how long it took (_UNTIMED: nobody knows),
@@ -32,6 +32,8 @@ _LEDGER_BEGAN, _SINCE, _ACTIVITY, _SAMPLES, _TIMED_STEPS, _STEPS = range(10, 16)
 _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 # The last collective: whether it goes on (1 bit), which one (7), its number; when it was begun.
 _CALL, _CALL_BEGAN = 26, 27
+# From python_hook/sitecustomize.py: the process whose main thread ended with an exception; else 0.
+_FAILED = 28
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
@@ -66,6 +68,7 @@ class Vitals:
         self._stacks = _file_without_a_name("poprun-stacks")
         # Who was asked whether Python runs, when, and where in the file the answer may be.
         self._asked, self._asked_at, self._answer_at = 0, 0.0, 0
+        self._has_run_python = False
 
     def variables(self, program: "Sequence[str]", environ: "Mapping[str, str]") -> dict[str, str]:
         """Return the variables that tell the program where memory and file are."""
@@ -110,6 +113,23 @@ class Vitals:
     def waits(self) -> bool:
         """Tell whether the program waits for other instances in a collective of the library."""
         return self._words[_ACTIVITY] == _WAITING
+
+    def saves(self) -> bool:
+        """Tell whether the program saves a checkpoint of the library, or loads one."""
+        return self._words[_ACTIVITY] == _SAVING
+
+    def failed_process(self) -> int:
+        """Return the process whose main thread ended with an exception, or 0."""
+        return self._words[_FAILED]
+
+    def has_left_python(self, program: int) -> bool:
+        """Tell whether the interpreter of the program has run its last Python, and ends.
+
+        It gives up the handler of the question then. Other programs never had one.
+        """
+        letter, catches = processes.state(program, _ASK_SIGNAL)
+        self._has_run_python = self._has_run_python or catches
+        return self._has_run_python and not catches and letter not in "TtZX"
 
     def away_seconds(self, pids: "Sequence[int]", *, ask: bool) -> float:
         """Return for how long at least the program's main thread has run no Python.

@@ -30,6 +30,7 @@ from poprun_py.instance.stop_steps import (
     GOOD_CODES,
     KILL_AGAIN_SECONDS,
     LEAVE_SECONDS,
+    LEAST_SECONDS_AFTER_EXCEPTION,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
@@ -56,6 +57,10 @@ _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGC
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_KEPT = (
+    "poprun-py: {} s (--grace) after the exception that ended its main thread, the program was "
+    "killed: it waited for threads that are no daemons, or for processes of its own\n"
+)
 
 
 def main(argv: list[str]) -> int:
@@ -152,6 +157,10 @@ class Wrapper:
         self._given: GivenFile | None = None
         self._spans = ""  # what the paths of the program's files of spans begin with
         self._lease: Lease | None = None  # for all instances of the job on this host
+        self._seconds_after_exception = LEAST_SECONDS_AFTER_EXCEPTION
+        # After an exception that ended its main thread.
+        self._failed = StopSteps(ask=lambda: None, force=self._kill_failed)
+        self._was_kept = False  # from ending after it
         self._paused: list[int] = []  # processes of the program that we stopped
         self._shared = shared
         self._folders: list[HeldFolder] = []  # of the job on this host
@@ -177,7 +186,8 @@ class Wrapper:
         launcher_link.name_folder(self._folders)
         self._sample_seconds = start.get("sample_seconds")
         self._look_seconds = start.get("look_seconds", 0.0)
-        self._leftover_seconds = start.get("grace_seconds", 0.0)
+        self._leftover_seconds = grace = start.get("grace_seconds", 0.0)
+        self._seconds_after_exception = max(grace, LEAST_SECONDS_AFTER_EXCEPTION)
         self._told_steps = 0 if start.get("steps") else None
         if "open_files" in start:
             processes.set_open_files(tuple(start["open_files"]))
@@ -476,13 +486,33 @@ class Wrapper:
             if pid == self._pid:
                 self._program_ended(status, usage)
 
+    def _limit_failed(self) -> None:
+        """Give a program the grace time to end whose main thread has ended with an exception.
+
+        Python waits for threads and pools before it ends, and the other instances for it.
+        """
+        has_failed = self._pid > 0 and self._vitals.failed_process() == self._pid
+        if has_failed and self._failed.asked_at is None:
+            self._failed.begin(time.monotonic(), self._seconds_after_exception)
+
+    def _kill_failed(self) -> None:
+        """Kill a program that its threads or pools keep from ending after an exception."""
+        if self._outcome is None and self._steps.asked_at is None:
+            self._was_kept = True
+            self._queue(
+                protocol.STDERR, _KEPT.format(f"{self._seconds_after_exception:g}").encode()
+            )
+            self._kill_tree()
+
     def _program_ended(self, status: int, usage: "struct_rusage") -> None:
         """Tell the launcher at once: a failure is to end the whole job."""
         if self._spans:
             self._note_end(self._spans)
         now = memory_state()
+        code = os.waitstatus_to_exitcode(status)
         self._outcome = {
-            "code": os.waitstatus_to_exitcode(status),
+            # As Python ends after an exception.
+            "code": 1 if self._was_kept and code == -signal.SIGKILL else code,
             "time_ns": time.time_ns(),
             "max_rss_bytes": usage.ru_maxrss * 1024,
             "memory_limit_bytes": now.get("limit_bytes"),
@@ -508,7 +538,7 @@ class Wrapper:
     def _sample(self) -> None:
         """Tell the launcher how far the program is, if it asked for that and it has changed.
 
-        Of one that counts no steps it tells what moves.
+        Of one that makes no steps for a while it tells what else moves.
         """
         if self._sample_seconds is None or self._outcome is not None:
             return
@@ -516,15 +546,15 @@ class Wrapper:
         if now < self._sample_at:
             return
         self._sample_at = now + self._sample_seconds
-        if not self._vitals.counts_steps():
-            if now >= self._look_at:
+        if self._vitals.counts_steps():
+            progress = self._vitals.progress()
+            if progress != self._told_progress:
+                self._told_progress = progress
                 self._look_at = now + self._look_seconds
-                self._look()
-            return
-        progress = self._vitals.progress()
-        if progress != self._told_progress:
-            self._told_progress = progress
-            self._send(protocol.BEAT, progress)
+                self._send(protocol.BEAT, progress)
+        if now >= self._look_at:
+            self._look_at = now + self._look_seconds
+            self._look()
 
     def _look(self) -> None:
         if self._signs is None:
@@ -564,6 +594,8 @@ class Wrapper:
         reported = False
         while True:
             self._reap()
+            self._limit_failed()
+            self._failed.on_time(time.monotonic())
             self._steps.on_time(time.monotonic())
             if self._keyboard is not None:
                 self._keyboard.on_time(time.monotonic())
@@ -642,7 +674,8 @@ class Wrapper:
         """Return the milliseconds until something has to be looked at without an event."""
         if self._outcome is not None and not reported:
             return 20
-        deadline = min(self._steps.next_deadline(), self._leave_at)
+        kills_at = min(self._steps.next_deadline(), self._failed.next_deadline())
+        deadline = min(kills_at, self._leave_at)
         if self._keyboard is not None:
             deadline = min(deadline, self._keyboard.next_deadline())
         if self._sample_seconds is not None and self._outcome is None:

@@ -1,13 +1,14 @@
 """When an instance counts as hung: pure, the clock is an argument.
 
-Where instances count steps, they are judged by these, each for itself. A job in which none does is
-judged as a whole, by what moves in its instances at all.
+Where instances count steps, one hangs that makes none and in which nothing else moves either,
+unless it waits for another that is at work. A job in which none counts steps is judged as a whole,
+by what moves in its instances.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,18 @@ from poprun_py.supervision.job import Progress
 __all__ = ["HangWatch", "LifeWatch", "Look"]
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
-_KEPT_SAMPLES = 101
+# Of the longest time between two steps that was seen: a job may need as much again.
+_AUTO_LONGEST_FACTOR = 2
+_KEPT_SAMPLES = 101  # of single steps, though short ones are seen several at a time
+# A launcher that has not looked for so long was stopped itself: what it missed is no silence.
+_LATE_SECONDS = 1.0
+# A wrapper that tells nothing, neither steps nor looks, for the limit and so long, is stopped.
+_LEAST_UNHEARD_SECONDS = 2.0
 # Before its first step an instance joins the others, loads data and compiles; other models are
 # compiled later.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
-# A launcher that has not looked for so long was stopped itself: what it missed is no silence.
-_LATE_SECONDS = 1.0
+# A disk, a file server, or an upload at the end of a program may stand still for minutes.
+_STORE_FACTOR, _STORE_FLOOR_SECONDS = 10, 300.0
 # Of programs without steps nothing is known to compare with: a sleep of a minute is no hang.
 _AUTO_LIFE_SECONDS = 120.0
 _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
@@ -31,29 +38,37 @@ _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
 _LEAST_CPU_SECONDS, _MOST_CPU_SECONDS = 0.02, 0.2
 # Bytes that move while nothing goes on: of events between threads, and of stacks that we ask for.
 _IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
+# Of connections, which tell a monitoring service a few kilobytes now and then.
+_IDLE_RECEIVED_PER_SECOND = 4 << 10
+_LEAST_RECEIVED, _MOST_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT = 4 << 10, 32 << 10, 1 << 10
 # A wrapper that tells nothing for so long may have been stopped with its program.
 _UNHEARD_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What the wrapper of an instance that counts no steps saw at one time.
+    """What the wrapper of an instance that makes no steps saw at one time.
 
     ``at`` is in seconds on the clock of its host. By then the program had ``written`` bytes of
     output, been awake for ``awake_seconds``: with a CPU or in want of one, and moved so many
-    ``moved_bytes`` of files, pipes and disk. ``call`` is the last
+    ``moved_bytes`` of files, pipes and disk, and ``received_bytes`` of TCP. ``call`` is the last
     collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
-    others in it. ``joined``: it has called ``init()``, and may count steps later. ``reads``: it
-    waits for what the user types. Its main thread has run no Python for ``away`` seconds at least;
-    0 if it has, or was not asked.
+    others in it. ``saves``: it saves or loads a checkpoint, or a thread waits for a disk.
+    ``stopped``: by a signal. ``ending``: its interpreter has run its last Python. ``joined``: it
+    has called ``init()``, and may count steps later. ``reads``: it waits for what the user types.
+    Its main thread has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
     """
 
     at: float
     written: int = 0
     awake_seconds: float = 0.0
     moved_bytes: int = 0
+    received_bytes: int = 0
     call: tuple[int, int, int] = (0, 0, 0)
     waits: bool = False
+    saves: bool = False
+    stopped: bool = False
+    ending: bool = False
     joined: bool = False
     reads: bool = False
     away: float = 0.0
@@ -66,14 +81,18 @@ class Look:
 
 
 class HangWatch:
-    """Follows the steps of all instances; ``life`` follows those of a job that counts none.
+    """Follows the steps of all instances; ``life`` follows what else moves in them.
 
+    An instance hangs that has made no step for the limit, and in which nothing has moved for as
+    long, as ``LifeWatch`` tells; one that waits for others does only if none of these is at work.
     Like is compared with like: training steps with training steps, other calls with other calls.
-    Compiling is neither.
+    Compiling is neither. An instance whose wrapper tells nothing is judged by its steps alone.
 
     Args:
-        limit: seconds without a step, or "auto": 20 times the median step, at least 10 s. For the
-            first step, and to compile, there is ten times as much, at least 30 s.
+        limit: seconds without a step, or "auto": 20 times the median step, or twice the longest
+            time without one, at least 10 s. For the first step, and to compile, there is ten times
+            as much, at least 30 s. With "auto", only those that are stopped, or wait in a
+            collective of the library, are judged so early: others may sleep for two minutes.
     """
 
     def __init__(self, limit: float | str) -> None:
@@ -83,8 +102,10 @@ class HangWatch:
         self._durations: dict[int, deque[float]] = {
             kind: deque(maxlen=_KEPT_SAMPLES) for kind in (TRAINING, INFERENCE)
         }
+        self._longest = dict.fromkeys(self._durations, 0.0)
+        self._limits: dict[int, float | None] = {}  # since the last beat
         self._looked_at = float("-inf")
-        self._may_hang_at = float("-inf")  # before that, no silence seen so far is too long
+        self._may_hang_at = float("-inf")  # before that, no further silence is too long
         self.life = LifeWatch(limit)
 
     @property
@@ -96,10 +117,16 @@ class HangWatch:
         """Return the limit of a kind of call in seconds; None while "auto" has seen too few."""
         if self._fixed is not None:
             return self._fixed
+        if kind not in self._limits:
+            self._limits[kind] = self._auto_limit(kind)
+        return self._limits[kind]
+
+    def _auto_limit(self, kind: int) -> float | None:
         durations = self._durations[kind]
         if len(durations) < _AUTO_SAMPLES:
             return None
-        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _median(durations))
+        longest = _AUTO_LONGEST_FACTOR * self._longest[kind]
+        return max(_AUTO_FLOOR_SECONDS, _AUTO_FACTOR * _median(durations), longest)
 
     def beat(self, instance: int, progress: Progress, now: float) -> None:
         """Take how far an instance is."""
@@ -108,8 +135,13 @@ class HangWatch:
         if done == 0:
             # It may have begun the call that is waited for: that is no progress.
             now = when
-        elif done is not None and before.has_begun and progress.kind in self._durations:
-            self._durations[progress.kind].append((now - when) / done)
+        else:
+            self.life.computes(instance, now)
+            if done is not None and before.has_begun and progress.kind in self._durations:
+                several = [(now - when) / done] * min(done, _AUTO_SAMPLES)
+                self._durations[progress.kind].extend(several)
+                self._longest[progress.kind] = max(self._longest[progress.kind], now - when)
+                self._limits.clear()
         self._last[instance] = (progress, now)
 
     def excuse(self, now: float) -> None:
@@ -131,13 +163,17 @@ class HangWatch:
         """Return when the steps have to be looked at again."""
         return self._looked_at + self.sample_seconds
 
-    def on_time(self, now: float, *, is_held_up: bool) -> tuple[int, ...]:
+    def on_time(
+        self, now: float, *, is_held_up: bool, is_mpirun_stopped: bool = False
+    ) -> tuple[int, ...]:
         """Return the instances that hang now, the one that is silent for longest first.
 
         Args:
             now: the time.
             is_held_up: whether the reader of the output makes the instances wait.
+            is_mpirun_stopped: whether instances that end would wait for mpirun for ever.
         """
+        self.life.may_end = not is_mpirun_stopped
         # The launcher asks after every event: with thousands of instances, there are very many.
         is_early = now < min(self.next_deadline(), self._may_hang_at)
         if is_early and not is_held_up:
@@ -148,20 +184,75 @@ class HangWatch:
         return self.hung(now)
 
     def hung(self, now: float) -> tuple[int, ...]:
-        """Return the instances that have made no step for too long, the longest first.
+        """Return the instances that seem to hang, the one that is silent for longest first.
 
-        One that waits for another, or for a core, may be over the limit in the same look. Of a job
-        without steps it is all of them, or none.
+        Their stacks are to be asked for, and ``judged``. One that waits for another, or for a core,
+        may be over the limit in the same look. Of a job without steps it is all of them, or none.
         """
-        if not self.counts_steps:
+        ends = [(when, self._patience(progress)) for progress, when in self._last.values()]
+        later = (when + patience for when, patience in ends if now - when <= patience)
+        self._may_hang_at = min(later, default=float("inf"))
+        if all(patience == float("inf") for _, patience in ends):
             return self.life.hung(now)
-        judged = [
-            (when, instance, self._patience(progress))
-            for instance, (progress, when) in self._last.items()
-        ]
-        self._may_hang_at = min(when + patience for when, _, patience in judged)
-        silent = [each for each in judged if now - each[0] > each[2]]
-        return tuple(instance for _, instance, _ in sorted(silent))
+        still = [instance for instance in self._last if self._is_still(instance, now)]
+        if all(map(self.life.waits, still)) and self._is_any_at_work(still, now):
+            return ()
+        return tuple(sorted(still, key=lambda index: (self._last[index][1], index)))
+
+    def judged(self, waiting: Iterable[int], ending: Iterable[int], now: float) -> tuple[int, ...]:
+        """Return the instances that hang, now that stacks tell who waits for others, or ends."""
+        waiting = set(waiting)
+        for index in ending:
+            self.life.ends(index, now)
+        for index in self.busy(now):
+            if index not in waiting:
+                self.life.computes(index, now)
+        hung = self.hung(now)
+        is_each_waiting = all(index in waiting or self.life.waits(index) for index in hung)
+        if self.counts_steps and is_each_waiting and self._is_any_at_work(hung, now):
+            for index in hung:
+                self.life.computes(index, now)
+            return ()
+        return hung
+
+    def busy(self, now: float) -> tuple[int, ...]:
+        """Return those of the ``hung`` that use CPU time: their stacks tell whether for waiting."""
+        hung = set(self.hung(now))
+        return tuple(i for i in self.life.busy(now, self._quiet) if i in hung)
+
+    def _is_still(self, index: int, now: float) -> bool:
+        """Tell whether an instance has made no step for too long, and nothing else moves in it."""
+        progress, when = self._last[index]
+        patience = self._patience(progress)
+        if now - when <= patience or self.life.is_ending(index, now):
+            return False
+        unheard = min(_UNHEARD_SECONDS, max(_LEAST_UNHEARD_SECONDS, patience))
+        if not self.life.is_heard(index, now, unheard):
+            return True
+        return self.life.is_still(index, now, self._quiet(index))
+
+    def _is_any_at_work(self, still: Iterable[int], now: float) -> bool:
+        """Tell whether an instance that does not stand still may yet join those that wait."""
+        still = set(still)
+        return any(
+            index not in still
+            and not self.life.is_ending(index, now)
+            and not (self._quiet(index) is None and self.life.is_still(index, now))
+            for index in {*self.life.instances, *self._last}
+        )
+
+    def _quiet(self, index: int) -> float | None:
+        """Return how long nothing may move in an instance; None where ``life`` knows that alone."""
+        if index not in self._last:
+            return None
+        limit = self._patience(self._last[index][0])
+        look = self.life.last(index)
+        if limit == float("inf") or look is None:
+            return None
+        if look.saves:
+            return _store_patience(limit)
+        is_certain = self._fixed is not None or look.waits or look.stopped
+        return limit if is_certain else max(_AUTO_LIFE_SECONDS, limit)
 
     def _patience(self, progress: Progress) -> float:
         """Return how long an instance may be silent there; inf while nothing can be compared."""
@@ -181,7 +272,7 @@ class HangWatch:
 
     def silence(self, instance: int, now: float) -> float:
         """Return the seconds since an instance's last step, or last sign of life."""
-        if not self.counts_steps:
+        if instance not in self._last:
             return self.life.silence(instance, now)
         return now - self._last[instance][1]
 
@@ -214,24 +305,35 @@ class _Watched:
         # When it last did more than to stay in a call of C, and when it used CPU time, or did more:
         # by the clock of its host, and the launcher's.
         self.acted = self.moved = (0.0, now)
+        self.ending_since: float | None = None  # by the clock of the launcher
         self._cpu = _Bucket(BUSY_SHARE, min(_MOST_CPU_SECONDS, max(_LEAST_CPU_SECONDS, limit / 50)))
         self._bytes = _Bucket(_IDLE_BYTES_PER_SECOND, _IDLE_BYTES)
+        received = min(_MOST_RECEIVED, max(_LEAST_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT * limit))
+        self._received = _Bucket(_IDLE_RECEIVED_PER_SECOND, received)
 
     def take(self, look: Look, now: float) -> None:
         """Compare with the look before."""
         before, self.last, self.heard = self.last, look, now
+        if look.ending and self.ending_since is None:
+            self.ending_since = now
         if before is None:
             self.acted = self.moved = (look.at, now)
             return
         seconds = look.at - before.at
-        has_bytes = self._bytes.runs_over(look.moved_bytes - before.moved_bytes, seconds)
-        used = look.awake_seconds - before.awake_seconds
-        # A collective of the library that waits does so in turns of sleep and of looking.
-        is_busy = self._cpu.runs_over(0.0 if look.waits and before.waits else used, seconds)
+        # A collective of the library that waits does so in turns of sleep and of looking. What
+        # other threads and processes do brings it no further; nor a program that is stopped.
+        share = 0 if (look.waits and before.waits) or (look.stopped and before.stopped) else 1
+        has_bytes = self._bytes.runs_over(share * (look.moved_bytes - before.moved_bytes), seconds)
+        received = share * (look.received_bytes - before.received_bytes)
+        has_received = self._received.runs_over(received, seconds)
+        used = share * (look.awake_seconds - before.awake_seconds)
+        is_busy = self._cpu.runs_over(used, seconds)
         if (
             look.written != before.written
             or look.call != before.call
+            or (look.saves != before.saves and share)
             or has_bytes
+            or has_received
             or look.reads
             or (is_busy and not look.away)
         ):
@@ -248,13 +350,15 @@ class _Watched:
 
 
 class LifeWatch:
-    """Follows what moves in the instances of a job that counts no steps.
+    """Follows what moves in the instances: by itself it judges a job that counts no steps.
 
-    A job hangs when all its instances are silent. One is when, for the limit, it has written
+    Such a job hangs when all its instances are silent. One is when, for the limit, it has written
     nothing, made no collective of the library, moved no bytes, and used no CPU time but for
     waiting. What it uses counts as waiting if the library says so; and if its main thread has run
     no Python all the time, and stands in a call that waits for others: only its stack tells that,
-    and who asks for it reports back with ``computes``.
+    and who asks for it reports back with ``computes``. An instance that saves, and one that ends,
+    has ten times the limit, at least five minutes, and with "auto" just these; while one ends, the
+    others may hang without it.
 
     Args:
         limit: seconds of silence, or "auto": two minutes. An instance that has joined the others,
@@ -264,12 +368,19 @@ class LifeWatch:
     def __init__(self, limit: float | str) -> None:
         self._limit = _AUTO_LIFE_SECONDS if isinstance(limit, str) else limit
         self._start = self._limit if isinstance(limit, str) else _start_patience(limit)
+        self._store = _STORE_FLOOR_SECONDS if isinstance(limit, str) else _store_patience(limit)
         self._watched: dict[int, _Watched] = {}
+        self.may_end = True  # whether one that ends needs nothing else to do so
 
     @property
     def look_seconds(self) -> float:
         """How often the instances have to be looked at."""
         return min(_MOST_LOOK_SECONDS, max(_LEAST_LOOK_SECONDS, self._limit / 8))
+
+    @property
+    def instances(self) -> Collection[int]:
+        """The instances that run."""
+        return self._watched.keys()
 
     def started(self, instance: int, now: float) -> None:
         """Watch an instance whose program runs."""
@@ -282,13 +393,21 @@ class LifeWatch:
 
     def excuse(self, now: float) -> None:
         """Begin all silences anew."""
-        for instance in self._watched:
+        for instance, each in self._watched.items():
             self.computes(instance, now)
+            if each.ending_since is not None:
+                each.ending_since = now
 
     def computes(self, instance: int, now: float) -> None:
         """Begin the silence of an instance anew: it computes, and has told nothing."""
-        each = self._watched[instance]
-        each.acted = each.moved = (each.last.at if each.last else 0.0, now)
+        if each := self._watched.get(instance):
+            each.acted = each.moved = (each.last.at if each.last else 0.0, now)
+
+    def ends(self, instance: int, now: float) -> None:
+        """Note that the interpreter of an instance ends."""
+        each = self._watched.get(instance)
+        if each is not None and each.ending_since is None:
+            each.ending_since = now
 
     def ended(self, instance: int, now: float) -> None:
         """Judge this instance no more; the others go on from here."""
@@ -297,13 +416,53 @@ class LifeWatch:
 
     def hung(self, now: float) -> tuple[int, ...]:
         """Return all instances if nothing moves, the one that is silent for longest first."""
-        if not all(self._is_silent(each, now) or self._is_away(each, now) for each in self._all()):
+        judged = [index for index in self._watched if not self.is_ending(index, now)]
+        if not all(self.is_still(index, now) for index in judged):
             return ()
-        return tuple(sorted(self._watched, key=lambda index: (-self.silence(index, now), index)))
+        return tuple(sorted(judged, key=lambda index: (-self.silence(index, now), index)))
 
-    def busy(self, now: float) -> tuple[int, ...]:
+    def busy(
+        self, now: float, patience: Callable[[int], float | None] = lambda _: None
+    ) -> tuple[int, ...]:
         """Return those of the ``hung`` that use CPU time: their stacks tell whether for waiting."""
-        return tuple(i for i, each in self._watched.items() if not self._is_silent(each, now))
+        return tuple(
+            index
+            for index, each in self._watched.items()
+            if each.seconds_since(each.moved, now) < self._patience(each, patience(index))
+        )
+
+    def last(self, instance: int) -> Look | None:
+        """Return the last look at an instance, if there was one."""
+        each = self._watched.get(instance)
+        return each.last if each else None
+
+    def waits(self, instance: int) -> bool:
+        """Tell whether an instance waits for others in a collective of the library."""
+        look = self.last(instance)
+        return look is not None and look.waits
+
+    def is_heard(self, instance: int, now: float, seconds: float) -> bool:
+        """Tell whether there was a look at an instance in the last ``seconds``."""
+        return self.last(instance) is not None and now - self._watched[instance].heard <= seconds
+
+    def is_ending(self, instance: int, now: float) -> bool:
+        """Tell whether the program of an instance ends, and has the time to."""
+        each = self._watched.get(instance)
+        if each is None or each.ending_since is None or not self.may_end:
+            return False
+        is_stopped = each.last is not None and each.last.stopped
+        return not is_stopped and now - each.ending_since < self._store
+
+    def is_still(self, instance: int, now: float, patience: float | None = None) -> bool:
+        """Tell whether an instance is silent, or in one call of C all the time and no more."""
+        each = self._watched.get(instance)
+        if each is None:
+            return False
+        patience = self._patience(each, patience)
+        is_away = each.last is not None and each.last.away >= patience / 2
+        if is_away and each.seconds_since(each.acted, now) >= patience:
+            return True
+        return each.seconds_since(each.moved, now) >= patience
 
     def silence(self, instance: int, now: float) -> float:
         """Return for how long an instance has done nothing, or no more than one call of C."""
@@ -315,26 +474,24 @@ class LifeWatch:
         looks = {i: each.last for i, each in self._watched.items()}
         return {i: (look.call[0] if look else 0, 0) for i, look in looks.items()}
 
-    def _all(self) -> list[_Watched]:
-        return list(self._watched.values())
-
-    def _is_silent(self, each: _Watched, now: float) -> bool:
-        return each.seconds_since(each.moved, now) >= self._patience(each)
-
-    def _is_away(self, each: _Watched, now: float) -> bool:
-        """Tell whether it is in one call of C for all the time, and nothing else is seen of it."""
-        patience = self._patience(each)
-        is_away = each.last is not None and each.last.away >= patience / 2
-        return is_away and each.seconds_since(each.acted, now) >= patience
-
-    def _patience(self, each: _Watched) -> float:
+    def _patience(self, each: _Watched, given: float | None) -> float:
+        if given is not None:
+            return given
         look = each.last
+        if look is not None and look.saves:
+            return self._store
         has_begun = look is None or not look.joined or look.call[0] > 0
         return self._limit if has_begun else self._start
 
 
 def _start_patience(limit: float) -> float:
+    """Return how long a first step, or compiling, may take."""
     return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
+
+
+def _store_patience(limit: float) -> float:
+    """Return for how long nothing may move while a program saves, or ends."""
+    return max(_STORE_FLOOR_SECONDS, _STORE_FACTOR * limit)
 
 
 def _median(values: Iterable[float]) -> float:

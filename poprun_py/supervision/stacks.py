@@ -17,6 +17,7 @@ __all__ = [
     "StackRequest",
     "StackRequests",
     "group_stacks",
+    "is_ending",
     "missing_instances",
     "odd_instances",
     "place",
@@ -29,8 +30,10 @@ _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
+# MPI is started by the import of mpi4py.MPI, which popdist_mpi_finder watches.
 _WAITING_FILE = re.compile(
     r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
+    r"|/popdist_mpi_finder\.py$"
 )
 _WAITING_LINE = re.compile(
     r"\b((i?barrier|i?all_?reduce|i?all_?gather|i?broadcast|i?bcast|i?reduce|recv|sendrecv|"
@@ -39,6 +42,20 @@ _WAITING_LINE = re.compile(
     r"|(?:(?<=\bcomm\.)|(?<=_comm\.)|(?<=\bCOMM_WORLD\.)|(?<=\bMPI\.))\w+)\(",
     re.IGNORECASE,
 )
+_MPI_START = re.compile(r"\bfrom mpi4py import\b.*\bMPI\b|\bimport mpi4py\.MPI\b")
+# Sockets and pipes have calls of the same names, which wait for a server or a child process.
+# Python's own modules have no others.
+_SOCKET_LINE = re.compile(
+    r"(\bs|(sock|conn|client|server|pipe|reader|writer|channel|request)\w*)\.(recv|send)\w*\(",
+    re.IGNORECASE,
+)
+_PYTHON_FILE = re.compile(r"/lib/python\d[^/]*/(?!(site|dist)-packages/)")
+# The frames of an import, which stand between the line that imports and the module's own code.
+_IMPORT_FILE = "<frozen importlib"
+# How faulthandler writes a thread that runs no Python.
+_NO_FRAME = "<no Python frame>"
+# The outermost function of a main thread until its program ends.
+_PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance; all others wait for all of them.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
 # Where DistributedDataParallel waits, in C++; and where backward computes.
@@ -254,7 +271,7 @@ def _main_frames(text: str) -> list[_Frame]:
     program = text.partition("\nprocess 1, ")[0]
     lines = program.rpartition("(most recent call first):")[2].splitlines()
     frames = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
         if frame := _FRAME.match(line):
             source = "" if _FRAME.match(following) else following.strip()
             frames.append(_Frame(frame["file"], int(frame["line"]), frame["function"], source))
@@ -263,7 +280,26 @@ def _main_frames(text: str) -> list[_Frame]:
 
 def _waits(text: str) -> bool:
     """Tell whether the main thread of the program stands in a call that waits for others."""
-    frames = _main_frames(text)
-    if frames and _WAITING_LINE.search(frames[0].source):
+    frames = [each for each in _main_frames(text) if not each.file.startswith(_IMPORT_FILE)]
+    if frames and _is_waiting_line(frames[0]):
         return True
     return any(_WAITING_FILE.search(each.file) for each in frames[:_WAITING_FRAMES])
+
+
+def _is_waiting_line(frame: _Frame) -> bool:
+    """Tell whether the line calls what waits for other instances, and no socket or child."""
+    if _PYTHON_FILE.search(frame.file) or _SOCKET_LINE.search(frame.source):
+        return False
+    return bool(_WAITING_LINE.search(frame.source) or _MPI_START.search(frame.source))
+
+
+def is_ending(group: StackGroup) -> bool:
+    """Tell whether the interpreter of these instances ends: threads are joined, atexit runs.
+
+    The outermost frame is no longer that of the program. The outermost of very many is not known.
+    """
+    program = group.text.partition("\nprocess 1, ")[0].rstrip()
+    frames = _main_frames(program)
+    if not frames:
+        return program.endswith(_NO_FRAME)
+    return not program.endswith("...") and frames[-1].function not in _PROGRAM_FUNCTIONS

@@ -554,51 +554,48 @@ class _Supervisor:
             self._control.send(self._peers[index], protocol.DUMP, None)
 
     def _end_with_stacks(self, groups: Groups) -> None:
-        """End a job that is over its limit, or makes no steps."""
+        """End a job that is over its limit."""
         if self._stopping.stop is not None:
-            hung = self._stopping.stop.hung
-            if hung and self._watch is not None:
-                hung = stacks.missing_instances(hung, self._watch.done(), groups)
-            self._stopping.end_with_stacks(hung, groups)
+            self._stopping.end_with_stacks(self._stopping.stop.hung, groups)
 
     def _look_for_hang(self, now: float) -> None:
-        """End a job that hangs; the stacks tell whether one without steps does."""
+        """Ask for the stacks of a job that seems to hang."""
         if self._watch is None:
             return
-        is_held_up = self._output.is_full or self._keyboard.is_debugging
-        hung = self._watch.on_time(now, is_held_up=is_held_up)
-        if not hung or not self._stopping.may_hang or self._is_judging:
-            return
-        if self._watch.counts_steps:
-            silence = max(self._watch.silence(index, now) for index in hung)
-            reason = f"no step for {silence:.1f} s"
-            if self._mpirun is not None and self._mpirun.is_stopped:
-                reason += f" while mpirun ({self._mpirun.pid}) is stopped"
-            self._stopping.decide(Cause.HANG, reason, hung=hung)
-            self._ask_for_stacks(self._end_with_stacks)
-        else:
+        is_mpirun_stopped = self._mpirun is not None and self._mpirun.is_stopped
+        hung = self._watch.on_time(
+            now,
+            is_held_up=self._output.is_full or self._keyboard.is_debugging,
+            is_mpirun_stopped=is_mpirun_stopped,
+        )
+        if hung and self._stopping.may_hang and not self._is_judging:
             self._is_judging = True
             self._ask_for_stacks(self._judge)
 
     def _judge(self, groups: Groups) -> None:
-        """End a job without steps if all that use CPU time only wait, and nothing has moved yet."""
+        """End a job that hangs, as far as the stacks tell, and in which nothing has moved yet."""
         self._is_judging = False
         now = time.monotonic()
-        if self._watch is None or self._watch.counts_steps:
+        if self._watch is None or not self._stopping.may_hang:
             return
-        life = self._watch.life
+        busy = self._watch.busy(now)
         waiting = {index for group in groups if group.waits for index in group.instances}
-        busy = life.busy(now)
-        for index in busy:
-            if index not in waiting:
-                life.computes(index, now)
-        if (hung := life.hung(now)) and self._stopping.may_hang:
-            missing = stacks.odd_instances(hung, life.done(), groups)
-            silence = max(life.silence(index, now) for index in missing)
+        ending = {i for group in groups if stacks.is_ending(group) for i in group.instances}
+        hung = self._watch.judged(waiting, ending, now)
+        if not hung:
+            return
+        if self._watch.counts_steps:
+            missing = stacks.missing_instances(hung, self._watch.done(), groups)
+            reason = f"no step for {max(self._watch.silence(i, now) for i in hung):.1f} s"
+            if self._mpirun is not None and self._mpirun.is_stopped:
+                reason += f" while mpirun ({self._mpirun.pid}) is stopped"
+        else:
+            missing = stacks.odd_instances(hung, self._watch.done(), groups)
+            silence = max(self._watch.silence(index, now) for index in missing)
             cpu = "CPU time for waiting only" if set(missing) & set(busy) else "no CPU time"
             reason = f"silent for {silence:.1f} s (no output, {cpu})"
-            self._stopping.decide(Cause.HANG, reason, hung=missing)
-            self._stopping.end_with_stacks(missing, groups)
+        self._stopping.decide(Cause.HANG, reason, hung=missing)
+        self._stopping.end_with_stacks(missing, groups)
 
     def _is_over(self, mpirun: Mpirun) -> bool:
         """Tell whether all instances have reported and mpirun has ended."""

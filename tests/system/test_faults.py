@@ -105,6 +105,42 @@ def test_compiling_between_steps_is_no_hang_and_a_silent_call_is_one(poprun, scr
     assert ", in inference call 1 after training step 5\n" in done.stderr
 
 
+SLOW = """
+import atexit, os, time
+import numpy as np
+import popdist_py
+from popdist_py import heartbeat
+from popdist_py.checkpoint import Checkpoints
+
+def compute(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(10_000))
+
+def slow(descriptor):
+    time.sleep(0.6)
+    sync(descriptor)
+
+popdist_py.init()
+first = popdist_py.getInstanceIndex() == 0
+for _ in range(5):
+    popdist_py.all_reduce(np.ones(3))
+    heartbeat.step()
+if first:
+    sync, os.fsync = os.fsync, slow
+    Checkpoints("checkpoints").save(5, b"x")
+    compute(0.8)
+popdist_py.barrier()
+atexit.register(time.sleep, 0.8)
+"""
+
+
+def test_saving_evaluating_and_ending_between_short_steps_are_no_hangs(poprun, script):
+    """Each takes longer than the limit; the other instance waits meanwhile."""
+    done = poprun("--num-instances", 2, "--num-replicas", 2, "--hang-timeout", 0.5, script(SLOW))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.sweep
 def test_a_stopped_mpirun_is_named_and_ends_with_the_job(tmp_path):
     env = {**fail_at(1, 5, "stop_mpirun"), "STEPS": "20"}

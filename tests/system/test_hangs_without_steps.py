@@ -101,6 +101,14 @@ HANGS = {
     "mpi4py: one is stopped": Hang(
         program=f"{MPI}if rank == 1:\n    {STOP}\ncomm.Barrier()", says="its process is stopped",
     ),
+    "mpi4py: one does not start MPI": Hang(
+        program=f"{PLAIN}if rank == 1:\n    {SLEEP}\nfrom mpi4py import MPI",
+        says="no CPU time.*, at program.py:4: time.sleep",
+    ),
+    "mpi4py: one is stopped before it starts MPI": Hang(
+        program=f"{PLAIN}import signal\nif rank == 1:\n    {STOP}\nfrom mpi4py import MPI",
+        says="its process is stopped",
+    ),
     "library: one misses an all_reduce": Hang(
         program=f"{LIBRARY}if rank == 1:\n    {SLEEP}\npopdist_py.all_reduce(array)",
         says=r"after its 5th collective \(barrier\), at program.py:12: time.sleep",
@@ -183,6 +191,17 @@ WORK = {
     "one writes a file now and then, the others wait": f"{PLAIN}end = time.monotonic() + 5\n"
     "with open('data', 'wb', buffering=0) as file:\n    while time.monotonic() < end:\n"
     "        rank or file.write(bytes(400_000))\n        time.sleep(0.5)",
+    "one downloads, the others wait": "import os, socket, threading, time\n"
+    "if os.environ['RANK'] == '0':\n"
+    "    ours, theirs = socket.create_server(('127.0.0.1', 0)), socket.socket()\n"
+    "    theirs.connect(ours.getsockname())\n    giving = ours.accept()[0]\n"
+    "    end = time.monotonic() + 5\n"
+    "    def give():\n        while time.monotonic() < end:\n"
+    "            giving.sendall(bytes(5000))\n            time.sleep(0.1)\n"
+    "        giving.close()\n"
+    "    threading.Thread(target=give).start()\n"
+    "    file = theirs.makefile('rb')\n    while file.read(1000):\n        pass\n"
+    "else:\n    time.sleep(4.5)",
     "each is silent for less than the limit": f"{PLAIN}for _ in range(3):\n"
     "    time.sleep(1.4)\n    print(rank, flush=True)",
 }

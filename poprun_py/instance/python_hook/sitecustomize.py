@@ -2,7 +2,8 @@
 
 Another makes it write a NUL as soon as its main thread runs Python, and not a call of C.
 Fatal signals show a Python stack too, and a program that used torch.distributed ends without being
-aborted by torch's own threads. Needs nothing of the program, and leaves no trace in it: the
+aborted by torch's own threads. An exception that nobody catches is told to the wrapper, as threads
+may keep the process from ending. Needs nothing of the program, and leaves no trace in it: the
 folder goes from ``sys.path`` and PYTHONPATH again, and the user's own ``sitecustomize`` is run.
 """
 
@@ -10,9 +11,18 @@ import atexit
 import os
 import sys
 
+# As typing's, which takes longer to import than everything here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 # The threads of gloo's process groups, as torch names them; they live until the process ends.
 _GLOO = "pt_gloo_runloop"
 _IDLE_LOOKS, _LOOK_SECONDS, _MOST_LOOKS = 2, 0.001, 1000
+# In the memory shared with the wrapper, as vitals.py has it: _FAILED, in bytes.
+_FAILED_AT, _WORD_BYTES = 28 * 8, 8
+# The outermost function of a main thread until its program ends.
+_PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
 def _answer_with_stacks() -> None:
@@ -46,6 +56,68 @@ def _answer_when_python_runs(number: int, file: int) -> None:
     signal.siginterrupt(number, False)
     # The interpreter forgets its handlers when it ends: the signal would end the process.
     atexit.register(signal.signal, number, signal.SIG_IGN)
+
+
+def _tell_of_the_last_exception() -> None:
+    """Have the wrapper know of an exception that ends the main thread: threads may live on.
+
+    Python waits for them, and for the processes of a pool, before it ends.
+    """
+    path = os.environ.get("POPDIST_HEARTBEAT", "")
+    program, shown = os.getpid(), sys.excepthook
+    if not path or sys.flags.inspect or sys.flags.interactive:
+        return
+
+    def show(kind: "type[BaseException]", value: BaseException, trace: "Any") -> None:
+        try:
+            shown(kind, value, trace)
+        finally:
+            if os.getpid() == program and _ends_main_thread(kind, value) and _will_be_kept():
+                _tell_wrapper(path, program)
+
+    sys.excepthook = show
+
+
+def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
+    """Tell whether Python itself calls the hook, and nothing follows.
+
+    Programs call it as well to show an exception that they have caught; Python's prompt does.
+    """
+    if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
+        return False
+    if os.environ.get("PYTHONINSPECT") or getattr(sys, "last_value", None) is not value:
+        return False
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    # Of another thread the outermost function is threading's.
+    is_thread = frame.f_code.co_name.startswith("_bootstrap")
+    return not is_thread and frame.f_code.co_name not in _PROGRAM_FUNCTIONS
+
+
+def _will_be_kept() -> bool:
+    """Tell whether there are threads or processes that Python waits for before it ends."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        main = threading.main_thread()
+        if any(each is not main and not each.daemon for each in threading.enumerate()):
+            return True
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and any(not each.daemon for each in processes.active_children())
+
+
+def _tell_wrapper(path: str, program: int) -> None:
+    """Note the process in the shared memory, and have the wrapper look: it is /proc/PID/fd/N."""
+    import signal
+
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.seek(_FAILED_AT)
+            file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
+        # The wrapper expects this signal whenever a child of its ends.
+        os.kill(int(path.split("/")[2]), signal.SIGCHLD)
+    except (OSError, ValueError, IndexError):
+        return
 
 
 def _step_aside() -> None:
@@ -104,5 +176,6 @@ def _states_of_threads(name: str) -> set[str]:
 
 
 _answer_with_stacks()
+_tell_of_the_last_exception()
 _step_aside()
 atexit.register(_let_gloo_finish)

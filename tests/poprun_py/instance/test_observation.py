@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import wait_until
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from popdist_py import environment
 from popdist_py.activities import ledger
-from poprun_py.instance import observation, processes, protocol, vitals
+from poprun_py.instance import observation, processes, protocol, sockets, vitals
 from poprun_py.instance.fast_stdlib import dumps
 from poprun_py.instance.observation import SignsOfLife, observe
 from poprun_py.instance.vitals import Vitals
@@ -40,7 +42,8 @@ def program():
 
     yield start
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
@@ -109,7 +112,8 @@ def test_both_sides_name_the_same_words():
         assert getattr(vitals, name) == getattr(ledger, name), name
     for name in ("_CALL", "_CALL_BEGAN"):
         assert getattr(vitals, name) == getattr(ledger, name), name
-    assert ledger.WAITING == vitals._WAITING
+    assert (ledger.WAITING, ledger.SAVING) == (vitals._WAITING, vitals._SAVING)
+    assert ledger._CALL_BEGAN < vitals._FAILED < ledger._ROWS
     assert ledger._NANOSECONDS + vitals._NUM_ACTIVITIES <= ledger._CALL
     assert ledger._CALL_BEGAN < ledger._ROWS
     for name in ("_ROWS", "_RING", "_ROW_WORDS", "_UNTIMED", "_UNKNOWN_BITS"):
@@ -232,6 +236,124 @@ def test_signs_of_life_are_asked_of_one_that_is_only_busy(program):
     assert seen._asked == running.pid
     assert json.loads(dumps(first)) == first
     assert Look.of(first).moved_bytes > 0
+
+
+def test_what_a_connection_brings_is_counted(program):
+    """Not by /proc/PID/io, which counts no recv()."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code = (
+            "import socket, time\n"
+            f"s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            + READY
+            + "view = bytearray(1 << 16)\nwhile s.recv_into(view): pass\n"
+            "s.close()\ntime.sleep(100)\n"
+        )
+        running = program(code)
+        given, _ = server.accept()
+        with given:
+            signs = SignsOfLife(Vitals(), running.pid)
+            first = signs.look(0)["received_bytes"]
+            assert signs.look(0)["received_bytes"] == first
+            given.sendall(bytes(300_000))
+            wait_until(lambda: signs.look(0)["received_bytes"] >= first + 300_000)
+            given.sendall(bytes(1000))
+            wait_until(lambda: signs.look(0)["received_bytes"] >= first + 301_000)
+    # A connection that is gone takes nothing away.
+    wait_until(lambda: not sockets._socket_inodes(running.pid))
+    assert signs.look(0)["received_bytes"] == first + 301_000
+
+
+def test_a_kernel_that_does_not_tell_of_connections_is_no_failure(monkeypatch):
+    monkeypatch.setattr(sockets, "_BY_FAMILY", 255)
+    assert sockets.SocketBytes().num_bytes([os.getpid()]) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "call", "saves"),
+    [
+        ("D", "1 0x3", True),
+        ("S", "74 0x3 0x0", True),
+        ("S", "1 0x3", False),
+        ("R", "running", False),
+    ],
+)
+def test_a_thread_that_waits_for_a_disk_saves(monkeypatch, state, call, saves):
+    files = {"stat": f"1 (a) b) {state} 1 2".encode(), "syscall": call.encode()}
+    monkeypatch.setattr(observation, "_read", lambda path: files[Path(path).name])
+    assert observation._threads_at_disk(os.getpid()) >= ({os.getpid()} if saves else set())
+    assert bool(observation._threads_at_disk(os.getpid())) is saves
+
+
+def test_a_short_wait_for_a_disk_beside_the_main_thread_is_no_saving(monkeypatch):
+    signs = SignsOfLife(Vitals(), os.getpid())
+    seen = [{os.getpid()}, set(), {5}, {6}, {6}]
+    monkeypatch.setattr(observation, "_tree", lambda _: [os.getpid()])
+    monkeypatch.setattr(observation, "_threads_at_disk", lambda _: seen.pop(0))
+    assert [signs.look(0)["saves"] for _ in range(5)] == [True, False, False, False, True]
+
+
+def test_saving_and_the_last_of_an_end_are_seen(program):
+    seen = Vitals()
+    code = (
+        "import ctypes, os, sys\nfrom popdist_py import activities\n"
+        "with activities.doing(activities.SAVING):\n"
+        "    print('ready', flush=True)\n"
+        "    input()\n"
+        "class Last:\n"
+        "    def __del__(self, write=os.write, read=os.read):\n"
+        "        write(1, b'deleted\\n')\n"
+        "        read(0, 1)\n"
+        "sys.last = Last()\n"
+    )
+    running = program(code, **seen.variables([sys.executable], os.environ))
+    signs = SignsOfLife(seen, running.pid)
+    look = signs.look(0)
+    assert (look["saves"], look["ending"], look["stopped"]) == (True, False, False)
+    os.kill(running.pid, signal.SIGSTOP)
+    wait_until(lambda: signs.look(0)["stopped"])
+    os.kill(running.pid, signal.SIGCONT)
+    running.stdin.write("\n")
+    running.stdin.flush()
+    assert running.stdout.readline() == "deleted\n"
+    look = signs.look(0)
+    assert (look["saves"], look["ending"], look["stopped"]) == (False, True, False)
+
+
+KEPT = """
+import sys, threading, time
+def rest(): sys.stdin.readline()
+def pause(): time.sleep(100)
+{}
+print('ready', flush=True)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "is_told"),
+    [
+        ("threading.Thread(target=rest).start()", "1 / 0", True),
+        ("threading.Thread(target=rest).start()", "try: 1 / 0\nexcept ZeroDivisionError: "
+         "sys.excepthook(*sys.exc_info())", False),
+        ("import concurrent.futures as c; c.ThreadPoolExecutor(1).submit(rest)", "1 / 0", True),
+        ("import multiprocessing as m; m.get_context('fork').Process(target=pause).start()",
+         "1 / 0", True),
+        ("hook = sys.excepthook; sys.excepthook = lambda *e: hook(*e); "
+         "threading.Thread(target=rest).start()", "1 / 0", True),
+        ("threading.Thread(target=rest).start()", "sys.exit(3)", False),
+        ("threading.Thread(target=rest, daemon=True).start()", "1 / 0", False),
+    ],
+)  # fmt: skip
+def test_an_exception_that_threads_or_processes_outlive_is_told(program, before, end, is_told):
+    seen = Vitals()
+    running = program(KEPT.format(before, end), **seen.variables([sys.executable], os.environ))
+    if is_told:
+        wait_until(lambda: seen.failed_process() == running.pid)
+    else:
+        running.stdin.write("\n\n")
+        running.stdin.flush()
+        running.wait(10)
+        assert seen.failed_process() == 0
 
 
 def test_a_program_that_writes_all_the_time_is_read_whole(program):

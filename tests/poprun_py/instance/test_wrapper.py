@@ -220,3 +220,22 @@ def test_launcher_that_was_stopped_itself_blames_nobody(poprun, script, tmp_path
     (tmp_path / "enough").touch()
     _, stderr = job.communicate(timeout=20)
     assert job.returncode == 0, stderr
+
+
+@pytest.mark.mpi
+def test_an_exception_that_a_thread_outlives_ends_the_job(poprun, script):
+    program = script(
+        "import os, threading, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "    raise ValueError('the loss is not a number')\n"
+        "time.sleep(1000)\n"
+    )
+    done = poprun("--num-instances", 2, "--num-replicas", 2, "--grace", 0.2, program)
+    assert done.returncode == 1
+    assert "ValueError: the loss is not a number\n" in done.stderr
+    assert (
+        "(--grace) after the exception that ended its main thread, the program was" in done.stderr
+    )
+    assert "instance 1 (replica 1) " in done.stderr
+    assert " failed first: exit code 1\n" in done.stderr

@@ -70,6 +70,8 @@ def test_one_that_computes_while_the_others_wait_is_no_hang():
         lambda n: Look(at=n, call=(7, 1, n % 2)),
         lambda n: Look(at=n, awake_seconds=0.3 * n),
         lambda n: Look(at=n, moved_bytes=10**6 * n),
+        lambda n: Look(at=n, received_bytes=100_000 * n),
+        lambda n: Look(at=n, saves=n < 10, written=n // 10),
         lambda n: Look(at=n, reads=n < 10, written=n // 10),
     ],
 )
@@ -97,6 +99,32 @@ def test_cpu_time_while_the_library_waits_does_not_count():
         return Look(at=now, awake_seconds=now, call=(3, 1, 1), waits=True)
 
     assert Job(look, look).hang(30) == ((0, 1), LIMIT)
+
+
+def test_what_other_threads_do_is_no_sign_of_life_of_one_that_waits_or_is_stopped():
+    for state in ("waits", "stopped"):
+
+        def look(now, state=state):
+            moved = {"moved_bytes": int(1e7 * now), "received_bytes": int(1e6 * now)}
+            return Look(at=now, awake_seconds=now, call=(3, 1, 1), **moved, **{state: True})
+
+        assert Job(look, look).hang(30) == ((0, 1), LIMIT)
+
+
+def test_a_slow_download_is_a_sign_of_life_and_a_word_to_a_monitor_is_none():
+    download = lambda now: Look(at=now, received_bytes=int(8_000 * now))  # noqa: E731
+    assert Job(still, download).hang(300) == ((), None)
+    monitor = lambda now: Look(at=now, received_bytes=9_000 * (int(now) // 6))  # noqa: E731
+    assert Job(still, monitor).hang(30) == ((0, 1), LIMIT)
+
+
+def test_one_that_ends_or_saves_has_a_limit_of_its_own():
+    ending = lambda now: Look(at=now, ending=True)  # noqa: E731
+    saving = lambda now: Look(at=now, saves=True)  # noqa: E731
+    assert Job(ending, still).hang(30) == ((1,), LIMIT)
+    assert Job(ending, ending).hang(400) == ((0, 1), 300.0)
+    assert Job(saving, still).hang(400) == ((0, 1), 300.0)
+    assert Job(saving, ending, limit="auto").hang(400) == ((0, 1), 300.0)
 
 
 def test_one_call_of_c_is_asked_about_and_excused_if_it_computes():

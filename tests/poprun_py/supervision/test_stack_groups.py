@@ -8,6 +8,7 @@ from poprun_py.supervision.job import StackGroup
 from poprun_py.supervision.stacks import (
     _waits,
     group_stacks,
+    is_ending,
     missing_instances,
     odd_instances,
     place,
@@ -43,6 +44,16 @@ def process(text, state="S"):
         ("MPI.Finalize()", True),
         ("out = torch.scatter(x, 0, index, 1)", False),
         ("process.communicate()", False),
+        ("from mpi4py import MPI", True),
+        ("import mpi4py.MPI as mpi", True),
+        ("import mpi4py", False),
+        ("comm.recv(source=0)", True),
+        ("dist.send(tensor, 1)", True),
+        ("data = sock.recv(65536)", False),
+        ("self.socket.recv_into(view)", False),
+        ("s.sendall(data)", False),
+        ("reply = self._conn.recv()", False),
+        ("client.send(request)", False),
     ],
 )
 def test_line_tells_who_waits_for_other_instances(tmp_path, line, waits):
@@ -50,6 +61,68 @@ def test_line_tells_who_waits_for_other_instances(tmp_path, line, waits):
     source.write_text(line + "\n")
     text = f'Thread 0x01 (most recent call first):\n  File "{source}", line 1 in <module>\n'
     assert group_stacks({0: process(text)})[0].waits is waits
+
+
+def stack(*frames):
+    """Return a stack of (file, function), the innermost first."""
+    lines = [f'  File "{file}", line 1 in {function}' for file, function in frames]
+    return "\n".join(["Thread 0x01 (most recent call first):", *lines])
+
+
+IMPORTING = [("<frozen importlib._bootstrap>", name) for name in (
+    "_call_with_frames_removed", "exec_module", "_load_unlocked", "_find_and_load_unlocked",
+    "_find_and_load", "_call_with_frames_removed", "_handle_fromlist",
+)]  # fmt: skip
+TRAIN = ("/home/me/train.py", "<module>")
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        # In MPI_Init, which the import of mpi4py.MPI calls, with and without the job's finder.
+        ([*IMPORTING[:2], ("/s/popdist_py/start_hook/popdist_mpi_finder.py", "_started"),
+          ("/s/popdist_py/start_hook/popdist_mpi_finder.py", "execute_and_move"), *IMPORTING[2:],
+          TRAIN], True),
+        ([*IMPORTING, ("/s/popdist_py/collectives/communicators/mpi_start.py", "start_mpi"),
+          ("/s/popdist_py/context.py", "_join"), TRAIN], True),
+        ([*IMPORTING, ("/home/me/data.py", "<module>"), TRAIN], False),
+    ],
+)  # fmt: skip
+def test_the_frames_of_an_import_do_not_hide_what_it_waits_for(frames, waits):
+    assert group_stacks({0: process(stack(*frames))})[0].waits is waits
+
+
+def test_a_call_of_pythons_own_modules_waits_for_no_instance(tmp_path):
+    folder = tmp_path / "lib" / "python3.11"
+    folder.mkdir(parents=True)
+    (folder / "socket.py").write_text("return self._sock.recv_into(b)\n")
+    text = stack((f"{folder}/socket.py", "readinto"), TRAIN)
+    assert not group_stacks({0: process(text)})[0].waits
+
+
+@pytest.mark.parametrize(
+    ("frames", "ends"),
+    [
+        ([("/v/lib/python3.11/threading.py", "_shutdown")], True),
+        ([("/home/me/train.py", "upload")], True),  # called by atexit
+        ([("/home/me/train.py", "main"), TRAIN], False),
+        ([("/home/me/train.py", "main"), ("<frozen runpy>", "_run_module_as_main")], False),
+        ([], False),
+    ],
+)
+def test_the_end_of_a_program_is_seen_by_its_outermost_frame(frames, ends):
+    (group,) = group_stacks({0: process(stack(*frames))})
+    assert is_ending(group) is ends
+
+
+def test_a_main_thread_without_python_ends():
+    (group,) = group_stacks({0: process(stack() + "\n  <no Python frame>")})
+    assert is_ending(group)
+
+
+def test_the_outermost_of_very_many_frames_is_not_known():
+    (group,) = group_stacks({0: process(stack(("/home/me/deep.py", "call")) + "\n  ...")})
+    assert not is_ending(group)
 
 
 def test_equal_stacks_are_one_group_and_the_odd_one_comes_first():
