@@ -1,4 +1,4 @@
-"""The exceptions of popdist_py: one tree. Nothing else lives here.
+"""The exceptions of popdist_py, one tree, and the grammar of counts in messages. Nothing else.
 
 PopdistError                    any error that this library reports
 |-- WireError                   the variables set by the launcher are incomplete or contradict
@@ -19,6 +19,9 @@ __all__ = [
     "NotInitialisedError",
     "PopdistError",
     "WireError",
+    "are",
+    "counted",
+    "plural",
 ]
 
 
@@ -48,3 +51,20 @@ class ForgedObjectError(PopdistError):
 
 class InstanceLostError(PopdistError):
     """Another instance of the job ended while this one waited for it in a collective."""
+
+
+def plural(noun: str, count: float) -> str:
+    """Return the noun for a count: ``CPU`` for 1, else ``CPUs``; ``process`` has ``processes``."""
+    if count == 1:
+        return noun
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+def counted(count: float, noun: str, form: str = "") -> str:
+    """Return ``1 IPU`` or ``3 IPUs``; ``form`` is how the number is written, as for ``format``."""
+    return f"{count:{form}} {plural(noun, count)}"
+
+
+def are(count: float) -> str:
+    """Return ``is`` for 1, else ``are``."""
+    return "is" if count == 1 else "are"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from popdist_py.errors import counted
+
 __all__ = ["Shard", "shard"]
 
 
@@ -48,7 +50,8 @@ def shard(
     """
     if num_elements < 0 or step < 1 or not 0 <= process < num_processes:
         raise ValueError(
-            f"cannot shard {num_elements} elements in steps of {step} for process {process} of "
+            f"cannot shard {counted(num_elements, 'element')} in steps of {step} for process "
+            f"{process} of "
             f"{num_processes}: expected elements >= 0, step >= 1 and 0 <= process < processes"
         )
     if drop_last:

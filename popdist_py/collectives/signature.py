@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from popdist_py.errors import CollectiveMismatchError
+from popdist_py.errors import CollectiveMismatchError, counted, plural
 
 __all__ = ["INSTANCES", "Names", "Signature", "misfit", "mismatch"]
 
@@ -72,8 +72,7 @@ class Names:
 
     def of(self, *indices: int) -> str:
         """Return the names of these members, such as "ranks 4 (1 of the group), 5"."""
-        plural = "s" if len(indices) > 1 else ""
-        return f"{self.noun}{plural} {', '.join(map(self._number, indices))}"
+        return f"{plural(self.noun, len(indices))} {', '.join(map(self._number, indices))}"
 
     def _number(self, index: int) -> str:
         if self.numbers is None or self.numbers[index] == index:
@@ -121,7 +120,8 @@ def misfit(
         expected: bytes of the place.
     """
     return CollectiveMismatchError(
-        f"{call}: {names.of(sender)} sends {sent} bytes to {names.of(receiver)}, which expects "
+        f"{call}: {names.of(sender)} sends {counted(sent, 'byte')} to {names.of(receiver)}, "
+        "which expects "
         f"{expected}"
     )
 

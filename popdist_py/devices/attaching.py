@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from popdist_py.errors import are, counted, plural
 from popdist_py.pods.errors import InUseError, InvalidRequestError, PodError, UnknownNameError
 
 # A program without a pod does not wait for them.
@@ -192,7 +193,8 @@ class ProgramPod:
         fitting = [each for each in offered if len(each.ipus) == size]
         if not fitting:
             raise InvalidRequestError(
-                f"{size} IPUs are needed; partition {partition.name} has devices of "
+                f"{counted(size, 'IPU')} {are(size)} needed; partition {partition.name} has "
+                "devices of "
                 f"{_sizes(offered)}: use fewer replicas or IPUs, or a partition that is larger"
             )
         if len(fitting) == partition.size // size:
@@ -242,11 +244,12 @@ def device_by_id(
     fault = (
         f"partition {partition.name} has no device {device_id}"
         if device is None
-        else f"device {device_id} of partition {partition.name} has {_counted(len(device.ipus))}, "
-        f"and {size} {'is' if size == 1 else 'are'} needed"
+        else f"device {device_id} of partition {partition.name} has "
+        f"{counted(len(device.ipus), 'IPU')}, "
+        f"and {size} {are(size)} needed"
     )
     raise InvalidRequestError(
-        f"{fault}: its devices of {_counted(size)} have the ids {ids[0]} to {ids[-1]}"
+        f"{fault}: its devices of {counted(size, 'IPU')} have the ids {ids[0]} to {ids[-1]}"
         if ids
         else f"{fault}: it has devices of {_sizes(offered)}"
     )
@@ -273,11 +276,8 @@ def _names(partitions: tuple[Partition, ...]) -> str:
 
 
 def _sizes(devices: tuple[Device, ...]) -> str:
-    return _counted(*sorted({len(each.ipus) for each in devices}))
-
-
-def _counted(*numbers: int) -> str:
-    return f"{', '.join(map(str, numbers))} IPU{'' if numbers == (1,) else 's'}"
+    sizes = sorted({len(each.ipus) for each in devices})
+    return f"{', '.join(map(str, sizes))} {plural('IPU', sizes[-1] if sizes else 0)}"
 
 
 def _program() -> str:

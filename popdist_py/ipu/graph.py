@@ -14,6 +14,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
+from popdist_py.errors import counted
+
 __all__ = [
     "BYTES",
     "Graph",
@@ -303,7 +305,8 @@ class Placement:
         if any(after < before for before, after in pairwise(self.stages)):
             raise ValueError("stages fall: operations of a stage stand together, in order")
         if set(self.stages) != set(range(len(self.ipus))):
-            raise ValueError(f"{len(self.ipus)} IPUs given for stages {sorted(set(self.stages))}")
+            given = counted(len(self.ipus), "IPU")
+            raise ValueError(f"{given} given for stages {sorted(set(self.stages))}")
         if any(ipu < 0 for ipu in self.ipus):
             raise ValueError("IPUs are counted from 0")
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from popdist_py.errors import counted
 from popdist_py.ipu.cycles import cycles
 from popdist_py.ipu.documents.document import Cell, Column, Document, Section, Share
 from popdist_py.ipu.documents.report import Report
@@ -61,11 +62,13 @@ def find_splits(run: Run, ipus: int) -> Answer:
     """Ask where ``ipus`` stages should begin so that the slowest one is fastest."""
     placement = best_splits(run, ipus)
     if placement is None:
-        return Answer("splits", f"No split over {ipus} IPUs fits", {}, None)
+        return Answer("splits", f"No split over {counted(ipus, 'IPU')} fits", {}, None)
     names = first_modules(run.graph, placement)
     where = ", ".join(names) or "nowhere: one IPU has room for everything"
     found = replace(run, placement=placement)
-    return Answer("splits", f"The best splits over {ipus} IPUs: {where}", {"splits": names}, found)
+    return Answer(
+        "splits", f"The best splits over {counted(ipus, 'IPU')}: {where}", {"splits": names}, found
+    )
 
 
 def find_recomputation(run: Run) -> Answer:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from popdist_py.errors import counted
 from popdist_py.ipu.curves import LiveBytes, curve
 from popdist_py.ipu.cycles import CycleReport, StageCycles, cycles, operation_cycles
 from popdist_py.ipu.documents.document import Cell, Column, Course, Document, Section, Share
@@ -76,7 +77,7 @@ class MemoryPage(Report):
     def document(self) -> Document:
         """Return what is shown."""
         number = len(self.ipus)
-        where = f"{number} {self.device} IPU{'s' if number > 1 else ''}"
+        where = counted(number, f"{self.device} IPU")
         if self.problem is None:
             full = Share(max(_fullest(own) for own in self.ipus) / self.tile_bytes)
             headline = f"Memory: fits on {where}; the fullest tile needs {full} of what it has"
@@ -325,7 +326,7 @@ class ExecutionPage(Report):
         product = " x ".join(f"{number:,} ({name})" for name, number in times.items())
         part = "from update to update" if settings.is_training else "for its micro-batches"
         notes = (
-            f"{own.samples:,} samples = {product}",
+            f"{counted(own.samples, 'sample', ',')} = {product}",
             f"{own.window:,} cycles {part}, {own.call:,} more of each call (host)",
             f"Slowest stage over the mean one: {self.imbalance:.2f}. "
             f"Idle steps of the schedule: {Share(self.idle_share)}",

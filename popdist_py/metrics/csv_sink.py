@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from popdist_py.atomic_file import replaced_at_end
+from popdist_py.errors import are, counted
 from popdist_py.metrics.sink import AppendedFile
 
 __all__ = ["CsvSink"]
@@ -93,8 +94,8 @@ class CsvSink:
         kept = [row for row, its_step in zip(rows[1:], steps, strict=True) if its_step < step]
         if lost := len(steps) - len(kept):
             logging.getLogger("popdist").warning(
-                "%s: %d rows of an earlier run, from step %d on, are replaced",
-                self.path, lost, step,
+                "%s: %s of an earlier run, from step %d on, %s replaced",
+                self.path, counted(lost, "row"), step, are(lost),
             )  # fmt: skip
         return columns, kept
 

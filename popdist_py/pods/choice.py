@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from popdist_py.errors import counted
 from popdist_py.pods.errors import (
     InvalidRequestError,
     NotEnoughIpusError,
@@ -207,7 +208,7 @@ def _refusal(
     where = ", ".join(allocation.name for allocation in allocations)
     if request.num_ilds is not None and request.num_ilds > most:
         return InvalidRequestError(
-            f"partition {request.name} asks for {request.num_ilds} IPU-Link domains and "
+            f"partition {request.name} asks for {counted(request.num_ilds, 'IPU-Link domain')} and "
             f"allocation {where} has {most}: ask for {most} or fewer"
         )
     total = sum(ipu.agent in agents for ipu in all_ipus)
@@ -222,9 +223,9 @@ def _refusal(
         for each in partitions
         if any(ipu.agent in agents for ipu in each.ipus)
     )
-    asked = f"partition {request.name} asks for {request.size} IPUs"
+    asked = f"partition {request.name} asks for {counted(request.size, 'IPU')}"
     if request.num_ilds is not None:
-        asked += f" in {request.num_ilds} IPU-Link domains"
+        asked += f" in {counted(request.num_ilds, 'IPU-Link domain')}"
     if holders:
         return NotEnoughIpusError(
             f"{asked}; allocation {where} has {free} of {total} free, the largest group {largest}; "

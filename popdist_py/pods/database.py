@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from popdist_py.errors import are, counted, plural
 from popdist_py.pods import rows
 from popdist_py.pods.choice import place_partition
 from popdist_py.pods.errors import (
@@ -344,10 +345,12 @@ class FolderStore:
             )
         if not chosen:
             free = partition.size - len(rows.taken_ipus(held))
-            wanted = f"{num_ipus} IPUs" if ipus is None else f"IPUs {' '.join(map(str, ipus))}"
+            count = num_ipus if ipus is None else len(ipus)
+            names = f"{plural('IPU', count)} {' '.join(map(str, ipus or ()))}"
             raise InUseError(
-                f"{wanted} of partition {name} are not free together ({free} of "
-                f"{partition.size} are free); {_holders(held)}: wait for them, or end them"
+                f"{counted(count, 'IPU') if ipus is None else names} of partition {name} "
+                f"{are(count)} not free{' together' if count > 1 else ''} ({free} of "
+                f"{partition.size} {are(free)} free); {_holders(held)}: wait for them, or end them"
             )
         return Attachment(
             id=secrets.token_hex(16),
@@ -385,5 +388,6 @@ def _holders(held: Sequence[Attachment]) -> str:
         f"{each.holder.host}) has {len(each.ipus)}"
         for each in held[:3]
     ]
-    more = [f"{len(held) - 3} more have others"] if len(held) > 3 else []
-    return ", ".join(shown + more)
+    more = len(held) - 3
+    rest = [f"{more} more {'has' if more == 1 else 'have'} others"] if more > 0 else []
+    return ", ".join(shown + rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from popdist_py.errors import are, counted
 from popdist_py.pods.errors import (
     InUseError,
     InvalidRequestError,
@@ -40,7 +41,7 @@ def check_pod(pod: Pod) -> None:
             raise InvalidRequestError(f"agent {agent.name} has the host {agent.host!r}: name one")
         if not is_power_of_two(agent.num_ipus) or agent.num_ipus > LINK_DOMAIN_IPUS:
             raise InvalidRequestError(
-                f"agent {agent.name} has {agent.num_ipus} IPUs: give 1, 2, 4, 8, ... or "
+                f"agent {agent.name} has {counted(agent.num_ipus, 'IPU')}: give 1, 2, 4, 8, ... or "
                 f"{LINK_DOMAIN_IPUS}"
             )
     growing = replace(pod, clusters=(), allocations=())
@@ -77,8 +78,9 @@ def check_cluster(pod: Pod, cluster: Cluster) -> None:
     ilds = cluster.num_ilds
     if ilds < 1 or len(cluster.agents) % ilds:
         raise InvalidRequestError(
-            f"{len(cluster.agents)} agents of cluster {cluster.name} are not {ilds} equal "
-            "IPU-Link domains: give a number that divides the agents"
+            f"{counted(len(cluster.agents), 'agent')} of cluster {cluster.name} "
+            f"{are(len(cluster.agents))} not {counted(ilds, 'equal IPU-Link domain')}: give a "
+            "number that divides the agents"
         )
     each = len(cluster.agents) // ilds
     sizes = [

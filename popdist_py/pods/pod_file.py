@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from popdist_py.errors import counted
 from popdist_py.pods.errors import DamagedError, InvalidRequestError, PodError
 from popdist_py.pods.layout import check_pod
 from popdist_py.pods.rules import is_power_of_two
@@ -91,7 +92,8 @@ def _uniform_pod(
     given = tuple(hosts or (os.uname().nodename or "localhost",))
     if len(given) > len(machines) or len(machines) % len(given) or len(set(given)) < len(given):
         raise InvalidRequestError(
-            f"{len(given)} hosts cannot share {len(machines)} IPU-Machines equally: give hosts "
+            f"{counted(len(given), 'host')} cannot share "
+            f"{counted(len(machines), 'IPU-Machine')} equally: give hosts "
             "once each, and as many as divide the IPU-Machines"
         )
     width = max(2, len(str(len(machines))))

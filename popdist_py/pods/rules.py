@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from popdist_py.errors import counted
 from popdist_py.pods.errors import InvalidRequestError, NotEnoughIpusError
 from popdist_py.pods.values import LINK_DOMAIN_IPUS, Partition, PartitionRequest, SyncType
 
@@ -54,21 +55,25 @@ def check_request(request: PartitionRequest) -> None:
     _check_power("size", size)
     _check_power("number of GCDs", gcds)
     if gcds > size:
-        raise InvalidRequestError(f"{gcds} GCDs are more than the partition's {size} IPUs")
+        raise InvalidRequestError(
+            f"{gcds} GCDs are more than the partition's {counted(size, 'IPU')}"
+        )
     if ilds is not None:
         _check_power("number of IPU-Link domains", ilds)
         if ilds > size:
             raise InvalidRequestError(
-                f"{ilds} IPU-Link domains are more than the partition's {size} IPUs"
+                f"{ilds} IPU-Link domains are more than the partition's {counted(size, 'IPU')}"
             )
         if size // ilds > LINK_DOMAIN_IPUS:
             raise InvalidRequestError(
-                f"{size} IPUs in {ilds} IPU-Link domains are {size // ilds} in each: at most "
+                f"{size} IPUs in {counted(ilds, 'IPU-Link domain')} are {size // ilds} in each: "
+                "at most "
                 f"{LINK_DOMAIN_IPUS} belong to one; ask for {size // LINK_DOMAIN_IPUS} or more"
             )
     if replicas is not None and (replicas < 1 or replicas % gcds or size % replicas):
         raise InvalidRequestError(
-            f"{replicas} replicas do not go with {gcds} GCDs and {size} IPUs: the GCDs must "
+            f"{counted(replicas, 'replica')} cannot be combined with {counted(gcds, 'GCD')} and "
+            f"{counted(size, 'IPU')}: the GCDs must "
             "divide the replicas, and the replicas the IPUs"
         )
     if request.reconfigurable:
@@ -122,7 +127,7 @@ def misfit(partition: Partition, request: PartitionRequest) -> str:
     wanted: list[tuple[str, object, object]] = []
     if partition.reconfigurable:
         if partition.size < request.size:
-            return f"has {partition.size} IPUs, not {request.size}"
+            return f"has {counted(partition.size, 'IPU')}, not {request.size}"
     else:
         if request.reconfigurable:
             return "is not reconfigurable"
@@ -164,7 +169,7 @@ def free_ipus(
     _check_power("number of IPUs", num_ipus)
     if num_ipus > partition.size:
         raise NotEnoughIpusError(
-            f"partition {partition.name} has {partition.size} IPUs, not {num_ipus}: "
+            f"partition {partition.name} has {counted(partition.size, 'IPU')}, not {num_ipus}: "
             "ask for fewer, or make a larger one"
         )
     for start in range(0, partition.size, num_ipus):
@@ -177,7 +182,7 @@ def free_ipus(
 def _check_named(partition: Partition, num_ipus: int, ipus: tuple[int, ...]) -> None:
     if not ipus or len(set(ipus)) != len(ipus) or len(ipus) != num_ipus:
         raise InvalidRequestError(
-            f"{num_ipus} IPUs were asked for and {len(ipus)} named ({_listed(ipus)}): "
+            f"{counted(num_ipus, 'IPU')} asked for and {len(ipus)} named ({_listed(ipus)}): "
             "name each of them once"
         )
     if not all(0 <= ipu < partition.size for ipu in ipus):

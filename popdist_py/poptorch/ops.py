@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from popdist_py.errors import counted
 from popdist_py.poptorch import forward_phase
 from popdist_py.poptorch.enums import MatMulSerializationMode
 from popdist_py.poptorch.errors import Error
@@ -303,7 +304,8 @@ def dynamic_update(
         )
     if src.shape[dim] != size:
         raise Error(
-            f"dynamic_update: src must have {size} elements in dimension {dim}, its shape is "
+            f"dynamic_update: src must have {counted(size, 'element')} in dimension {dim}, its "
+            "shape is "
             f"{tuple(src.shape)}"
         )
     indices = _indices(start, size, 1, input.shape[dim])

@@ -4,5 +4,5 @@ Each process writes spans into a file of bounded size (``recorder``, ``span_file
 all become one trace (``merging``, ``trace_events``) on one clock (``clocks``). The launcher reads
 the files with the same modules: standard library only. What is a span, the program says and the
 instrumented library (``spans``). Nothing here shows a trace: Perfetto does. May call: activities,
-atomic_file, environment, heartbeat.
+atomic_file, environment, errors, heartbeat.
 """

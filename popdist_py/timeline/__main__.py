@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from popdist_py.errors import counted
 from popdist_py.timeline.merging import merge_files, recorded_instances
 
 
@@ -38,7 +39,7 @@ def main(folders: tuple[Path, ...], output: Path) -> None:
         sys.exit(f"{output}: {error.strerror}")
     for trouble in merged.troubles:
         click.echo(trouble, err=True)
-    click.echo(f"{merged.path}: {merged.num_spans:,} spans")
+    click.echo(f"{merged.path}: {counted(merged.num_spans, 'span', ',')}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from popdist_py.collectives.overlaps import first_overlap
+from popdist_py.errors import counted
 from popdist_py.torch_backend.tensors import has_array, has_overlap, place_of
 
 __all__ = [
@@ -133,7 +134,7 @@ def check_multiple(call: str, whole: torch.Tensor, part: torch.Tensor, size: int
     if whole.numel() != size * part.numel():
         raise ArgumentError(
             f"{call}: input tensor size must be equal to world_size times output tensor size, or "
-            f"the other way round: got {tuple(whole.shape)} for {size} ranks with "
+            f"the other way round: got {tuple(whole.shape)} for {counted(size, 'rank')} with "
             f"{tuple(part.shape)}"
         )
 
@@ -185,7 +186,7 @@ def blocks(call: str, tensor: torch.Tensor, sizes: Sequence[int], count: int) ->
         if tensor.dim() == 0 or length % count:
             raise ArgumentError(
                 f"{call}: Tensor's dim 0 does not divide equally across group size: "
-                f"got {tuple(tensor.shape)} for {count} ranks"
+                f"got {tuple(tensor.shape)} for {counted(count, 'rank')}"
             )
         sizes = [length // count] * count
     if len(sizes) != count:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from popdist_py.errors import counted
 from poprun_py.errors import TimeLimitError
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.runs.measurement import Measured, measure
@@ -66,8 +67,6 @@ class MeasuredRuns:
         Raises:
             StartError: it could not start.
         """
-        from poprun_py.views.drawing import counted
-
         title = f"{place} {counted(planned.topology.num_instances, 'instance')}"
         self._show_progress(title)
         result = self._launch(planned)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import click
 
 from popdist_py.environment import RUN_ID
+from popdist_py.errors import are, counted
 from poprun_py.command_name import command_name
 from poprun_py.commands.measured_runs import MeasuredRuns
 from poprun_py.commands.words import (
@@ -46,7 +47,6 @@ from poprun_py.terminal import (
     print_warning,
     wants_colour,
 )
-from poprun_py.views.drawing import counted
 
 __all__ = ["SCALE", "main"]
 
@@ -278,5 +278,5 @@ def _show(runs: MeasuredRuns, asked: _Asked, usual_page: Path, wanted: int) -> N
 def _comparison(runs: MeasuredRuns, wanted: int) -> Comparison:
     remarks = [*who_was_slow(runs.measured), *runs.remarks]
     if len(runs.measured) < wanted:
-        remarks.append(f"{len(runs.measured)} of {wanted} runs are measured")
+        remarks.append(f"{len(runs.measured)} of {wanted} runs {are(len(runs.measured))} measured")
     return compare(runs.measured, grouped=True, remarks=remarks)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
 from popdist_py.environment import TIMELINE_MIB, TORCH_BACKENDS
+from popdist_py.errors import counted
 from poprun_py.config.link_domains import roomy_link_domains
 from poprun_py.config.metrics_destinations import METRICS_DESTINATION, TENSORBOARD
 from poprun_py.config.option_kinds import (
@@ -619,7 +620,7 @@ class LaunchConfig(Shown):
             return self
         share = self.nproc_per_node if isinstance(self.nproc_per_node, int) else cpus
         given = self.origin("nproc_per_node").shown(self.nproc_per_node)
-        means = "" if share == self.nproc_per_node else f" ({share} CPUs)"
+        means = "" if share == self.nproc_per_node else f" ({counted(share, 'CPU')})"
         hosts = f" x {num_hosts} hosts" if num_hosts > 1 else ""
         return replace(
             self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.devices.partitions import (
     CLOCK_MHZ,
     MACHINE_TYPE,
@@ -49,7 +50,7 @@ def monitor_text(partitions: Sequence[Partition], *, card_info: bool = True) -> 
 
 def _counted(partition: Partition) -> str:
     kind = "reconfigurable " if partition.is_reconfigurable else ""
-    return f"{partition.num_ipus} {kind}IPU{'s' if partition.num_ipus > 1 else ''}"
+    return counted(partition.num_ipus, f"{kind}IPU")
 
 
 def _card(partition: Partition, ipu: int) -> list[str]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from popdist_py.errors import plural
 from poprun_py.hardware.machine import Core, HardwareError, Machine, NumaNode, load_machines
 from poprun_py.hardware.sysfs import ControlGroups, KernelFiles, format_cpu_list, whole_number
 
@@ -44,7 +45,8 @@ def read_machine(root: Path = Path("/"), *, allowed_cpus: frozenset[int] | None 
     if not allowed:
         stated = "; ".join(format_cpu_list(tuple(limit)) for limit in limits if limit)
         raise HardwareError(
-            f"{root}: none of the online CPUs {format_cpu_list(online)} may be used (allowed: "
+            f"{root}: none of the online {plural('CPU', len(online))} {format_cpu_list(online)} "
+            "may be used (allowed: "
             f"{stated}); widen the affinity or the cpuset"
         )
     nodes = _read_nodes(files, online)

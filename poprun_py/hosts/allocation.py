@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from popdist_py.errors import are, counted
 from poprun_py.errors import UsageError
 from poprun_py.hosts.host_list import (
     LOCALHOST,
@@ -97,8 +98,10 @@ def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, 
     lacking = [h.name for h, n in zip(hosts[:num_instances], tasks, strict=False) if n < share]
     if lacking and not rest:
         raise UsageError(
-            f"Slurm allocated {tasks[0]} tasks to {lacking[0]}, {share} instances are planned on "
-            f"it ({num_instances} instances / {min(len(hosts), num_instances)} nodes): ask for "
+            f"Slurm allocated {counted(tasks[0], 'task')} to {lacking[0]}, "
+            f"{counted(share, 'instance')} {are(share)} planned on it "
+            f"({counted(num_instances, 'instance')} / "
+            f"{counted(min(len(hosts), num_instances), 'node')}): ask for "
             f"--ntasks-per-node={share} in sbatch or salloc, or give --num-instances {sum(tasks)}"
         )
     return tuple(Host(name=h.name, slots=n) for h, n in zip(hosts, tasks, strict=True))
@@ -141,6 +144,7 @@ def parse_tasks_per_node(text: str, num_hosts: int) -> list[int]:
         tasks *= num_hosts
     if len(tasks) != num_hosts:
         raise UsageError(
-            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of {num_hosts} nodes, such as 2(x3)"
+            f"SLURM_TASKS_PER_NODE {text!r}: expected the tasks of "
+            f"{counted(num_hosts, 'node')}, such as 2(x3)"
         )
     return tasks

@@ -11,7 +11,7 @@ import time
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
 __all__ = ["THREAD_VARIABLES", "apply", "differences", "read_back"]
@@ -237,14 +237,16 @@ def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[
         return sentences
     cpus = sorted(plan.get("cpus") or ())
     if cpus and actual.get("cpus") != cpus:
-        sentences.append(f"runs on CPUs {_text(actual.get('cpus'))} instead of {format_list(cpus)}")
+        sentences.append(
+            f"runs on {named('CPU', actual.get('cpus'))} instead of {format_list(cpus)}"
+        )
     nodes = sorted(plan.get("memory_nodes") or ())
     policy = actual.get("memory_policy")
     if nodes and (policy != "bind" or actual.get("memory_nodes") != nodes):
         held = actual.get("memory_nodes") or None
         shown = "cannot be read" if policy is None else f"is {policy}"
-        on = f" on nodes {format_list(held)}" if held else ""
-        sentences.append(f"memory policy {shown}{on} instead of bind on nodes {format_list(nodes)}")
+        on = f" on {named('node', held)}" if held else ""
+        sentences.append(f"memory policy {shown}{on} instead of bind on {named('node', nodes)}")
     threads = plan.get("threads")
     has = actual.get("omp_num_threads")
     # What cannot be read belongs to a program that is ending: no sign of another value.
@@ -253,8 +255,13 @@ def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[
     return sentences
 
 
-def _text(numbers: list[int] | None) -> str:
-    return "unknown" if numbers is None else format_list(numbers)
+def named(noun: str, numbers: "Sequence[int] | None") -> str:
+    """Return ``CPU 3`` or ``CPUs 0-3``; ``CPUs unknown`` without numbers.
+
+    The wrapper imports nothing of the library, whose function for this is ``plural``.
+    """
+    text = format_list(numbers) if numbers else "unknown"
+    return f"{noun} {text}" if numbers and len(numbers) == 1 else f"{noun}s {text}"
 
 
 def format_list(numbers: "Iterable[int]") -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from popdist_py.errors import counted
+
 if TYPE_CHECKING:
     from poprun_py.observation.job_view import JobView
 
@@ -52,7 +54,7 @@ class JobStatus:
         step = self.view.step if self.view is not None else None
         return [
             state,
-            *([f"{count} instance{'' if count == 1 else 's'}"] if count else []),
+            *([counted(count, "instance")] if count else []),
             *([f"step {step}"] if step is not None else []),
             f"{self.seconds:.0f} s" if self.seconds >= 10 else f"{self.seconds:.1f} s",
         ]

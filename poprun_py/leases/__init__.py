@@ -4,5 +4,5 @@ Every job has a file in a folder that all users share, and a lock on it for its 
 waits has a ticket of the same kind. A file whose lock is free belongs to nobody, however young.
 Nothing here plans, or knows options. Wrappers on other hosts take leases too: all but the texts
 needs the standard library alone.
-May call: hardware.
+May call: hardware; of the library errors.
 """

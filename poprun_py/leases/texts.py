@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from popdist_py.errors import plural
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.leases.book import user_name
 from poprun_py.leases.far_side import Rivals
@@ -42,7 +43,7 @@ def who(entry: Holding | Waiter) -> str:
 
 def cpus_text(cpus: Sequence[int]) -> str:
     """Return CPUs with their noun: ``CPU 3`` or ``CPUs 0-2``."""
-    return f"{'CPU' if len(cpus) == 1 else 'CPUs'} {format_cpu_list(cpus)}"
+    return f"{plural('CPU', len(cpus))} {format_cpu_list(cpus)}"
 
 
 def holders_text(holdings: Sequence[Holding]) -> str:

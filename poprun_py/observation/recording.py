@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from popdist_py.errors import counted
 from poprun_py.errors import explain_os_error
 from poprun_py.observation.job_view import JobView
 from poprun_py.observation.records import Recorder, StepRecord
@@ -95,7 +96,9 @@ class Recorders:
         if missing:
             one = f"instance {missing[0]}"
             whose = one if len(missing) == 1 else f"{len(missing)} instances"
-            self._warn(f"{sum(lost.values())} steps of {whose} were too quick to be recorded")
+            total = sum(lost.values())
+            were = "was" if total == 1 else "were"
+            self._warn(f"{counted(total, 'step')} of {whose} {were} too quick to be recorded")
 
     def _each(self, hand_on: Callable[[Recorder], None]) -> None:
         for recorder in tuple(self._recorders):

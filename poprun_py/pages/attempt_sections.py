@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from popdist_py.errors import plural
 from poprun_py.pages.page_frame import (
     Alert,
     Code,
@@ -70,7 +71,8 @@ def failure_parts(run: RecordedRun, folder: str = "") -> list[Part]:
     stacks = [each for each in last.get("stacks") or () if isinstance(each, dict)]
     if stacks:
         texts = (
-            f"instances {', '.join(map(str, each.get('instances') or ()))}"
+            f"{plural('instance', len(each.get('instances') or ()))} "
+            f"{', '.join(map(str, each.get('instances') or ()))}"
             f"{_waits(each)}\n{each.get('text', '')}"
             for each in stacks
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from popdist_py.errors import counted
 from poprun_py.pages.charts import Bars, Chart, Line, Mark, bars, lines, over_time, points
 from poprun_py.pages.page_frame import Alert, Fact, Facts, Part, Section, Sentence, Table, page
 from poprun_py.runs.comparison import SAMPLES, SECONDS, STEPS, Comparison, Entry, Spread
@@ -324,7 +325,7 @@ def _value_charts(comparison: Comparison, runs: Sequence[RecordedRun]) -> list[P
         told = ", ".join(f"{number(line.ys[-1] or 0.0)} of {line.name}" for line in known)
         parts.append(over_time(name, f"The last: {told}.", known, y=name, marks=marks))
     if len(names) > _MOST_VALUES:
-        parts.append(Sentence(f"{len(names) - _MOST_VALUES} more values are not drawn."))
+        parts.append(Sentence(f"Not drawn: {counted(len(names) - _MOST_VALUES, 'more value')}."))
     return parts
 
 

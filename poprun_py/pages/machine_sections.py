@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from popdist_py.errors import plural
 from poprun_py.errors import UsageError
 from poprun_py.pages.page_frame import Code, Drawing, Part, Picture, Section, Sentence
 from poprun_py.pages.wording import bytes_text, milliseconds, number
@@ -73,7 +74,7 @@ def _model(model: Mapping[str, Any]) -> Iterator[Part]:
     if call:
         yield Sentence(
             f"By the model of the device a call takes {milliseconds(float(call['seconds']))} for "
-            f"{number(float(call['samples']))} samples on each replica."
+            f"{number(float(call['samples']))} {plural('sample', call['samples'])} on each replica."
         )
     schedule = model.get("schedule") or {}
     if isinstance(schedule.get("svg"), str) and schedule["svg"]:

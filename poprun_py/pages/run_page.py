@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from popdist_py.errors import counted, plural
 from poprun_py.observation.job_view import JobView
 from poprun_py.pages.attempt_sections import attempts_section, environment_section, failure_parts
 from poprun_py.pages.machine_sections import (
@@ -165,7 +166,7 @@ def _speed(run: RecordedRun, view: JobView | None) -> list[Fact]:
     if not rate:
         return []
     if trained and (total := sum(r.samples * r.every for a in trained for r in a.steps)):
-        note = f"{number(total)} samples in total"
+        note = f"{number(total)} {plural('sample', total)} in total"
     return [Fact("samples/s in total", number(rate), note)]
 
 
@@ -220,7 +221,7 @@ def _size(run: RecordedRun) -> list[Fact]:
         facts[0] = Fact("instances", str(plan["num_instances"]), f"on {names}")
     replicas, per_replica = plan.get("num_replicas"), plan.get("ipus_per_replica")
     if isinstance(replicas, int) and isinstance(per_replica, int):
-        each = f"{per_replica} IPU{'s' if per_replica != 1 else ''} each"
+        each = f"{counted(per_replica, 'IPU')} each"
         facts.append(Fact("replicas", str(replicas), f"{each}, {replicas * per_replica} in total"))
     restarts = len(run.attempts) - 1
     if restarts > 0:

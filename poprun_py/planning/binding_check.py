@@ -58,14 +58,14 @@ def binding_sentence(in_effect: Mapping[str, Any]) -> str:
     """Describe what ``binding.read_back`` found."""
     if in_effect.get("ended"):
         return "ended before its binding was read"
-    cpus = binding.format_list(in_effect["cpus"]) if in_effect.get("cpus") else "unknown"
+    cpus = binding.named("CPU", in_effect.get("cpus"))
     policy = in_effect.get("memory_policy") or "unknown"
     nodes = in_effect.get("memory_nodes")
-    on = f" on nodes {binding.format_list(nodes)}" if nodes else ""
+    on = f" on {binding.named('node', nodes)}" if nodes else ""
     threads = {None: "unknown", 0: "not set"}.get(
         in_effect.get("omp_num_threads"), in_effect.get("omp_num_threads")
     )
     others = "".join(
         f", {name} {value}" for name, value in in_effect.get("other_threads", {}).items()
     )
-    return f"CPUs {cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}{others}"
+    return f"{cpus}, memory policy {policy}{on}, OMP_NUM_THREADS {threads}{others}"

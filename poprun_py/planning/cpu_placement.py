@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
+from popdist_py.errors import counted, plural
 from poprun_py.errors import UsageError, nearest
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
@@ -134,17 +135,19 @@ def placement_warnings(
     warnings = []
     if len(placements) > cpus:
         warnings.append(
-            f"{len(placements)} instances share {cpus} CPUs: at most {cpus} run at any time"
+            f"{len(placements)} instances share {counted(cpus, 'CPU')}: at most {cpus} "
+            f"{plural('run', 2 if cpus == 1 else 1)} at any time"
         )
     if sum(threads) > cpus and max(threads) > 1:
         warnings.append(
-            f"{sum(threads)} compute threads on {cpus} CPUs: set "
+            f"{sum(threads)} compute threads on {counted(cpus, 'CPU')}: set "
             f"{max(by_variable[0], key=lambda name: by_variable[0][name])} to at most "
             f"{max(1, cpus // len(placements))}"
         )
     elif machine.quota_cpus is not None and sum(threads) > machine.quota_cpus:
         warnings.append(
-            f"{sum(threads)} compute threads under a CPU quota of {machine.cpu_quota:g} CPUs: "
+            f"{sum(threads)} compute threads under a CPU quota of "
+            f"{counted(machine.cpu_quota or 0, 'CPU', 'g')}: "
             "they are stopped by turns; start fewer instances or raise the quota"
         )
     if max(threads) > max(_UNEVEN * min(threads), min(threads) + 1):
@@ -172,14 +175,16 @@ def _check(cores: _Cores, num_instances: int, policy: PlacementPolicy) -> None:
         return
     if num_instances > cpus:
         raise UsageError(
-            f"{num_instances} instances on a host with {cpus} usable CPUs: expected at most "
+            f"{num_instances} instances on a host with {counted(cpus, 'usable CPU')}: expected "
+            "at most "
             f"{cpus}; start fewer, use more hosts, or allow it with --oversubscribe"
         )
     wanted = (policy.cores_per_instance or 0) * num_instances
     if wanted > len(cores):
         raise UsageError(
-            f"{policy.cores_option} {policy.cores_per_instance} for {num_instances} instances "
-            f"needs {wanted} cores: the host has {len(cores)}; ask for at most "
+            f"{policy.cores_option} {policy.cores_per_instance} for "
+            f"{counted(num_instances, 'instance')} needs {counted(wanted, 'core')}: the host "
+            f"has {len(cores)}; ask for at most "
             f"{len(cores) // num_instances}, or allow it with --oversubscribe"
         )
 
@@ -193,7 +198,7 @@ def _trimmed(shares: list[_Cores], policy: PlacementPolicy) -> list[_Cores]:
             nodes = format_cpu_list([core.numa_node for core in share])
             raise UsageError(
                 f"{policy.cores_option} {wanted}: {policy.mode} gives local instance {index} only "
-                f"{len(share)} cores (of NUMA node {nodes}); ask for at most "
+                f"{counted(len(share), 'core')} (of NUMA node {nodes}); ask for at most "
                 f"{min(map(len, shares))}, or use --process-placement packnuma"
             )
     return [share[:wanted] for share in shares]
@@ -359,8 +364,9 @@ def _threads(
     for index, (share, quota) in enumerate(zip(shares, quotas, strict=True)):
         if reserved >= len(share) and reserved > 0 and not policy.oversubscribe:
             raise UsageError(
-                f"{policy.reserve_option} {reserved}: local instance {index} has {len(share)} "
-                f"cores, at most {len(share) - 1} can be reserved; start fewer instances or "
+                f"{policy.reserve_option} {reserved}: local instance {index} has "
+                f"{counted(len(share), 'core')}, at most {len(share) - 1} can be reserved; "
+                "start fewer instances or "
                 "reserve fewer"
             )
         compute = share[: max(1, len(share) - reserved)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from popdist_py.device_numbers import LINK_DOMAIN_IPUS
+from popdist_py.errors import counted
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.option_kinds import is_word
 from poprun_py.errors import UsageError
@@ -199,7 +200,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
             )
     if len(data["instances"]) != topology.num_instances:
         raise UsageError(
-            f"launch plan lists {len(data['instances'])} instances, its options say "
+            f"launch plan lists {counted(len(data['instances']), 'instance')}, its options say "
             f"{topology.num_instances}"
         )
     instances = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from popdist_py.errors import are, counted
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.config.link_domains import fewest_link_domains
 from poprun_py.errors import StartError, UsageError
@@ -95,8 +96,10 @@ def make_topology(
     for host in hosts:
         if host.slots is not None and host.slots < share:
             raise UsageError(
-                f"host {host.name} has {host.slots} slots, {share} instances are planned on it "
-                f"({config.shown('num_instances')} / {num_hosts} hosts): raise its slots, or "
+                f"host {host.name} has {counted(host.slots, 'slot')}, {counted(share, 'instance')} "
+                f"{are(share)} planned on it "
+                f"({config.shown('num_instances')} / {counted(num_hosts, 'host')}): raise its "
+                "slots, or "
                 "change the number of instances or the hosts"
             )
     num_ilds = _num_ilds(config, num_ilds)
@@ -128,7 +131,7 @@ def _num_ilds(config: LaunchConfig, of_partition: int | None) -> int:
     if of_partition is None:
         num_ipus = config.num_replicas * config.ipus_per_replica
         return config.num_ilds or fewest_link_domains(config.num_instances, num_ipus)
-    domains = f"{of_partition} IPU-Link domain{'' if of_partition == 1 else 's'}"
+    domains = counted(of_partition, "IPU-Link domain")
     if config.num_ilds not in (None, of_partition):
         raise StartError(
             f"{config.shown('num_ilds')}, but the partition has {domains}: ask for {of_partition} "

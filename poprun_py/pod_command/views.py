@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from popdist_py.errors import counted
 from popdist_py.pods.values import Agent, Attachment, Cluster, Ipu, Partition, Pod
 from poprun_py.pod_command.grammar import sync_name
 from poprun_py.pod_command.routing import gw_routing, ild_routing
@@ -120,7 +121,8 @@ def device_table(
 
 def _summary(total: int, taken: int, attachments: Sequence[Attachment]) -> str:
     in_use = sum(len(each.ipus) for each in attachments)
-    return f"{total} IPUs: {total - taken} free, {taken} in partitions, {in_use} of these in use"
+    ipus = counted(total, "IPU")
+    return f"{ipus}: {total - taken} free, {taken} in partitions, {in_use} of these in use"
 
 
 def allocation_table(pod: Pod) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from popdist_py.errors import counted
 from popdist_py.pods.errors import (
     InUseError,
     NameTakenError,
@@ -174,8 +175,9 @@ class _JobPartition:
             self._replaced = None
             if not self._is_removed_at_end:
                 self._made = ""
-            ipus = f"{attachment.ipus[0]}-{attachment.ipus[-1]}"
-            self._console.log(f"attached to IPUs {ipus} of partition {partition.name}")
+            first, last = attachment.ipus[0], attachment.ipus[-1]
+            ipus = f"IPU {first}" if first == last else f"IPUs {first}-{last}"
+            self._console.log(f"attached to {ipus} of partition {partition.name}")
             return HeldPartition(
                 where=self._store.where, partition=partition, attachment=attachment
             )
@@ -204,7 +206,8 @@ class _JobPartition:
         found, instances = use.num_ilds, self._config.num_instances
         if found is not None and instances % found == 0 and found != self._num_ilds:
             raise StartError(
-                f"partition {use.name} has {found} IPU-Link domains, the plan was made for "
+                f"partition {use.name} has {counted(found, 'IPU-Link domain')}, the plan was "
+                "made for "
                 f"{self._num_ilds}: make a new plan"
             )
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from popdist_py.errors import are, counted
 from popdist_py.pods.choice import place_partition
 from popdist_py.pods.errors import NotEnoughIpusError, PodError
 from popdist_py.pods.rules import free_ipus
@@ -248,7 +249,8 @@ def _inherit(
     if num_ipus > len(around.ipus):
         return refusal(
             now.where,
-            f"{num_ipus} IPUs are needed, and the instance of {around.holder.program} (process "
+            f"{counted(num_ipus, 'IPU')} {are(num_ipus)} needed, and the instance of "
+            f"{around.holder.program} (process "
             f"{around.holder.pid}) in which this launch is has {len(around.ipus)} of partition "
             f"{present.name}: name another one with --vipu-partition, or say --pod none",
         )
@@ -311,8 +313,8 @@ def _use(config: LaunchConfig, now: PodNow, present: Partition, why: str) -> Par
         together = " together" if free >= num_ipus else ""
         return _busy(
             use,
-            f"{in_use_text(present, held)}: {num_ipus} IPUs{together} are needed, {free} of "
-            f"{present.size} are free",
+            f"{in_use_text(present, held)}: {counted(num_ipus, 'IPU')}{together} {are(num_ipus)} "
+            f"needed, {free} of {present.size} {are(free)} free",
             _WAYS_OUT,
         )
     return use
@@ -326,7 +328,7 @@ def _update(
 ) -> PartitionUse:
     """Change a partition that does not fit, if that is asked for and possible."""
     contrast = f"partition {present.name} does not fit: it has {shape_text(present)}; "
-    needs = f"{shape_text(request)} {'is' if request.size == 1 else 'are'} needed"
+    needs = f"{shape_text(request)} {are(request.size)} needed"
     if not config.update_partition:
         return refusal(
             now.where,

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from popdist_py.errors import counted
 from poprun_py.config.option_kinds import AUTO
 from poprun_py.errors import StartError, UsageError, explain_os_error
 from poprun_py.instance.own_host.host_folders import HeldFolder
@@ -106,14 +107,19 @@ class JobTimeline:
     def sentence(self, merged: Merged) -> str:
         """Say what became of the timeline."""
         attempts = f"; of the last {_MOST_ATTEMPTS} attempts" if self._has_dropped else ""
-        dropped = f", {merged.num_dropped:,} older ones dropped" if merged.num_dropped else ""
+        dropped = (
+            f", {counted(merged.num_dropped, 'older one', ',')} dropped"
+            if merged.num_dropped
+            else ""
+        )
         clocks = merged.clock_error / 1e6
         bound = f"; clocks of the hosts agree to {clocks:.3f} ms" if merged.spans_hosts else ""
         waited = f"{merged.waited / 1e9:.3g} s"
         waits = f"; others waited {waited} for {merged.waited_for}" if merged.waited_for else ""
         troubles = "".join(f"; {trouble}" for trouble in merged.troubles)
         return (
-            f"timeline: {merged.path}: {merged.num_spans:,} spans{dropped}{attempts}{bound}"
+            f"timeline: {merged.path}: "
+            f"{counted(merged.num_spans, 'span', ',')}{dropped}{attempts}{bound}"
             f"{waits}{troubles}; open it at ui.perfetto.dev"
         )
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from popdist_py.errors import counted
 from poprun_py.runs.measurement import Measured
 from poprun_py.runs.targets import Target
 
@@ -190,7 +191,9 @@ def _seldom_reached(entries: Sequence[Entry], target: Target | None) -> list[str
     for entry in entries:
         reached = len(entry.numbers["reached"].values) if "reached" in entry.numbers else 0
         if target is not None and 0 < reached < len(entry.runs):
-            found.append(f"{entry.label}: {reached} of {len(entry.runs)} runs reached {target}")
+            found.append(
+                f"{entry.label}: {reached} of {counted(len(entry.runs), 'run')} reached {target}"
+            )
     return found
 
 

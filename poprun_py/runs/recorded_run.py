@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from popdist_py.errors import counted
 from poprun_py.errors import UsageError
 from poprun_py.json_text import read_json
 from poprun_py.observation.job_view import JobView
@@ -242,4 +243,4 @@ def _lines(
         troubles.append(f"{path.name} cannot be read: {error.strerror}")
         return
     if bad:
-        troubles.append(f"{path.name}: {bad} lines cannot be read")
+        troubles.append(f"{path.name}: {counted(bad, 'line')} cannot be read")

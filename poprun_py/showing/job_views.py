@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from popdist_py.errors import counted
 from poprun_py.observation.job_view import COLUMNS, JobView, headline, row_of, table_lines
 from poprun_py.showing.frame import Cell, framed, heading, note, table, width_of_text
 
@@ -51,4 +52,6 @@ def view_parts(view: JobView) -> tuple[str, ...]:
             ]
         )
     hidden = len(view.instances) - len(states)
-    return table(COLUMNS, rows, marked), note(f"and {hidden} more instances" if hidden else "")
+    return table(COLUMNS, rows, marked), note(
+        f"and {counted(hidden, 'more instance')}" if hidden else ""
+    )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from popdist_py.errors import counted
 from poprun_py.errors import JobFailedError, LaunchError, TimeLimitError
 from poprun_py.showing.frame import Cell, block, details, framed, heading, note, table
 from poprun_py.supervision.job import RESUME_EXIT_CODE, InstanceResult, LaunchResult, describe
-from poprun_py.views.drawing import counted
 from poprun_py.views.report import diagnosis, report_text, stderr_excerpt, traceback_of
 
 __all__ = [
@@ -90,7 +90,7 @@ def result_parts(result: LaunchResult, *, is_told: bool = False) -> list[str]:
     marked = [n for n, each in enumerate(shown) if first is not None and each.index == first.index]
     instances = table(_COLUMNS, map(_row, shown), marked)
     if len(result.instances) > len(shown):
-        instances += note(f"and {len(result.instances) - len(shown)} more instances")
+        instances += note(f"and {counted(len(result.instances) - len(shown), 'more instance')}")
     if result.instances:
         parts.append(details("instances", instances) if is_good else instances)
     for group in result.stacks:

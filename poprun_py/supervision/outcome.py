@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from popdist_py.errors import counted
 from poprun_py.errors import PROCESSES_ADVICE, StartError
 from poprun_py.supervision.control_channel import Peer
 from poprun_py.supervision.job import (
@@ -235,7 +236,7 @@ def _start_failure(end: Ending) -> str:
     if end.processes_refused:  # mpirun's words do not tell
         explained = _too_many(end)
     return (
-        f"{len(end.peers)} of {len(end.job.variables)} instances started, then {name} "
+        f"{len(end.peers)} of {counted(len(end.job.variables), 'instance')} started, then {name} "
         f"ended with {describe(end.mpirun_code)}: {explained}"
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from popdist_py.errors import plural
 from poprun_py.instance import binding
 from poprun_py.supervision.job import StackGroup
 
@@ -217,10 +218,11 @@ def render_groups(groups: tuple[StackGroup, ...]) -> str:
     """Return one paragraph for each group of equal stacks."""
     paragraphs = []
     for group in groups:
-        plural = "s" if len(group.instances) > 1 else ""
         waits = ", waiting for others" if group.waits else ""
         names = binding.format_list(group.instances)
-        head = f"instance{plural} {names} ({len(group.instances)}){waits}:"
+        head = (
+            f"{plural('instance', len(group.instances))} {names} ({len(group.instances)}){waits}:"
+        )
         paragraphs.append("\n".join([head, *("  " + line for line in group.text.splitlines())]))
     return "\n".join(paragraphs) + ("\n" if paragraphs else "")
 

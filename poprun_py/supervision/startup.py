@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from popdist_py.errors import counted
 from poprun_py.errors import StartError
 from poprun_py.instance import processes
 from poprun_py.supervision.control_channel import Peer
@@ -46,8 +47,10 @@ class Finding:
     def sentence(self, connected: int, total: int, mpirun_text: str) -> str:
         """Return it in words, with the number of instances that are there and what mpirun said."""
         said = " ".join(mpirun_text.split())[-_MOST_WORDS:]
-        counted = f"{connected} of {total} instances have started after {self.seconds:.0f} s"
-        parts = [self.text] if self.is_reason else [counted, self.text]
+        have = "has" if total == 1 else "have"
+        started = f"{connected} of {counted(total, 'instance')} {have} started"
+        after = f"{started} after {self.seconds:.0f} s"
+        parts = [self.text] if self.is_reason else [after, self.text]
         return ". ".join(filter(None, [*parts, f"mpirun said: {said}" if said else ""]))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from popdist_py.environment import MPI_NETWORK
+from popdist_py.errors import counted
 from poprun_py.errors import StartError, explain_os_error, start_errors
 from poprun_py.instance import processes, protocol
 from poprun_py.instance.own_host.control_group import process_state
@@ -342,7 +343,8 @@ class _Supervisor:
             self._control.send(each, protocol.GO, start)
             self._clocks.ask(index)
         self._keyboard.begin(self._selector)
-        self._log(f"{len(self._peers)} instances start")
+        num_peers = len(self._peers)
+        self._log(f"{counted(num_peers, 'instance')} {'starts' if num_peers == 1 else 'start'}")
 
     def received(self, peer: Peer, kind: bytes, value: Any) -> None:
         """Do what a frame of an instance asks for."""
@@ -429,7 +431,9 @@ class _Supervisor:
 
     def closed(self, error: OSError) -> None:
         """No further instance can connect: a job that is not complete cannot start."""
-        connected = f"{len(self._peers)} of {len(self._job.variables)} instances are connected"
+        connected = (
+            f"{len(self._peers)} of {counted(len(self._job.variables), 'instance')} connected"
+        )
         problem = explain_os_error(error, f"{connected}, no more can be")
         if self._control.is_complete:
             self._log(problem)

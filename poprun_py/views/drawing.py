@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from popdist_py.errors import plural
 from poprun_py.hardware.sysfs import format_cpu_list
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "PALETTE",
     "Branch",
     "Look",
-    "counted",
     "draw_tree",
     "named",
     "number",
@@ -114,14 +114,9 @@ def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
 
 def named(noun: str, numbers: Sequence[int]) -> str:
     """Return ``IPU 3`` or ``IPUs 3-5``."""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {format_cpu_list(numbers)}"
+    return f"{plural(noun, len(numbers))} {format_cpu_list(numbers)}"
 
 
 def number(value: float) -> str:
     """Return a number with three digits or, from 100 on, without decimals: ``12,345``."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return ``1 IPU`` or ``3 IPUs``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"

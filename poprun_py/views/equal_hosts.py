@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.views.drawing import Branch, named
@@ -75,6 +74,6 @@ def others(plan: LaunchPlan, run: range, *, domain: str = "ILD") -> Branch:
     return Branch(
         kind="host",
         name=compress(names[1:]),
-        details=f"as {names[0]}, instances {format_cpu_list(range(first.index, last.index + 1))}, "
-        f"replicas {format_cpu_list(replicas)}{where}",
+        details=f"as {names[0]}, {named('instance', range(first.index, last.index + 1))}, "
+        f"{named('replica', replicas)}{where}",
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from popdist_py.errors import counted
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.rich_lines import rich_lines
-from poprun_py.views.drawing import PALETTE, Branch, Look, counted, draw_tree, wrapped
+from poprun_py.views.drawing import PALETTE, Branch, Look, draw_tree, named, wrapped
 
 __all__ = ["hardware_table", "machine_summary", "memory_size"]
 
@@ -83,10 +84,10 @@ def machine_summary(machine: Machine) -> list[str]:
         allowed = format_cpu_list(machine.allowed_cpus)
         lines.append(f"allowed: {counted(len(machine.allowed_cpus), 'CPU')} ({allowed})")
     if len(machine.allowed_memory_nodes) < len(machine.numa_nodes):
-        nodes = format_cpu_list(machine.allowed_memory_nodes)
-        lines.append(f"allowed: memory of NUMA nodes {nodes}")
+        lines.append(f"allowed: memory of {named('NUMA node', machine.allowed_memory_nodes)}")
     if machine.cpu_quota is not None:
-        lines.append(f"CPU quota: {machine.cpu_quota:g} CPUs, used as {machine.quota_cpus}")
+        quota = counted(machine.cpu_quota, "CPU", "g")
+        lines.append(f"CPU quota: {quota}, used as {machine.quota_cpus}")
     return lines
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from popdist_py.errors import counted
 from poprun_py.hardware.reader import Core, Machine
-from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.planning.cpu_placement import Placement
-from poprun_py.views.drawing import Branch, Look, draw_tree, wrapped
+from poprun_py.views.drawing import Branch, Look, draw_tree, named, wrapped
 
 __all__ = ["LEGEND", "CoreMarks", "placement_line", "placement_picture"]
 
@@ -100,13 +100,10 @@ class CoreMarks:
 
 def placement_line(placement: Placement) -> str:
     """Return a placement in a line: ``CPUs 0-7,16-23; memory of node 0; 8 threads``."""
-    cpus = f"CPUs {format_cpu_list(placement.cpus)}" if placement.cpus else "any CPU"
+    cpus = named("CPU", placement.cpus) if placement.cpus else "any CPU"
     memory = placement.memory_nodes
-    where = (
-        f"nodes {format_cpu_list(memory)}" if len(memory) > 1 else f"node {memory and memory[0]}"
-    )
-    threads = f"{placement.threads} thread{'' if placement.threads == 1 else 's'}"
-    return f"{cpus}; {f'memory of {where}' if memory else 'any memory'}; {threads}"
+    where = f"memory of {named('node', memory)}" if memory else "any memory"
+    return f"{cpus}; {where}; {counted(placement.threads, 'thread')}"
 
 
 def _rows(groups: list[list[str]], width: int) -> list[str]:

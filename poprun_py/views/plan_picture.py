@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from popdist_py.errors import counted
 from poprun_py.hardware.reader import Core, Machine, NumaNode
 from poprun_py.hardware.sysfs import format_cpu_list
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
 from poprun_py.planning.plan_warnings import plan_warnings
 from poprun_py.planning.topology import Topology
-from poprun_py.views.drawing import Look, counted, named
+from poprun_py.views.drawing import Look, named
 from poprun_py.views.equal_hosts import (
     instances_of,
     others,
@@ -192,7 +193,7 @@ def _node(machine: Machine, node: NumaNode, marks: CoreMarks, first: int, width:
 
 
 def _node_title(node: NumaNode, width: int) -> Iterator[Block]:
-    cpus = f"CPUs {format_cpu_list(node.cpus)}" if node.cpus else "memory only"
+    cpus = named("CPU", node.cpus) if node.cpus else "memory only"
     memory = f"; {memory_size(node.memory_bytes)}" if node.memory_bytes else ""
     yield paragraph(f"NUMA node {node.index}", "name", width)
     yield paragraph(f"{cpus}{memory}", "note", width)
@@ -268,7 +269,7 @@ def _instances(plan: LaunchPlan, mine: Sequence[InstancePlan], width: int) -> It
 def _likewise(hidden: Sequence[Sequence[InstancePlan]], width: int, *, where: str = "") -> Block:
     """Name the instances that are not drawn."""
     indices = [each.instance.index for run in hidden for each in run]
-    return paragraph(f"instances {format_cpu_list(indices)} likewise{where}", "note", width)
+    return paragraph(f"{named('instance', indices)} likewise{where}", "note", width)
 
 
 def _domain_heading(topology: Topology, domain: int, width: int) -> Block:

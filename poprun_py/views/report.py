@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from popdist_py.environment import COMPILING, INFERENCE, TRAINING
+from popdist_py.errors import plural
 from poprun_py.command_name import command_name
 from poprun_py.instance.binding import format_list
 from poprun_py.output.tracebacks import normal_line
@@ -255,10 +256,9 @@ def _normal_traceback(instance: InstanceResult) -> list[str]:
 def _named(members: list[InstanceResult], *, with_hosts: bool) -> str:
     """Return ``instances 0-2, 5``, with the hosts that they ran on if the job has several."""
     spans = format_list([r.index for r in members]).split(",")
-    plural = "s" if len(members) > 1 else ""
     hosts = list(dict.fromkeys(r.host for r in members if r.host)) if with_hosts else []
     where = f" ({_short(hosts)})" if hosts else ""
-    return f"instance{plural} {_short(spans)}{where}"
+    return f"{plural('instance', len(members))} {_short(spans)}{where}"
 
 
 def _short(words: list[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from popdist_py.errors import counted
 from poprun_py.hosts.host_list import compress
 from poprun_py.planning.launch_plan import LaunchPlan
 from poprun_py.planning.plan_file import plan_to_json
@@ -118,7 +119,7 @@ def _elided(topology: Topology, max_width: int) -> str:
     instances, hosts = topology.num_instances, len(topology.hosts)
     domains = f", {topology.num_ilds} ILDs" if topology.num_ilds > 1 else ""
     note = (
-        f"{total} replicas, {instances} instances, {hosts} host{'s' if hosts > 1 else ''}"
+        f"{counted(total, 'replica')}, {counted(instances, 'instance')}, {counted(hosts, 'host')}"
         f"{domains}; "
         f"replicas {first} to {total - last - 1} not shown (--print-topology yes to a file, or "
         "json, shows all)"
@@ -135,7 +136,7 @@ def _ranges(topology: Topology) -> list[str]:
     first, last = (
         (f"0-{share - 1}", f"{total - share}-{total - 1}") if share > 1 else ("0", f"{total - 1}")
     )
-    each = f"{share} instances" if share > 1 else "one instance"
+    each = counted(share, "instance") if share > 1 else "one instance"
     return [
         f"{compress([host.name for host in hosts])}: {each} each, from {first} on {hosts[0].name} "
         f"to {last} on {hosts[-1].name}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from popdist_py.errors import counted
 from poprun_py.hardware.reader import Machine
 from poprun_py.planning.launch_plan import InstancePlan, LaunchPlan
-from poprun_py.views.drawing import Branch, Look, counted, draw_tree, named
+from poprun_py.views.drawing import Branch, Look, draw_tree, named
 from poprun_py.views.equal_hosts import (
     instances_of,
     others,

@@ -14,7 +14,7 @@ JOB = ("--num-instances", "2", "--num-replicas", "2")
 def test_tree_of_a_running_job_shows_what_the_kernel_says(poprun, form):
     # The programs end when both lines are here, and not before somebody has read.
     job = poprun(*JOB, "--print-topology", form, "sleep", "50", start=True)
-    line = re.compile(r"instance (\d) has PID \d+: CPUs \S+, memory policy \w+")
+    line = re.compile(r"instance (\d) has PID \d+: CPUs? \S+, memory policy \w+")
     found = []
     for text in job.stdout:
         found += line.findall(text)

@@ -15,6 +15,7 @@ import torch
 from popdist_py import leaf_arrays
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.arithmetic import Array
+from popdist_py.errors import counted
 from popdist_py.horovod.torch.basics import (
     ProcessSet,
     check_process_set,
@@ -143,8 +144,8 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
     if splits is None:
         if len(tensor) % count:
             raise ValueError(
-                f"alltoall: the first dimension, {len(tensor)}, is no multiple of the {count} "
-                "ranks; give splits"
+                f"alltoall: the first dimension, {len(tensor)}, is not a multiple of the "
+                f"{counted(count, 'rank')}; give splits"
             )
         parts = np.full(count, len(tensor) // count, np.int64)
     else:
@@ -157,7 +158,8 @@ def _exchange(tensor: Tensor, splits: Tensor | Sequence[int] | None, name: str |
         parts = given.astype(np.int64)
         if parts.shape != (count,) or (parts < 0).any() or parts.sum() != len(tensor):
             raise ValueError(
-                f"alltoall(splits={parts.tolist()}): expected {count} numbers, one for each rank, "
+                f"alltoall(splits={parts.tolist()}): expected {counted(count, 'number')}, one for "
+                "each rank, "
                 f"that add up to {len(tensor)}, the rows of the tensor"
             )
     array = array_of("alltoall", tensor)

@@ -19,6 +19,7 @@ from torch import nn
 from popdist_py.collectives import Communicator
 from popdist_py.collectives.freed_memory import freed_memory_given_back
 from popdist_py.collectives.signature import Signature
+from popdist_py.errors import counted
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.calls.batching import Batching
 from popdist_py.poptorch.calls.nested_values import Call
@@ -281,8 +282,8 @@ class Compiler:
         replicas = self.batching.replicas * others.num_instances
         if replicas % size:
             raise Error(
-                f"{setter}({size}): {replicas} replicas, of all instances, do not form groups of "
-                f"{size}; choose a number that divides {replicas}"
+                f"{setter}({size}): {counted(replicas, 'replica')}, of all instances, cannot be "
+                f"divided into groups of {size}; choose a number that divides {replicas}"
             )
 
     def _check_placement(self, placement: Placement, batching: Batching) -> int:

@@ -5,6 +5,7 @@ Text only; sizes are decided in ``dataloader.py``.
 
 from __future__ import annotations
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.calls.batching import Batching
 
 __all__ = ["empty_share", "too_few_batches", "too_few_elements"]
@@ -16,7 +17,8 @@ def too_few_elements(
     """Say why ``elements`` of a data set, for all instances together, make no batch."""
     combined = batch_size * batching.num_slices
     return _text(
-        f"the data set's {elements} elements do not fill one of {combined} elements",
+        f"the data set's {counted(elements, 'element')} {_do(elements)} not fill one of "
+        f"{counted(combined, 'element')}",
         f"batch_size {batch_size} x {_factors(batching)}",
         combined,
         num_instances,
@@ -26,8 +28,9 @@ def too_few_elements(
 def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
     """Say why ``elements`` of a data set leave one instance without a batch."""
     return (
-        f"The DataLoader of instance {instance} has no batch: the data set's {elements} elements, "
-        f"shared out among {num_instances} instances, leave none for it. A training call is made "
+        f"The DataLoader of instance {instance} has no batch: the data set's "
+        f"{counted(elements, 'element')}, shared out among {num_instances} instances, "
+        f"{'leaves' if elements == 1 else 'leave'} none for it. A training call is made "
         "by all instances: one that makes none lets the others fail. Give more data, or use "
         "drop_last=True, so that all instances have as many batches"
     )
@@ -36,11 +39,16 @@ def empty_share(elements: int, *, instance: int, num_instances: int) -> str:
 def too_few_batches(batches: int, batching: Batching) -> str:
     """Say why ``batches`` of a batch sampler make no batch."""
     return _text(
-        f"the batch sampler's {batches} batches do not fill one of {batching.num_slices} batches",
+        f"the batch sampler's {counted(batches, 'batch')} {_do(batches)} not fill one of "
+        f"{counted(batching.num_slices, 'batch')}",
         _factors(batching),
         batching.num_slices,
         num_instances=1,
     )
+
+
+def _do(count: int) -> str:
+    return "does" if count == 1 else "do"
 
 
 def _factors(batching: Batching) -> str:

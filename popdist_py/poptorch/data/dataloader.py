@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from popdist_py import activities
+from popdist_py.errors import counted
 from popdist_py.poptorch.data.accessor import AsynchronousDataAccessor
 from popdist_py.poptorch.data.batch_needs import (
     empty_share,
@@ -393,9 +394,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         short = self._num_elements() % combined
         if short:
             logger.warning(
-                "The data set's %d elements do not divide into batches of %d: the last tensor "
+                "The data set's %s cannot be divided into batches of %d: the last tensor "
                 "will have a batch size of %d. Use drop_last=True to leave it out",
-                self._num_elements(),
+                counted(self._num_elements(), "element"),
                 combined,
                 short,
             )

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.group_norms.exchange import OF_GROUP, GroupExchange
 
 __all__ = ["GroupNorms", "OneValueAllowed", "replicas_as_channels"]
@@ -161,7 +162,7 @@ class _GroupNorm(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             replicas, channels = ctx.rows
             rows = torch.cat([of_bias.view(replicas, -1), of_weight.view(replicas, -1)], 1)
-            name = f"batch norm of {channels} channels, backward"
+            name = f"batch norm of {counted(channels, 'channel')}, backward"
             sums = _sum(OF_GROUP(rows, ctx.handle, name))
             of_means, of_scales = (part.reshape(-1) / total for part in sums.split(channels, 1))
             factor = scale if weight is None else scale * weight
@@ -201,7 +202,7 @@ def _statistics_of_group(
         mean.view(replicas, channels),
         variance.view(replicas, channels) * number,
     ]
-    name = f"batch norm of {channels} channels, forward"
+    name = f"batch norm of {counted(channels, 'channel')}, forward"
     told = OF_GROUP(torch.cat(own, 1), handle, name)
     numbers, means, squares = told.split([1, channels, channels], 2)
     total = _sum(numbers)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from popdist_py import context
 from popdist_py.devices.attaching import HeldDevice, ProgramPod, pod_of_process
+from popdist_py.errors import counted
 from popdist_py.pods.errors import InUseError, PodError
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.logger import logger
@@ -121,10 +122,10 @@ def _acquire_of(
             f"{_WAIT}=1 waits for one"
         ) from error
     logger.info(
-        "Attached to device %d of partition %s (%d IPUs)",
+        "Attached to device %d of partition %s (%s)",
         held.device.id,
         held.partition.name,
-        len(held.device.ipus),
+        counted(len(held.device.ipus), "IPU"),
     )
     _given[holder] = weakref.finalize(holder, _give_back, held)
     # At the end of the process the pod takes back everything at once.

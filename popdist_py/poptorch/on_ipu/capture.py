@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.calls.call_signature import CallSignature
 from popdist_py.poptorch.calls.nested_values import Call, Tree
 from popdist_py.poptorch.calls.transfer import Transfer
@@ -93,9 +94,9 @@ class Capturing:
             logger.debug("The forward is not captured", exc_info=True)
             return None
         logger.debug(
-            "The forward is captured: %d operations in %d stages",
-            len(captured.graph.operations),
-            captured.placement.num_stages,
+            "The forward is captured: %s in %s",
+            counted(len(captured.graph.operations), "operation"),
+            counted(captured.placement.num_stages, "stage"),
         )
         return captured
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
+from popdist_py.errors import plural
 from popdist_py.ipu.searches import Run
 from popdist_py.poptorch.logger import logger
 from popdist_py.poptorch.on_ipu.call_times import Piece, Window, window
@@ -124,7 +125,7 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     for ipu, some in groupby(pieces, key=lambda piece: piece.ipu):
         own = list(some)
         stages = sorted({piece.stage for piece in own if piece.stage is not None})
-        name = f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+        name = f"{plural('stage', len(stages))} {', '.join(map(str, stages))}"
         found.append(Piece(ipu, name, own[0].begin, own[-1].end))
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Final, NoReturn
 
 from popdist_py import context, popdist_functions
+from popdist_py.errors import counted
 from popdist_py.poptorch.errors import Error
 from popdist_py.poptorch.options.groups import _DistributedOptions
 from popdist_py.poptorch.options.options import Options
@@ -84,7 +85,7 @@ class DistributedOptions(Options):
         if launched and ipus_per_replica not in (None, instance.num_ipus_per_replica):
             raise ValueError(
                 f"ipus_per_replica={ipus_per_replica}: the launcher gave every replica "
-                f"{instance.num_ipus_per_replica} IPUs; start with --ipus-per-replica "
+                f"{counted(instance.num_ipus_per_replica, 'IPU')}; start with --ipus-per-replica "
                 f"{ipus_per_replica}"
             )
         super().__init__()
@@ -133,7 +134,7 @@ class DistributedOptions(Options):
         """
         if self._launched and needed > self._ipus_per_replica:
             raise Error(
-                f"The model needs {needed} IPUs for each replica, but the launcher gave "
+                f"The model needs {counted(needed, 'IPU')} for each replica, but the launcher gave "
                 f"{self._ipus_per_replica}: start with --ipus-per-replica {needed}"
             )
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from popdist_py.errors import counted
 from popdist_py.poptorch.enums import CommGroupType, VariableRetrievalMode
 from popdist_py.poptorch.errors import Error
 
@@ -69,8 +70,9 @@ class Grouping:
             raise Error(f"{name}: Scalars cannot be passed as per-replica weight values")
         if host.shape[0] != self.num_groups(replicas):
             raise Error(
-                f"{name} has {host.shape[0]} rows, but the {replicas} replicas form "
-                f"{self.num_groups(replicas)} groups: its first dimension must be that number"
+                f"{name} has {counted(host.shape[0], 'row')}, but "
+                f"{counted(replicas, 'replica')} in {counted(self.num_groups(replicas), 'group')} "
+                "need one row for each group: its first dimension must be that number"
             )
 
     def write_host(self, rows: Sequence[torch.Tensor], replicas: int) -> None:

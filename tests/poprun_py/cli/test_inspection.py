@@ -183,7 +183,10 @@ def test_command_line_wins_over_the_imported_file(capsys, tmp_path):
         (["--num-ilds", "2", "x"], "--num-ilds 2"),
         (["--num-replicas", "1048576", "--ipus-per-replica", "2", "x"], "2097152 IPUs: expected"),
         (["--num-instances", "3", "--num-replicas", "3", "--host", "a,b", "x"], "over 2 hosts"),
-        (["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"], "1 slots"),
+        (
+            ["--host", "a:1", "--num-instances", "2", "--num-replicas", "2", "x"],
+            "1 slot, 2 instances are",
+        ),
         (["--num-instances", "4", "--num-replicas", "2", "x"], "0.5"),
         (["--run", "--dry-run", "x"], "--run and --dry-run exclude one another"),
         (["--run", "--export-plan", "/dev/null"], "no program given"),

@@ -71,8 +71,8 @@ def test_refusals_are_reported_and_do_not_stop():
         "CPU affinity 4000", "memory policy bind 1000", "memory policy preferred 1000",
     ]  # fmt: skip
     assert binding.differences({"cpus": [4000], "memory_nodes": [1000]}, found) == [
-        f"runs on CPUs {binding.format_list(CPUS)} instead of 4000",
-        "memory policy is default instead of bind on nodes 1000",
+        f"runs on {binding.named('CPU', CPUS)} instead of 4000",
+        "memory policy is default instead of bind on node 1000",
     ]
 
 
@@ -91,7 +91,7 @@ def test_memory_policy_falls_back_where_a_container_forbids_it(forbidden, policy
     assert applied["refused"][0] == "memory policy bind 0: Operation not permitted"
     assert found["memory_policy"] == found_policy
     (difference,) = binding.differences({"memory_nodes": [0]}, found)
-    assert difference.endswith("instead of bind on nodes 0")
+    assert difference.endswith("instead of bind on node 0")
 
 
 def test_an_ended_process_is_not_compared():
@@ -123,8 +123,8 @@ def test_differences_name_what_is_found_and_what_was_planned():
         "cpus": [1], "memory_policy": "preferred", "memory_nodes": [0], "omp_num_threads": 0,
     }  # fmt: skip
     assert binding.differences(plan, found) == [
-        "runs on CPUs 1 instead of 1-3",
-        "memory policy is preferred on nodes 0 instead of bind on nodes 0-1",
+        "runs on CPU 1 instead of 1-3",
+        "memory policy is preferred on node 0 instead of bind on nodes 0-1",
         "OMP_NUM_THREADS is not set instead of 3",
     ]
     unknown = {"cpus": None, "memory_policy": None, "memory_nodes": [], "omp_num_threads": None}

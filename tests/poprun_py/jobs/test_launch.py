@@ -47,7 +47,7 @@ def test_own_descriptors_log_and_warnings(tmp_path, capsys):
         )  # fmt: skip
         file.seek(0)
         assert file.read() == "hi\ngiven\n"
-    assert "1 instances start" in logged
+    assert "1 instance starts" in logged
     assert bound
     assert capsys.readouterr() == ("", "")
 

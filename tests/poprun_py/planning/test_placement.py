@@ -329,7 +329,7 @@ def test_no_memory_policy_where_there_is_nothing_to_choose():
         (3, PlacementPolicy(cores_per_instance=2), None),
         (5, PlacementPolicy(cores_per_instance=2), "needs 10 cores: the host has 8; .* at most 1"),
         (2, PlacementPolicy(reserve_cores=4), "instance 0 has 4 cores, at most 3 can be reserved"),
-        (8, PlacementPolicy(reserve_cores=1), "instance 0 has 1 cores, at most 0 can be reserved"),
+        (8, PlacementPolicy(reserve_cores=1), "instance 0 has 1 core, at most 0 can be reserved"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_numbers(count, policy, message):
@@ -358,6 +358,10 @@ def test_warnings_for_more_threads_than_cpus():
     placements = place(machine, 4, PlacementPolicy(oversubscribe=True))
     assert placement_warnings(machine, placements) == (
         "4 instances share 2 CPUs: at most 2 run at any time",
+    )
+    alone = flat(1, 1)
+    assert placement_warnings(alone, place(alone, 2, PlacementPolicy(oversubscribe=True))) == (
+        "2 instances share 1 CPU: at most 1 runs at any time",
     )
     fitting = place(machine, 2, PlacementPolicy())
     assert placement_warnings(machine, fitting) == ()

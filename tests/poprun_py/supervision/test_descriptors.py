@@ -63,7 +63,7 @@ def limited(soft: int, hard: int, count: int, *command: str) -> list[str]:
 
 def test_a_launcher_without_descriptors_says_what_to_do_and_does_not_spin():
     line, _, is_quick = limited(40, 40, 1, sys.executable, "-c", CROWD)
-    assert line.startswith("0 of 1 instances are connected, no more can be (Too many open files)")
+    assert line.startswith("0 of 1 instance connected, no more can be (Too many open files)")
     assert "ulimit -n" in line
     assert is_quick == "True"
 
@@ -136,7 +136,7 @@ def test_who_supervises_collects_orphans_only_meanwhile():
     for before in (0, 1):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, before, 0, 0, 0)
         try:
-            with pytest.raises(StartError, match="0 of 1 instances started, then true ended"):
+            with pytest.raises(StartError, match="0 of 1 instance started, then true ended"):
                 supervise(Job(command=("true",), variables=({},), environ={}), log=print)
             after = ctypes.c_int(-1)
             ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(after), 0, 0, 0)

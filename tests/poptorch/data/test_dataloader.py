@@ -115,9 +115,7 @@ def test_a_loader_without_batches_says_so(caplog):
 
 def test_a_loader_says_that_its_instance_alone_has_no_batch(caplog):
     caplog.set_level(logging.WARNING, "poptorch::python")
-    said = (
-        "The DataLoader of instance 1 has no batch: the data set's 1 elements, shared out among 2"
-    )
+    said = "The DataLoader of instance 1 has no batch: the data set's 1 element, shared out among 2"
     for process, warns in ((0, False), (1, True)):
         made = options(processes=2, process=process)
         assert len(DataLoader(made, numbers(1), drop_last=False)) == 1 - process
