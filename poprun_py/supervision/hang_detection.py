@@ -485,7 +485,6 @@ class LifeWatch:
 
 
 def _start_patience(limit: float) -> float:
-    """Return how long a first step, or compiling, may take."""
     return max(_START_FLOOR_SECONDS, _START_FACTOR * limit)
 
 
