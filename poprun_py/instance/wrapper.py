@@ -29,8 +29,8 @@ from poprun_py.instance.program_output import ProgramOutput
 from poprun_py.instance.stop_steps import (
     GOOD_CODES,
     KILL_AGAIN_SECONDS,
-    LEAVE_SECONDS,
     LEAST_SECONDS_AFTER_EXCEPTION,
+    LEAVE_SECONDS,
     LEFTOVER_SECONDS_AFTER_FAILURE,
     ORPHAN_GRACE_SECONDS,
     UNLIMITED_GRACE_SECONDS,
