@@ -189,7 +189,8 @@ def _signal_rows() -> list[Row]:
         for kind in ("launcher", "mpirun", "wrapper", "program", "worker")
     ]  # fmt: skip
     for number, code in _REQUESTS.items():
-        expected = Expected(codes=(code,), seconds=2)
+        # A program that waits in MPI does not notice SIGINT, and is killed after the grace time.
+        expected = Expected(codes=(code,), seconds=7 if number == signal.SIGINT else 2)
         found.append(
             Row(title=f"{number.name} to the launcher", act=send("launcher", number), weight=5,
                 expected=expected,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from poprun_py.planning.mpi_commands import (
     OPEN_MPI_5,
     Mpi,
     MpiRequest,
+    end_signal_of_mpirun,
     make_command,
     network_of_mpirun,
 )
@@ -183,6 +185,20 @@ def test_the_systems_mpi_starts_one_job_and_not_two_of_one(poprun, script):
     done = poprun("--num-instances", "2", "--num-replicas", "2", "--output", "plain",
                   "--mpi", "/usr/bin/mpirun", program)  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "2\n2\n"), done.stderr
+
+
+def test_each_mpirun_is_ended_by_a_signal_that_schedulers_do_not_send():
+    ends = {
+        kind: end_signal_of_mpirun(
+            make_command(Mpi(path="/mpi/bin/mpirun", kind=kind), MpiRequest(contexts=()))
+        )
+        for kind in (OPEN_MPI_5, OPEN_MPI_4, MPICH)
+    }
+    assert ends == {
+        OPEN_MPI_5: signal.SIGHUP,
+        OPEN_MPI_4: signal.SIGHUP,
+        MPICH: signal.SIGQUIT,
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
