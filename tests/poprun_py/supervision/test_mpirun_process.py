@@ -23,7 +23,6 @@ def mpirun():
             selector,
             lambda _: None,
             (1024, 1024),
-            has_stdin=False,
             network=None,
             end_signal=signal.SIGHUP,
         )
