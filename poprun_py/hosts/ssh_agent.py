@@ -1,8 +1,8 @@
-"""What mpirun runs in place of ssh: ssh, with the remote command wrapped in ``sh -c``.
+"""The program that mpirun runs in place of ssh. It runs ssh with the command in ``sh -c``.
 
 mpirun writes that command for a shell of Bourne's kind. The user's login shell on the other host,
-which gets it from sshd, may be another one, such as fish. Started for every host: standard library
-only, cheap to import.
+which gets it from sshd, may be another one, such as fish. mpirun starts this program for every
+host, so it imports only os and sys.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 __all__ = ["MARK", "agent_command"]
 
-# Ends the words of ssh; what mpirun adds follows.
+# Separates the words of ssh from the words that mpirun adds.
 MARK = "--"
 # Open MPI 4 writes this where the login shell on this machine is one of C shell's kind.
 _OF_C_SHELL = "set path = ("
@@ -29,7 +29,7 @@ def agent_command(words: list[str]) -> list[str]:
     before, command = rest[: position + 1], " ".join(rest[position + 1 :])
     if _OF_C_SHELL not in command:
         command = f"sh -c {quoted(command)}"
-    # As mpirun has it for ssh: no X11.
+    # mpirun adds -x (no X11) for an agent that is named ssh, and not for this one.
     return [*ssh, "-x", *before, command]
 
 

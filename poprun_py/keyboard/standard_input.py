@@ -1,8 +1,8 @@
 """The launcher's own standard input, for the instance on this host that reads it.
 
-The instance gets the descriptor itself, not a copy of what can be read from it: so the next reader
-of a file or pipe finds everything that the program has not read, and sockets and pipes of other
-users can be read as well. A terminal, and an instance on another host: keyboard.py.
+The instance gets the descriptor itself and not a copy of the data. So the next reader of a file or
+pipe finds everything that the program has not read, and sockets and pipes of other users can be
+read as well. keyboard.py passes on terminals, and input for an instance on another host.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["pass_on", "position", "rewind"]
 
 
 def pass_on(channel: socket.socket) -> None:
-    """Send standard input over a Unix socket; /dev/null in place of what cannot be read.
+    """Send the descriptor of standard input over a Unix socket; that of /dev/null if unreadable.
 
-    ``nohup`` gives its command a standard input that can only be written.
+    ``nohup`` gives its command a standard input that can only be written to.
     """
     descriptor, opened = 0, -1
     if not _is_readable():
@@ -49,7 +49,7 @@ def position() -> int | None:
 
 
 def rewind(before: int | None) -> None:
-    """Let a job that starts again read what it has read before; ``before`` is a ``position``."""
+    """Return to the position ``before``, so that a restarted job reads the same file again."""
     if before is not None:
         with contextlib.suppress(OSError):
             os.lseek(0, before, os.SEEK_SET)

@@ -21,7 +21,7 @@ from poprun_py.supervision.control_channel import Peer
 
 __all__ = ["Explain", "Finding", "Question", "Startup"]
 
-# Returns what may be wrong with the hosts, or raises StartError with the reason.
+# Returns possible problems of the hosts, or raises StartError with the reason.
 Explain = Callable[[], str]
 
 _FIRST_LOOK_SECONDS = 10.0
@@ -35,9 +35,9 @@ _REASON, _DOUBT = b"!", b"?"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about a job that is not complete ``seconds`` after its start.
+    """The answer of the hosts about a job that is not complete ``seconds`` after its start.
 
-    ``is_reason`` tells a reason for which it cannot start from what may only be in its way.
+    ``is_reason`` is true for a reason why the job cannot start, and false for possible problems.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Finding:
     seconds: float = 0.0
 
     def sentence(self, connected: int, total: int, mpirun_text: str) -> str:
-        """Return it in words, with the number of instances that are there and what mpirun said."""
+        """Return a message with the number of connected instances and the words of mpirun."""
         said = " ".join(mpirun_text.split())[-_MOST_WORDS:]
         have = "has" if total == 1 else "have"
         started = f"{connected} of {counted(total, 'instance')} {have} started"
@@ -74,7 +74,7 @@ class Question:
             os.close(self._descriptor)
             raise
         finally:
-            # The child has a copy, but for the time in which it begins.
+            # The child keeps its copy, to answer through it.
             if os.getpid() == parent:
                 os.close(write)
         if not self._pid:
@@ -84,7 +84,7 @@ class Question:
             os.setpgid(self._pid, self._pid)
 
     def answer(self) -> Finding | None:
-        """Return the answer if it is there."""
+        """Return the answer; None before it has come."""
         try:
             while part := os.read(self._descriptor, 1 << 16):
                 self._text += part
@@ -94,7 +94,7 @@ class Question:
         return Finding(self._text[1:].decode(errors="replace"), self._text[:1] == _REASON)
 
     def close(self) -> None:
-        """End it, whether it has answered or not."""
+        """End the child process, whether it has answered or not."""
         if self._pid:
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -120,7 +120,7 @@ def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
         while text:
             text = text[os.write(descriptor, text) :]
     finally:
-        # Without an answer after any other failure: it would tell nothing about the start.
+        # Any other failure gives no answer, because it says nothing about the start.
         os._exit(0)
 
 
@@ -129,9 +129,8 @@ class Startup:
 
     Args:
         hosts: the name that each instance's host gives itself; empty where that is not known.
-        explain: looks for the reason why the job does not start; None if there is no other host to
-            ask.
-        ask: begins a call of ``explain``.
+        explain: looks for the reason why the job does not start; None for a job of this host.
+        ask: begins a call of ``explain`` and returns the running question.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class Startup:
         return self._look_at
 
     def on_time(self, now: float) -> Finding | None:
-        """Ask what keeps the job, if it is time to; returns the answer once it is there."""
+        """Ask the hosts when it is due; return their answer once it has come."""
         if now < self._look_at or self._explain is None:
             return None
         if self._question is None:
