@@ -1,0 +1,61 @@
+"""Which process may make the calls of an instance: the instance, and none that it forks."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.models import WithLoss, quiet_options
+
+import popdist_py
+from popdist_py import context, poptorch
+from popdist_py.collectives.background import Background
+
+
+def in_a_child(function):
+    """Return what ``function`` returns, or the name of its error, in a forked child."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = str(function())
+        except BaseException as error:
+            said = type(error).__name__
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        return file.read()
+
+
+def test_a_child_waits_for_no_call_of_its_parents():
+    background = Background()
+    done = background.submit(lambda: 3)
+    assert done.wait() == 3
+    pending = background.submit(lambda: None)
+    background.drain()
+    pending._done.clear()  # as if it went on when the child was forked
+    for call in (pending.wait, background.drain, lambda: background.submit(int)):
+        assert in_a_child(call) == "ForkedProcessError"
+    assert in_a_child(done.wait) == "3"
+    assert background.submit(lambda: 4).wait() == 4
+
+
+def test_a_child_of_an_instance_alone_has_a_background_of_its_own():
+    background = Background(is_alone=True)
+    assert background.submit(lambda: 3).wait() == 3
+    assert in_a_child(lambda: background.submit(lambda: 5).wait()) == "5"
+
+
+def test_a_child_does_not_train(monkeypatch):
+    """It would write its gradients to the memory that the instances share."""
+    background = Background()
+    monkeypatch.setattr(context, "_communicator", SimpleNamespace(background=background))
+    options = quiet_options()
+    trained = poptorch.trainingModel(WithLoss(torch.nn.Linear(2, 2)), options)
+    background.begin_in_child()
+    with pytest.raises(popdist_py.ForkedProcessError, match="cannot make collective calls"):
+        trained(torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
