@@ -6,7 +6,7 @@ Values in, text out: where the text goes, and so how it looks, is decided by who
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from popdist_py.errors import plural
@@ -112,7 +112,7 @@ def wrapped(text: str, width: int | None, *, unbroken: int = 0) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def named(noun: str, numbers: Sequence[int]) -> str:
+def named(noun: str, numbers: Collection[int]) -> str:
     """Return ``IPU 3`` or ``IPUs 3-5``."""
     return f"{plural(noun, len(numbers))} {format_cpu_list(numbers)}"
 
