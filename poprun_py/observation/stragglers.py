@@ -83,9 +83,9 @@ class Straggler:
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """Return the instances that others wait for, over ten steps; the slowest comes first.
 
-    Such an instance is slower than the median one by more than 20 %, does not wait itself for one
-    that is slower still, and the others wait as much longer. The median is the lower one: of two
-    instances, the faster.
+    Such an instance is slower than the median one by more than 20 %, and the others wait as much
+    longer. If it waits itself for one that is slower still, the difference is over 20 % of the
+    whole step. The median is the lower one: of two instances, the faster.
     """
     peers = _Peers(_comparable(states))
     # Only these can be slow: of many instances, nearly all need no closer look.
@@ -117,16 +117,26 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     def is_waited_for(own: float, own_waiting: float) -> bool:
         others = medians[1] if own_waiting <= medians[0] else medians[0]
         lost = min(own - usual, others - own_waiting)
-        return stands_out(usual + lost, usual) and not _waits_itself(own, own_waiting, least)
+        return _costs_time(lost, usual, own, own_waiting - least)
 
     return frozenset(
         index for index, (own, _) in steps.items() if is_waited_for(own, waiting[index])
     )
 
 
-def _waits_itself(own: float, waiting: float, least_waiting: float) -> bool:
-    """Return whether an instance waits for a slower one, so that the others do not wait for it."""
-    return stands_out(own + waiting - least_waiting, own)
+def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
+    """Return whether the others lose a noticeable part of each step to an instance.
+
+    Args:
+        lost: seconds by which its step is longer than the usual one, and by which the others wait.
+        usual: seconds of the median instance's step without waiting.
+        own: seconds of its own step without waiting.
+        waiting: how much longer it waits than the instance that waits least.
+    """
+    if not stands_out(usual + lost, usual):
+        return False
+    # One that waits itself, for a slower one, counts if it would be in the way soon after that.
+    return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
 def slowest(states: Sequence[InstanceState]) -> Straggler | None:
@@ -162,7 +172,7 @@ class _Peers:
         longer = partial(self._longer, state)
         excess = longer("work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
-        waiting = _PARTS["waiting"](state)
+        waiting = _PARTS["waiting"](state) - self._least_waiting
         # Ten steps alone may fall on a bad moment of a busy host; and of instances that do not
         # train together, none waits for the slowest.
         lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
@@ -171,8 +181,7 @@ class _Peers:
             host=state.host,
             own_seconds=state.own_seconds,
             median_seconds=self.usual,
-            is_slow=stands_out(self.usual + lost, self.usual)
-            and not _waits_itself(state.own_seconds, waiting, self._least_waiting),
+            is_slow=_costs_time(lost, self.usual, state.own_seconds, waiting),
             cause=cause,
             detail=detail,
         )

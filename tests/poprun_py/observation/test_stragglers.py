@@ -118,6 +118,9 @@ def test_only_the_instance_that_others_wait_for_is_accused():
     # Two that are about as slow hold up the others alike.
     states[0] = training(0, step=0.066, computing=0.060)
     assert [each.instance for each in stragglers([*states, *usual(2)])] == [2, 0]
+    # One that waits for another costs much of a step all the same, as soon as that one is quicker.
+    states[0] = training(0, step=0.066, computing=0.030)
+    assert [each.instance for each in stragglers(states)] == [2, 0]
 
 
 def test_of_instances_that_train_apart_nobody_waits_for_the_slowest():
