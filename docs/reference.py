@@ -88,6 +88,9 @@ INSTANCES_GET = """
   `TORCHELASTIC_USE_AGENT_STORE` (`False`: instance 0 opens the store) and
   `TORCH_NCCL_ASYNC_ERROR_HANDLING`. Not `TORCHELASTIC_ERROR_FILE`: failures are reported with their
   traceback anyway.
+- `ACCELERATE_USE_CPU=true` in jobs of several instances, on hosts without GPUs, unless the user
+  sets it: Accelerate and the Trainer of Transformers else train a model of its own in every
+  instance, in silence.
 """
 
 PODS = """

@@ -182,7 +182,22 @@ def _run_here(
                 recording.interrupt(getattr(interrupt, "signal", signal.SIGINT))
                 raise
         recording.finish(result)
+    if warning := _separate_models(result):
+        console.warn(warning)
     return replace(result, run_id=recording.run_id, was_interrupted=recording.was_interrupted)
+
+
+def _separate_models(result: LaunchResult) -> str:
+    """Return the warning for a job whose instances trained without one another; else nothing."""
+    count = len(result.instances)
+    if result.exit_code != 0 or count < 2 or not all(r.trained_alone for r in result.instances):
+        return ""
+    return (
+        f"each of the {count} instances has trained a model of its own: none has communicated with "
+        "another one. Train one model together with DistributedDataParallel, horovod.torch or a "
+        "poptorch.trainingModel; a trainer that looks for GPUs may need to be told that it runs on "
+        "CPUs. Where separate models are meant, set POPDIST_SEPARATE_MODELS=1"
+    )
 
 
 def _require_main_thread() -> None:

@@ -31,6 +31,9 @@ VARIABLES: dict[str, dict[str, str]] = {
         ),
         "POPDIST_SHARED_MEMORY": "0: use MPI within a host too.",
         "POPDIST_SHARED_WEIGHTS": "0: every instance has and updates all weights for itself.",
+        "POPDIST_SEPARATE_MODELS": (
+            "1: instances that train without one another are meant to, and no warning says so."
+        ),
         "POPDIST_NETWORK": "Interface or CIDR of the network between the hosts.",
     },
     "Instances: PopTorch": {

@@ -1,6 +1,7 @@
 """Registers the back end popdist in a Python of a job when it imports torch.distributed, if ever.
 
 The store in which the processes of torch.distributed find one another is kept to its address.
+The launcher is told of a program that trains without the others (popdist_separate_models.py).
 Where the library is installed PyTorch does so by itself; a checkout, a torch before 2.5 and
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 have this. Imported when Python starts, so it imports nothing that
 is not there by then.
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_ROOT = os.path.dirname(os.path.dirname(_HERE))
 
 
 class _TorchFinder:
@@ -38,11 +40,25 @@ class _TorchFinder:
 
             def execute_and_register(module: "ModuleType") -> None:
                 execute(module)
+                _watch(module)
                 _register()
                 _keep_store()
 
             found.loader.exec_module = execute_and_register  # type: ignore[method-assign]
         return found
+
+
+def _watch(module: "ModuleType") -> None:
+    """Tell the launcher at the end whether the program trained without the other instances."""
+    sys.path.insert(0, _HERE)
+    try:
+        import popdist_separate_models  # type: ignore[import-not-found]
+
+        popdist_separate_models.start(module)
+    except (ImportError, AttributeError):
+        pass  # the package was removed, or another version of torch
+    finally:
+        sys.path.remove(_HERE)
 
 
 def _register() -> None:

@@ -29,6 +29,14 @@ _TORCHRUN_VALUES = (
     ("TORCHELASTIC_USE_AGENT_STORE", "False"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
+# How devices below /dev are called that torch may compute on: of NVIDIA, AMD, WSL, TPUs and Habana,
+# Ascend, Cambricon, MetaX, Moore Threads, AWS; and in folders those of GPUs that render, and of
+# TPUs. A server without a GPU has dri/card0 for its console, and vfio/vfio.
+_ACCELERATORS = (
+    *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
+    *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
+)
+_HIDDEN_BY_CUDA = ("nvidia", "kfd", "dxg")
 _OPEN_MPI_NAMES = (
     ("OMPI_COMM_WORLD_RANK", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"),
@@ -167,9 +175,29 @@ def set_other_names() -> None:
         return
     for theirs, value in _TORCHRUN_VALUES:
         os.environ.setdefault(theirs, value)
+    if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
+        # Accelerate, and trainers over it, else take every instance for the only one.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     size, share = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if size.isdigit() and share.isdigit() and int(share) > 0:
         os.environ.setdefault("GROUP_WORLD_SIZE", str(int(size) // int(share)))
+
+
+def has_accelerator(devices: str = "/dev") -> bool:
+    """Tell whether this host may have a device, beside its CPUs, that torch can compute on."""
+    names = _names_in(devices)
+    for folder in {"dri", "vfio"}.intersection(names):
+        names += [f"{folder}/{name}" for name in _names_in(os.path.join(devices, folder))]
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        names = [name for name in names if not name.startswith(_HIDDEN_BY_CUDA)]
+    return any(name.startswith(_ACCELERATORS) for name in names)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def take_stdin() -> None:

@@ -34,6 +34,8 @@ _NANOSECONDS, _NUM_ACTIVITIES = 16, 10
 _CALL, _CALL_BEGAN = 26, 27
 # From python_hook/sitecustomize.py: the process whose main thread ended with an exception; else 0.
 _FAILED = 28
+# The program trained a model of its own: popdist_py/start_hook/popdist_separate_models.py says so.
+_SEPARATE = 31
 _ROWS, _RING, _ROW_WORDS = 32, 4096, 6
 _ALL_WORDS = 24608
 _TAKEN, _OWN, _LOSS = 2, 3, 5
@@ -109,6 +111,10 @@ class Vitals:
         word, began = self._words[_CALL], self._words[_CALL_BEGAN]
         seconds = (time.monotonic_ns() - began) / 1e9 if began else 0.0
         return [word >> 8, word >> 1 & 127, word & 1, seconds]
+
+    def trained_alone(self) -> bool:
+        """Tell whether the program trained with torch, and never met the other instances."""
+        return self._words[_SEPARATE] == 1 and not self._words[_CALL]
 
     def waits(self) -> bool:
         """Tell whether the program waits for other instances in a collective of the library."""

@@ -520,6 +520,7 @@ class Wrapper:
             "progress": self._vitals.progress(),
             "call": None if self._vitals.counts_steps() else self._vitals.call(),
             "polls": self._vitals.polls(),
+            "trained_alone": self._vitals.trained_alone(),
             "started": self._started_ns,
             "now": time.monotonic_ns(),
             "ledger": self._vitals.ledger(),

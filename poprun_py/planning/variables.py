@@ -65,9 +65,10 @@ Pairs = tuple[tuple[str, str], ...]
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # What PopRun copies from its own environment, by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Settings of our libraries. Thread counts are planned for each host's own CPUs, or forwarded as
+# Settings of our libraries, and one that an instance is given only where its user has not set it
+# (instance/launcher_link.py). Thread counts are planned for each host's own CPUs, or forwarded as
 # the user's; paths and limits of this machine's system stay here.
-_TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_")
+_TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_", "ACCELERATE_USE_CPU")
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -222,6 +222,7 @@ def _instance_result(end: Ending, index: int) -> InstanceResult:
         oom_kills=report.get("oom_kills", 0),
         was_stopped=report.get("stopped", False),
         was_lost=report.get("lost", False),
+        trained_alone=report.get("trained_alone", False),
         had_last_word=index in end.last_words,
         stderr_tail=peer.tail.decode(errors="replace"),
     )

@@ -81,6 +81,34 @@ def test_trainers_that_name_gloo_get_popdist_from_the_launcher(started, name):
         assert report["backend"] == "popdist"
 
 
+_DEFAULTS = """
+import torch
+from accelerate import Accelerator
+from transformers import TrainingArguments
+
+size = TrainingArguments(output_dir="out", report_to=[]).world_size
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 2)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+accelerator.backward(model(torch.ones(1, 2)).sum())
+optimizer.step()
+print("sizes", size, accelerator.num_processes)
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("given", "size"), [({}, 2), ({"ACCELERATE_USE_CPU": "false"}, 1)])
+def test_trainers_with_their_defaults_train_together_or_a_warning_says_so(
+    poprun, script, given, size
+):
+    for name in ("accelerate", "transformers"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    done = poprun("-n", "2", "--output", "plain", script(_DEFAULTS), env=given, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"sizes {size} {size}") == 2
+    assert done.stderr.count("each of the 2 instances has trained a model of its own") == 2 - size
+
+
 @pytest.mark.sweep
 def test_the_elastic_agent_starts_failed_ranks_again(started):
     program = _HERE / "elastic_program.py"

@@ -23,7 +23,8 @@ __all__ = ["own_store"]
 # The prefixes that torch puts before the keys of the group of all if it has made the store itself:
 # the device, the name of the group, and "default_pg".
 _PREFIXES_OF_RENDEZVOUS = 3
-_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+# Without torch's stubs, which do not name these.
+_c10d: Any = dist
 # The store in which the group of all was made last. Its server, in rank 0, serves the ranks that
 # are late in this group and those that are early in the next one.
 _kept: Any = None
@@ -45,12 +46,12 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     # Other ranks may form the group of one name once the group of all is another one.
     of_all = getattr(dist.group.WORLD, "generation", 0)
-    store = _PrefixStore(f"attempt_{attempt}/{of_all}", store)
+    store = _c10d.PrefixStore(f"attempt_{attempt}/{of_all}", store)
     try:
         generation = store.add(f"generation/{size}/{rank}", 1)
     except dist.DistError as error:
         raise store_lost(Names("rank").of(rank), error) from None
-    return _PrefixStore(f"{generation}", store), generation
+    return _c10d.PrefixStore(f"{generation}", store), generation
 
 
 def _keep(store: Any) -> None:
@@ -60,8 +61,8 @@ def _keep(store: Any) -> None:
     """
     global _kept
     prefixes = 0
-    while isinstance(store, _PrefixStore):
+    while isinstance(store, _c10d.PrefixStore):
         store, prefixes = store.underlying_store, prefixes + 1
     is_of_all = dist.group.WORLD is None and prefixes == _PREFIXES_OF_RENDEZVOUS
-    if is_of_all and isinstance(store, dist.TCPStore):
+    if is_of_all and isinstance(store, _c10d.TCPStore):
         _kept = store

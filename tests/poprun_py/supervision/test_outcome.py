@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from poprun_py import launcher
 from poprun_py.errors import StartError
 from poprun_py.output.screen import make_stream
 from poprun_py.supervision.control_channel import Peer
@@ -33,6 +34,18 @@ def judged(*peers, **fields):
         "mpirun_code": 0, "mpirun_text": "", "files": Path("/tmp"),
     }  # fmt: skip
     return judge(Ending(**{**seen, **fields}))
+
+
+def test_a_job_whose_instances_all_trained_alone_gets_a_warning():
+    def warned(*alone, code=0):
+        peers = [peer(index, code, at=1) for index in range(len(alone))]
+        for each, is_alone in zip(peers, alone, strict=True):
+            each.outcome["trained_alone"] = is_alone
+        return launcher._separate_models(judged(*peers))
+
+    assert "each of the 2 instances has trained a model of its own" in warned(True, True)
+    assert warned(True) == warned(True, False) == warned(False, False) == ""
+    assert warned(True, True, code=3) == ""
 
 
 def stop(cause, **fields):
