@@ -113,6 +113,8 @@ def test_a_folder_that_mpi_cannot_use_is_named():
     stopped = peer(0, -15, at=1, stopped=True), peer(1, -15, at=1, stopped=True)
     result = judged(*stopped, **seen, mpirun_code=-signal.SIGBUS, **ended)
     assert re.fullmatch(rf"mpirun ended with signal SIGBUS\. {advice}.*", result.explanation)
+    limited = judged(*stopped, **seen, mpirun_code=-signal.SIGXFSZ, **ended)
+    assert limited.advice.endswith("the limit of a file's size: raise it (ulimit -f)")
     other = judged(*stopped, **seen, mpirun_code=-signal.SIGKILL, **ended)
     assert other.explanation == "mpirun ended with signal SIGBUS"
     failed = judged(
