@@ -224,7 +224,7 @@ class Book:
     def _is_overtaken(self, entry: Holding) -> bool:
         """Return whether another lease of these CPUs was made since the book was opened."""
         known = {each.name for each in (*self.outer, *self.holdings, entry)}
-        others = (each for each in self._folder.living(sweeps=False) if each[0] not in known)
+        others = self._folder.living(sweeps=False, except_for=known)
         found = (entry_of(name, str(uid), text) for name, uid, text in others)
         return any(
             isinstance(each, Holding) and not set(each.cpus).isdisjoint(entry.cpus)

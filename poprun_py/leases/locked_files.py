@@ -13,7 +13,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["LockedFolder", "problem_text"]
@@ -189,7 +189,9 @@ class LockedFolder:
             os.unlink(name, dir_fd=self._descriptor)
         os.close(descriptor)
 
-    def living(self, *, sweeps: bool = True) -> list[tuple[str, int, bytes]]:
+    def living(
+        self, *, sweeps: bool = True, except_for: Collection[str] = ()
+    ) -> list[tuple[str, int, bytes]]:
         """Return name, owner and text of every file whose maker lives.
 
         A stranger's file cannot be removed, only passed over.
@@ -197,6 +199,7 @@ class LockedFolder:
         Args:
             sweeps: whether to remove the others' files. Only when alone: unfinished files are no
                 one's then.
+            except_for: names of files that are not looked at.
 
         Raises:
             OSError: the folder cannot be read.
@@ -204,7 +207,8 @@ class LockedFolder:
         found = []
         locks = functools.cache(_locks)
         for name in sorted(os.listdir(self._descriptor)):  # noqa: PTH208 (no path)
-            if name == _MUTEX or (name.startswith(_UNFINISHED) and not sweeps):
+            is_unfinished = name.startswith(_UNFINISHED)
+            if name == _MUTEX or name in except_for or (is_unfinished and not sweeps):
                 continue
             try:
                 descriptor = os.open(name, _READ, dir_fd=self._descriptor)
@@ -262,7 +266,10 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _locks() -> dict[str, list[int]]:
-    """Return the processes that lock files, by device and number of the file (proc(5))."""
+    """Return the processes that lock files, by device and number of the file (proc(5)).
+
+    Reading the list stops all locking of files for some 10 ms, so it is read only where needed.
+    """
     found: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -62,14 +62,18 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
 def test_what_cannot_be_written_leaves_everything_as_it_was(tmp_path):
     path = tmp_path / "report.json"
     write_whole(path, "whole")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "half \ud800")
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(OSError, match="folder"):
         write_whole(folder, "text")
     assert path.read_text() == "whole"
     assert sorted(tmp_path.iterdir()) == [folder, path]
+
+
+def test_a_path_that_is_not_utf_8_is_escaped_in_a_text(tmp_path):
+    path = tmp_path / "report.json"
+    write_whole(path, "the folder b\udcff")
+    assert path.read_text(encoding="utf-8") == r"the folder b\udcff"
 
 
 def test_a_folder_that_has_become_read_only_is_told_as_what_happened_first(tmp_path, monkeypatch):

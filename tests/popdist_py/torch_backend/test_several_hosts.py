@@ -199,7 +199,7 @@ def _send_blocks_that_do_not_fit(rank, hosts):
 
 def test_a_block_that_does_not_fit_is_named_and_not_spread():
     *_, (text, received) = values(run_ranks(3, _send_blocks_that_do_not_fit, (0, 0, 1)))
-    assert "rank 0 sends 1 bytes to rank 2, which expects 4" in text
+    assert "rank 0 sends 1 byte to rank 2, which expects 4" in text
     assert received == [[255] * 4, [1] * 4, [2] * 4]
 
 

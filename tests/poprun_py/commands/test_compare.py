@@ -80,7 +80,7 @@ def test_a_run_with_unreadable_lines_is_compared_and_named(runs, capsys):
     with (runs / "one" / "attempt-1" / "steps.jsonl").open("a") as file:
         file.write("no step\n")
     assert run(["compare", "one", "two"]) == 0
-    assert "note: one: steps.jsonl: 1 lines cannot be read" in capsys.readouterr().out
+    assert "note: one: steps.jsonl: 1 line cannot be read" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_failing_run_ends_the_series_with_its_report(poprun, script, tmp_path)
     assert "[2/4] 2 instances: failed; its output is in runs/scale-" in done.stderr
     assert "two are too many" in done.stderr
     assert "not shown" not in done.stdout + done.stderr
-    assert "note: 1 of 4 runs are measured" in done.stdout
+    assert "note: 1 of 4 runs is measured" in done.stdout
     assert len(list((tmp_path / "runs").glob("scale-*-n*"))) == 2
 
 
@@ -116,7 +116,7 @@ def test_ctrl_c_while_a_run_is_drawn_ends_the_series(here, monkeypatch, capsys):
     assert run(["scale", "train.py", "--instances", "1", "--repeats", "2"]) == 130
     said = capsys.readouterr()
     assert "the page of the run is not written: interrupted" in said.err
-    assert "note: 1 of 2 runs are measured" in said.out
+    assert "note: 1 of 2 runs is measured" in said.out
 
 
 @pytest.mark.mpi
@@ -171,5 +171,5 @@ def test_a_signal_ends_the_series_and_shows_what_is_there(poprun, script, tmp_pa
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "[2/6] 2 instances: stopped" in stderr
-    assert "note: 1 of 6 runs are measured" in stdout
+    assert "note: 1 of 6 runs is measured" in stdout
     wait_until(lambda: not poprun.survivors())

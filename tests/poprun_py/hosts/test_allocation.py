@@ -85,7 +85,7 @@ def test_one_task_with_several_cpus_is_divided_among_instances():
     environ = {
         "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)",
     }  # fmt: skip
-    with pytest.raises(UsageError, match="Slurm allocated 1 tasks"):
+    with pytest.raises(UsageError, match="Slurm allocated 1 task to"):
         resolved({**environ, "SLURM_CPUS_PER_TASK": "1"}, num_instances=8)
     hosts = resolved({**environ, "SLURM_CPUS_PER_TASK": "4"}, num_instances=8)
     assert [host.slots for host in hosts] == [None, None]
