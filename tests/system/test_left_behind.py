@@ -176,7 +176,7 @@ if __name__ == "__main__":
 
 def test_no_sockets_of_a_loaders_workers_are_left(poprun, place, script):
     """Instance 1 ends by an exception, instance 0 by a signal."""
-    done = poprun("-n", 2, script(LOADING), env=place.env)
+    done = poprun(*place.options, script(LOADING), env=place.env)
     assert done.returncode == 1
     assert "instance 1 (replica 1)" in done.stderr.splitlines()[-3]
     assert "ValueError: a bad item" in done.stderr
