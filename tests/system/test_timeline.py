@@ -202,7 +202,7 @@ def test_what_a_killed_launcher_left_can_be_merged(poprun, script, tmp_path):
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert done.stdout == "t.json: 1 spans\n"
+    assert done.stdout == "t.json: 1 span\n"
     assert query(tmp_path / "t.json", "SELECT name FROM slice") == [("before the end",)]
 
 
