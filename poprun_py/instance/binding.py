@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["THREAD_VARIABLES", "apply", "differences", "read_back"]
 
-# Variables from which libraries take their number of threads. Each library prefers a variable of
-# its own to OMP_NUM_THREADS, the first, and the launcher plans that one alone: so a variable that
-# the user sets is never overruled by a planned one.
+# Variables from which libraries take their number of threads. The launcher plans only the first,
+# OMP_NUM_THREADS. Each library prefers its own variable to it, so the planned value never overrules
+# a variable that the user sets.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -258,7 +258,7 @@ def differences(plan: "Mapping[str, Any]", actual: "Mapping[str, Any]") -> list[
 def named(noun: str, numbers: "Sequence[int] | None") -> str:
     """Return ``CPU 3`` or ``CPUs 0-3``; ``CPUs unknown`` without numbers.
 
-    The wrapper imports nothing of the library, whose function for this is ``plural``.
+    The library's function for this is ``plural``, but the wrapper does not import the library.
     """
     text = format_list(numbers) if numbers else "unknown"
     return f"{noun} {text}" if numbers and len(numbers) == 1 else f"{noun}s {text}"

@@ -16,7 +16,7 @@ from poprun_py.instance.own_host.host_folders import HeldFolder
 _CONNECT_SECONDS = 20
 _CALL_AGAIN_SECONDS = 0.05
 _NONCE_BYTES, _PROOF_BYTES = 16, 32
-_INT_BYTES = 4  # of a descriptor, in a message of a Unix socket
+_INT_BYTES = 4  # the size of a descriptor in a message of a Unix socket
 # What torchrun sets besides the ranks, by ours; and what is the same in every instance. There is no
 # agent of torchrun's: instance 0 opens the store itself.
 _TORCHRUN_NAMES = (
@@ -29,9 +29,9 @@ _TORCHRUN_VALUES = (
     ("TORCHELASTIC_USE_AGENT_STORE", "False"),
     ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
 )
-# How devices below /dev are called that torch may compute on: of NVIDIA, AMD, WSL, TPUs and Habana,
-# Ascend, Cambricon, MetaX, Moore Threads, AWS; and in folders those of GPUs that render, and of
-# TPUs. A server without a GPU has dri/card0 for its console, and vfio/vfio.
+# Prefixes of the names below /dev of devices that torch may compute on: NVIDIA, AMD, WSL, TPUs and
+# Habana, Ascend, Cambricon, MetaX, Moore Threads, AWS; then, in folders, render nodes and TPUs.
+# dri/card0 and vfio/vfio do not count: a server without a GPU has them, the first for its console.
 _ACCELERATORS = (
     *("nvidia", "kfd", "dxg", "accel", "hl", "davinci", "cambricon", "mxcd", "mtgpu", "neuron"),
     *("dri/renderD", *(f"vfio/{digit}" for digit in range(10))),
@@ -137,11 +137,11 @@ def share_memory_in(folders: "list[HeldFolder]") -> None:
 
 
 def name_folder(folders: "list[HeldFolder]") -> None:
-    """Tell the program where the job's folder is, for what must not outlive the job."""
+    """Tell the program where the job's folder is, for files that must not outlive the job."""
     if folders:
         os.environ["POPDIST_JOB_FOLDER"] = folders[0].path
     else:
-        os.environ.pop("POPDIST_JOB_FOLDER", None)  # of a job around this one
+        os.environ.pop("POPDIST_JOB_FOLDER", None)  # set by an outer job
 
 
 def rank() -> int:
@@ -176,7 +176,7 @@ def set_other_names() -> None:
     for theirs, value in _TORCHRUN_VALUES:
         os.environ.setdefault(theirs, value)
     if os.environ.get("WORLD_SIZE") != "1" and not has_accelerator():
-        # Accelerate, and trainers over it, else take every instance for the only one.
+        # Without it, Accelerate and trainers built on it take every instance for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     size, share = os.environ.get("WORLD_SIZE", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
     if size.isdigit() and share.isdigit() and int(share) > 0:
@@ -215,7 +215,7 @@ def take_stdin() -> None:
 
 
 def _stdin_of_launcher(path: str) -> int | None:
-    """Return the launcher's standard input, which its socket at ``path`` gives; None without it."""
+    """Ask the launcher, by its socket ``path``, for its standard input; None if there is none."""
     asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         asking.connect(path)

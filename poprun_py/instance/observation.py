@@ -1,7 +1,8 @@
 """What a wrapper can see of its program's use of the host: CPU, memory, files, what holds it up.
 
-Reads files below /proc and /sys, and asks the kernel for counts of its connections. Standard
-library only and cheap to import. Nothing here knows the program's steps: that is vitals.py.
+Reads files below /proc and /sys, and asks the kernel how much the program's TCP connections carry.
+Standard library only and cheap to import. Nothing here knows the program's steps: that is
+vitals.py.
 """
 
 import os
@@ -22,15 +23,15 @@ __all__ = ["BUSY_SHARE", "SignsOfLife", "observe"]
 BUSY_SHARE = 0.05
 
 _MAX_PROCESSES = 64
-_MAX_THREADS = 64  # of a process, that are asked for its children, and whether they use a disk
+_MAX_THREADS = 64  # of a process: those that are examined for children and disk use
 _KIB = 1024
 # As the kernel shows it: system calls of x86-64 and of 64-bit ARM, and their first argument. What a
 # process reads from, or one more than the highest descriptor that it waits for.
 _READING = frozenset(
     {(b"0", b"0x0"), (b"23", b"0x1"), (b"270", b"0x1"), (b"63", b"0x0"), (b"72", b"0x1")}
 )
-# Calls that wait for a disk or a file server: fsync, fdatasync, msync, sync, syncfs and
-# sync_file_range of the same machines.
+# System calls of the same machines that wait for a disk or a file server: fsync, fdatasync, msync,
+# sync, syncfs and sync_file_range.
 _SYNCING = frozenset(
     {
         *(b"74", b"75", b"26", b"162", b"306", b"277"),
@@ -85,7 +86,7 @@ class SignsOfLife:
         self._program = program
         self._last: dict[str, Any] = {}
         self._sockets = sockets.SocketBytes()
-        self._at_disk: set[int] = set()  # threads, at the last look
+        self._at_disk: set[int] = set()  # threads that waited for a disk at the last look
 
     def look(self, written: int) -> "dict[str, Any]":
         """Return what there is to see now.
@@ -98,10 +99,11 @@ class SignsOfLife:
             ``moved_bytes`` of files, pipes and disk by now; ``received_bytes`` of TCP, sent ones
             included; ``written``; the last collective, ``call``, as ``Vitals`` has it; whether the
             program ``waits`` in one; whether it ``saves``: it says so, or a thread waits for a
-            disk; whether it is ``stopped``, or ``ending``: its interpreter has run its last Python;
-            whether it has ``joined`` the others, and may count steps; whether it ``reads`` what the
-            user types, and waits for it; and for how many seconds it is ``away``: its main thread
-            has run no Python. That is asked of one that does nothing but use CPU time.
+            disk; whether it is ``stopped``; whether it is ``ending``: its interpreter shuts down
+            and runs no more Python; whether it has ``joined`` the others, and may count steps;
+            whether it ``reads``: it waits for what the user types; and for how many seconds it is
+            ``away``: its main thread has run no Python. Only a program that uses CPU time, and
+            shows no other activity, is asked for that.
         """
         awake, moved, pids = _spent(self._program)
         waiting, before = set[int]().union(*map(_threads_at_disk, pids)), self._at_disk
@@ -115,7 +117,8 @@ class SignsOfLife:
             "call": self._vitals.call(),
             "waits": self._vitals.waits(),
             "saves": self._vitals.saves()
-            # A thread beside the main one may write a log now and then, which is no progress.
+            # A thread other than a main one must wait at two looks: a log line now and then is no
+            # progress.
             or bool(waiting.intersection(pids) or waiting & before),
             "stopped": processes.state(self._program, 1)[0] in "Tt",
             "ending": self._vitals.has_left_python(self._program),
@@ -160,7 +163,7 @@ def _threads_at_disk(pid: int) -> set[int]:
 
 
 def _waits_for_disk(folder: str) -> bool:
-    """Tell whether the thread of a folder in /proc waits for a disk or a file server."""
+    """Tell whether a thread, given by its folder in /proc, waits for a disk or a file server."""
     state = _read(f"{folder}/stat").rpartition(b")")[2].split()[:1]
     if state == [b"S"]:
         return _read(f"{folder}/syscall").partition(b" ")[0] in _SYNCING

@@ -45,9 +45,9 @@ def tell_when_parent_ends(number: int) -> int | None:
     """Ask the kernel for a signal when the process that waits for this one ends.
 
     Not asked for where this process is meant to outlive its parent: under nohup, as a background
-    job of a script (whose SIGINT is ignored), and as the leader of its own session. Nor is it for a
-    job of an interactive shell: that shell, or the kernel, sends SIGHUP to it unless it was
-    disowned.
+    job of a script (whose SIGINT is ignored), and as the leader of its own session. Nor is it
+    asked for in a job of an interactive shell: the shell, or the kernel, sends SIGHUP to the job
+    unless it was disowned.
 
     Returns:
         The parent's pid; None if nothing was asked for.
@@ -189,7 +189,7 @@ def state(pid: int, number: int) -> tuple[str, bool]:
 
 
 def command(pid: int) -> str:
-    """Return what a process was started with, cut to 80 characters; its name if that is hidden."""
+    """Return a process's command line, cut to 80 characters, or its name if that is hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read(400).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
@@ -202,7 +202,7 @@ def command(pid: int) -> str:
 
 
 def pending_signals(pid: int) -> set[int]:
-    """Return the signals that a process was sent and that it blocks; none if it is gone."""
+    """Return the signals that are pending because a process blocks them; none if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)

@@ -102,7 +102,7 @@ class _Input:
         raise NotImplementedError
 
     def _leave_unread(self, count: int) -> None:
-        """The program ended before it read ``count`` bytes."""
+        """Handle ``count`` bytes that the program has not read before its end."""
 
     def _is_read(self) -> bool:
         """Tell whether the program may get more."""
@@ -123,10 +123,10 @@ class ProgramPipe(_Input):
         return out, err
 
     def started(self) -> None:
-        """In the wrapper: nothing changes. Our own reading end shows what was not read."""
+        """Keep the wrapper's reading end open: it shows how much the program has not read."""
 
     def ended(self) -> None:
-        """The program has ended: tell the launcher what it has not read."""
+        """The program has ended: tell the launcher how many bytes it has not read."""
         unread = fcntl.ioctl(self._read_end, termios.FIONREAD, b"\0" * 4)
         self._leave_unread(len(self._typed) + int.from_bytes(unread, sys.byteorder))
         self._typed.clear()

@@ -20,11 +20,11 @@ STARTED = b"S"  # JSON: the program's pid, what was bound
 STDOUT = b"O"  # raw bytes
 STDERR = b"E"  # raw bytes
 BEAT = b"A"  # JSON: how far the program is, when the launcher wants it and it has changed
-LIFE = b"I"  # JSON: what moves in a program that makes no steps: as observation.SignsOfLife has it
+LIFE = b"I"  # JSON: the activity of a program that makes no steps, as SignsOfLife.look() returns it
 OBSERVED = b"N"  # JSON: where time goes, what the program uses, new steps: the answer to OBSERVE
 POLLED = b"P"  # JSON: the answer to PROPOSE: the proposal, and how often the program has asked
 STACKS = b"Y"  # JSON: the Python stacks of the instance's processes, the answer to DUMP
-UNREAD = b"r"  # JSON: how many bytes of the KEYS the program has not read, once it has ended
+UNREAD = b"r"  # JSON: how many bytes of the KEYS the program had not read when it ended
 TAKEN = b"k"  # the program has read the KEYS: there may be more
 MODES = (
     b"M"  # JSON: the program set its terminal: iflag, oflag, lflag, cc, whether input is dropped
@@ -35,8 +35,8 @@ CLOCK = b"C"  # JSON: [the launcher's monotonic nanoseconds that ASK_CLOCK broug
 FILE = b"F"  # a name, NUL, a part of that file of the program (zlib), when it has ended
 GIVEN = b"J"  # JSON: the path that the program finds the GIVEN file at, or the problem with it
 LEASED = b"L"  # JSON: the answer to LEASE: empty, or who is in the way, or a problem
-TOLD = b"T"  # JSON: the signal by which another process than the launcher asked for the end
-LEFT = b"K"  # JSON: [[pid, command], ...]: killed, the program had ended well and left them
+TOLD = b"T"  # JSON: the signal by which a process other than the launcher asked for the end
+LEFT = b"K"  # JSON: [[pid, command], ...] of killed processes that a program left at a good end
 DIED = b"D"  # JSON: how the program ended, at once, and its last steps; its output may follow
 EXIT = b"X"  # JSON: how it ended, once nothing is left of the program and its output is sent
 # Of these, those whose payload is no JSON.
@@ -56,10 +56,10 @@ AGREE = b"R"  # JSON: the proposal that holds for all instances
 ASK_CLOCK = b"C"  # JSON: the launcher's monotonic nanoseconds: answer with this host's
 DUMP = b"U"  # send the stacks
 OBSERVE = b"N"  # tell where time goes
-STOP = b"T"  # JSON: [grace seconds, signal]; the signal, then SIGKILL
+STOP = b"T"  # JSON: [grace seconds, signal]; send the signal, and SIGKILL after the grace time
 BYE = b"B"  # the wrapper may end
 # child of a wrapper -> launcher on this host, on the socket in its private folder
-STDIN = b"i"  # the answer is one byte, and with it the descriptor of the launcher's standard input
+STDIN = b"i"  # the answer is one byte that carries the descriptor of the launcher's standard input
 # whoever inspects a running job -> launcher, on the socket in its private folder
 INSPECT = b"I"  # JSON: what is wanted; the answer comes as one STACKS frame
 

@@ -1,6 +1,6 @@
-"""The bytes that the TCP connections of processes have carried, which /proc does not tell.
+"""How many bytes the TCP connections of processes have carried, which /proc does not show.
 
-The kernel is asked as ``ss`` asks it, by sock_diag(7). Standard library only and cheap to import.
+The kernel is asked through sock_diag(7), as ``ss`` does. Standard library only and cheap to import.
 """
 
 import os
@@ -21,22 +21,22 @@ _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 
 _TCP_INFO = 2
 _ESTABLISHED_AND_CLOSING = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _HEADER_BYTES, _MESSAGE_BYTES, _INODE_AT = 16, 72, 68
-# Of tcp_info: the bytes that were sent and acknowledged, and those that were received.
+# Offsets in tcp_info: of the acknowledged sent bytes, and of the received bytes.
 _ACKED_AT, _RECEIVED_AT = 120, 128
 _CHUNK, _SECONDS = 1 << 18, 0.2
 
 
 class SocketBytes:
-    """Adds up what moves in the TCP connections of some processes between two questions."""
+    """Adds up the bytes that the TCP connections of some processes carry from call to call."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
         self._moved = 0
 
     def num_bytes(self, pids: "Iterable[int]") -> int:
-        """Return the bytes moved by now, in both directions; only differences mean anything.
+        """Return the bytes carried by now in both directions; use only the difference of two calls.
 
-        The bytes of a connection that ends between two questions are not all counted.
+        If a connection ends between two calls, not all its bytes are counted.
         """
         inodes = {inode for pid in list(pids)[:_MAX_PROCESSES] for inode in _socket_inodes(pid)}
         if not inodes:
@@ -72,7 +72,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
     except OSError:
         return
     try:
-        # A send never blocks here; a kernel that does not answer must not stop the wrapper.
+        # A send never blocks here, but the wrapper must not wait for a kernel that does not answer.
         asked.settimeout(_SECONDS)
         for family in (socket.AF_INET, socket.AF_INET6):
             asked.sendall(_request(family))
@@ -84,7 +84,7 @@ def _tcp_bytes() -> "Iterator[tuple[int, int]]":
 
 
 def _request(family: int) -> bytes:
-    """Return the question for all TCP connections of a family that are not idle for good."""
+    """Return the request for all TCP connections of a family that are established or closing."""
     body = bytes((family, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1, 0))
     body += _number(_ESTABLISHED_AND_CLOSING, 4) + bytes(48)
     size = _HEADER_BYTES + len(body)
@@ -92,7 +92,7 @@ def _request(family: int) -> bytes:
 
 
 def _answers(asked: "socket.socket") -> "Iterator[tuple[int, int]]":
-    """Yield inode and bytes of the connections that the kernel tells of."""
+    """Yield inode and bytes of the connections in the kernel's answer."""
     while True:
         data = asked.recv(_CHUNK)
         at = 0
@@ -109,7 +109,7 @@ def _answers(asked: "socket.socket") -> "Iterator[tuple[int, int]]":
 
 
 def _bytes_of(message: bytes) -> "int | None":
-    """Return what the attribute with a connection's counts says; None without one."""
+    """Return the bytes that a connection has carried; None if the message has no tcp_info."""
     at = _MESSAGE_BYTES
     while at + 4 <= len(message):
         size, kind = _value(message, at, 2), _value(message, at + 2, 2)

@@ -2,7 +2,7 @@
 
 The hook, popdist_py/start_hook on PYTHONPATH, lies beside us on every host, in a checkout and in an
 install. It reads POPDIST_MPI_NETWORK, POPDIST_SDK_NAMES, POPDIST_TORCH_BACKEND and
-POPDIST_JOB_FOLDER in every Python that starts, also behind a shell script.
+POPDIST_JOB_FOLDER in every Python that starts, also in one that a shell script starts.
 """
 
 import os

@@ -19,10 +19,11 @@ UNLIMITED_GRACE_SECONDS = 3600.0
 GOOD_CODES = (0, 75)
 # After any other end they have this long.
 LEFTOVER_SECONDS_AFTER_FAILURE = 0.1
-# A program whose main thread an exception has ended has the grace time to end, at least this long.
+# After an exception has ended its main thread, a program has the grace time to end, and at least
+# this long.
 LEAST_SECONDS_AFTER_EXCEPTION = 1.0
 # After a program has ended with 0 and nothing is left of it, its wrapper waits this long for the
-# other instances. Then Open MPI is to see that the instance has ended.
+# other instances. Then it ends, so that Open MPI sees that the instance has ended.
 LEAVE_SECONDS = 2.0
 # Between two kills: a process may start another while the rest is killed.
 KILL_AGAIN_SECONDS = 0.05

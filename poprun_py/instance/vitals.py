@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _STEP, _POLLS, _PROPOSED, _AGREED, _BEGUN, _CALLS, _RESUMED, _DOING = range(8)
 _DEBUGGED, _TERMINAL = 8, 9
 _NUM_WORDS = 10
-# Of _BEGUN: steps will follow. Of _ACTIVITY: it waits for other instances, it saves or loads.
+# _WILL_STEP is a value of _BEGUN: steps will follow. The others are values of _ACTIVITY: the
+# program waits for other instances; it saves or loads a checkpoint.
 _WILL_STEP, _WAITING, _SAVING = 2, 6, 8
 # Those of popdist_py/activities/ledger.py: when counting began, up to when it tells of all time,
 # what goes on, the samples, the steps timed and all steps; the nanoseconds of each activity; a row
@@ -113,7 +114,7 @@ class Vitals:
         return [word >> 8, word >> 1 & 127, word & 1, seconds]
 
     def trained_alone(self) -> bool:
-        """Tell whether the program trained with torch, and never met the other instances."""
+        """Tell whether the program trained with torch, and called no collective of the library."""
         return self._words[_SEPARATE] == 1 and not self._words[_CALL]
 
     def waits(self) -> bool:
@@ -129,9 +130,10 @@ class Vitals:
         return self._words[_FAILED]
 
     def has_left_python(self, program: int) -> bool:
-        """Tell whether the interpreter of the program has run its last Python, and ends.
+        """Tell whether the interpreter of the program shuts down, and runs no more Python.
 
-        It gives up the handler of the question then. Other programs never had one.
+        It then no longer handles the signal that asks whether Python runs. Programs that are not
+        Python never handled it.
         """
         letter, catches = processes.state(program, _ASK_SIGNAL)
         self._has_run_python = self._has_run_python or catches

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from poprun_py.instance.program_files import GivenFile, ProgramFiles
     from poprun_py.leases.book import Lease
 _CHUNK = 1 << 16
-# By which mpirun ends the instances: Open MPI by SIGTERM; MPICH passes on what it was ended by.
+# mpirun ends the instances by these: Open MPI by SIGTERM, MPICH by the signal that ended mpirun.
 _ENDING = (signal.SIGTERM, signal.SIGQUIT)
 _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 # The program's output waits in its pipe while this much is on the way to the launcher.
@@ -65,7 +65,7 @@ _KEPT = (
 
 def main(argv: list[str]) -> int:
     """Run the program after ``--`` and return the code to end with."""
-    # The launcher keeps these from mpirun, and some mpiruns pass on what they block.
+    # The launcher has mpirun block these signals, and some mpiruns pass their signal mask on.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGABRT))
     program = [_unshield(word) for word in argv[argv.index("--") + 1 :]]
     launcher_link.set_other_names()
@@ -131,14 +131,14 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
-        self._leave_at = float("inf")  # when to end without that
-        self._stop_signal = int(signal.SIGTERM)  # by which the program is asked to end
+        self._leave_at = float("inf")  # when to end without a release
+        self._stop_signal = int(signal.SIGTERM)  # asks the program to end
         self._steps = StopSteps(
             ask=lambda: self._signal_program(self._stop_signal),
             force=self._kill_tree,
             again_seconds=KILL_AGAIN_SECONDS,
         )
-        self._leftover_seconds = 0.0  # that children have after a good end of the program
+        self._leftover_seconds = 0.0  # given to children after a good end of the program
         self._told_left: set[int] = set()
         self._bound: dict[str, Any] = {}
         self._daemon: dict[str, Any] = {}  # what became of the sockets of MPI's daemon
@@ -158,9 +158,9 @@ class Wrapper:
         self._spans = ""  # what the paths of the program's files of spans begin with
         self._lease: Lease | None = None  # for all instances of the job on this host
         self._seconds_after_exception = LEAST_SECONDS_AFTER_EXCEPTION
-        # After an exception that ended its main thread.
+        # Kills the program if it lives on after an exception has ended its main thread.
         self._failed = StopSteps(ask=lambda: None, force=self._kill_failed)
-        self._was_kept = False  # from ending after it
+        self._was_kept = False  # whether the program lived on, and was killed for it
         self._paused: list[int] = []  # processes of the program that we stopped
         self._shared = shared
         self._folders: list[HeldFolder] = []  # of the job on this host
@@ -447,7 +447,7 @@ class Wrapper:
             processes.signal_process(pid, signal.SIGKILL)
 
     def _tell_of_left(self, pids: list[int]) -> None:
-        """Tell the launcher which processes are killed, each once."""
+        """Tell the launcher which processes are killed; name each of them only once."""
         named = [[pid, processes.command(pid)] for pid in pids if pid not in self._told_left]
         self._told_left.update(pids)
         if named:
@@ -487,9 +487,9 @@ class Wrapper:
                 self._program_ended(status, usage)
 
     def _limit_failed(self) -> None:
-        """Give a program the grace time to end whose main thread has ended with an exception.
+        """Give the program the grace time to end if an exception has ended its main thread.
 
-        Python waits for threads and pools before it ends, and the other instances for it.
+        Before it ends, Python waits for threads and pools, and the other instances wait for it.
         """
         has_failed = self._pid > 0 and self._vitals.failed_process() == self._pid
         if has_failed and self._failed.asked_at is None:
@@ -511,7 +511,7 @@ class Wrapper:
         now = memory_state()
         code = os.waitstatus_to_exitcode(status)
         self._outcome = {
-            # As Python ends after an exception.
+            # Python itself ends with 1 after an exception.
             "code": 1 if self._was_kept and code == -signal.SIGKILL else code,
             "time_ns": time.time_ns(),
             "max_rss_bytes": usage.ru_maxrss * 1024,
@@ -539,7 +539,7 @@ class Wrapper:
     def _sample(self) -> None:
         """Tell the launcher how far the program is, if it asked for that and it has changed.
 
-        Of one that makes no steps for a while it tells what else moves.
+        If the program makes no steps for a while, tell what else moves in it.
         """
         if self._sample_seconds is None or self._outcome is not None:
             return
@@ -662,9 +662,10 @@ class Wrapper:
         return False
 
     def _limit_stay(self) -> None:
-        """Let Open MPI end the others if they wait for a program that left no MPI_Finalize behind.
+        """Set when to leave, so that Open MPI sees a program that ended without MPI_Finalize.
 
-        It notices that when this process ends. A wrapper that leases cores for its host stays.
+        Open MPI notices that when this process ends, and then ends the instances that wait for the
+        program. A wrapper that leases cores for its host stays.
         """
         is_open_mpi = "PMIX_RANK" in os.environ and "PMI_RANK" not in os.environ
         has_ended_well = self._outcome is not None and self._outcome["code"] == 0

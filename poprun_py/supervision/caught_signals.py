@@ -65,9 +65,10 @@ class CaughtSignals:
         return self._read_end
 
     def take(self) -> list[tuple[int, str]]:
-        """Return the numbers that have come, with the reason where it is not the signal itself.
+        """Return the numbers of the signals that have come, each with a reason.
 
-        The end of the parent process counts as SIGHUP.
+        The reason is empty if the signal itself is the reason. The end of the parent process counts
+        as SIGHUP.
         """
         taken: list[tuple[int, str]] = []
         # Of two that came together, the kernel has the later one handled first.

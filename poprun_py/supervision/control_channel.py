@@ -32,9 +32,9 @@ __all__ = ["ControlChannel", "Hello", "Listener", "Peer", "hello_of"]
 _CHUNK = 1 << 18
 # How often to look which hosts still answer.
 _LOOK_SECONDS = 1.0
-# Who inspects the job and takes nothing of its answer for so long does not get the rest.
+# A process that inspects the job gets no more of its answer after reading nothing for this long.
 _READER_SECONDS = 5.0
-# When the job has ended, nobody is held up by it for longer.
+# When the job has ended, the launcher waits this long at most until a reader takes its answer.
 _LAST_ANSWER_SECONDS = 1.0
 
 
@@ -66,7 +66,7 @@ class Peer:
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer to an inspection: what is not sent yet, and when some of it was taken."""
+    """The answer to an inspection: its unsent bytes, and when the reader last took some."""
 
     unsent: memoryview
     moved_at: float
@@ -152,7 +152,7 @@ class ControlChannel:
         self._listener = listener
         self._paused = False
         self._handlers: dict[int, Callable[[Any, int], None]] = {}
-        self._answers: dict[socket.socket, _Answer] = {}  # that are not sent yet
+        self._answers: dict[socket.socket, _Answer] = {}  # not sent completely yet
 
     def open(self, selector: selectors.BaseSelector, folder: Path, listen: str | None) -> None:
         """Listen in a private folder and, for other hosts, on an address of this machine.
@@ -340,7 +340,7 @@ class ControlChannel:
         self._listener.joined(peer)
 
     def _begin_answer(self, channel: socket.socket, text: str) -> None:
-        """Send the answer to an inspection as its reader takes it, in one or more frames."""
+        """Send the answer to an inspection in one or more frames, as its reader takes them."""
         data = text.encode()
         size = protocol.MAX_PAYLOAD
         parts = [data[at : at + size] for at in range(0, len(data), size)] or [b""]

@@ -1,8 +1,8 @@
 """When an instance counts as hung: pure, the clock is an argument.
 
-Where instances count steps, one hangs that makes none and in which nothing else moves either,
-unless it waits for another that is at work. A job in which none counts steps is judged as a whole,
-by what moves in its instances.
+An instance that counts steps hangs if it makes no step and nothing else moves in it, unless it
+waits for another instance that is at work. If no instance counts steps, the job is judged as a
+whole, by what moves in its instances.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from poprun_py.supervision.job import Progress
 __all__ = ["HangWatch", "LifeWatch", "Look"]
 
 _AUTO_FACTOR, _AUTO_FLOOR_SECONDS, _AUTO_SAMPLES = 20, 10.0, 5
-# Of the longest time between two steps that was seen: a job may need as much again.
+# The limit is at least this many times the longest time between two steps that was seen.
 _AUTO_LONGEST_FACTOR = 2
-_KEPT_SAMPLES = 101  # of single steps, though short ones are seen several at a time
-# A launcher that has not looked for so long was stopped itself: what it missed is no silence.
+_KEPT_SAMPLES = 101  # durations of single steps; several short steps share one beat
+# A launcher that has not looked for this long was stopped itself: the missed time is not silence.
 _LATE_SECONDS = 1.0
-# A wrapper that tells nothing, neither steps nor looks, for the limit and so long, is stopped.
+# A wrapper that sends neither steps nor looks for the limit, and this long at least, is stopped.
 _LEAST_UNHEARD_SECONDS = 2.0
 # Before its first step an instance joins the others, loads data and compiles; other models are
 # compiled later.
 _START_FACTOR, _START_FLOOR_SECONDS = 10, 30.0
-# A disk, a file server, or an upload at the end of a program may stand still for minutes.
+# A disk, a file server, or an upload at the end of a program may stall for minutes.
 _STORE_FACTOR, _STORE_FLOOR_SECONDS = 10, 300.0
 # Of programs without steps nothing is known to compare with: a sleep of a minute is no hang.
 _AUTO_LIFE_SECONDS = 120.0
@@ -38,7 +38,7 @@ _LEAST_LOOK_SECONDS, _MOST_LOOK_SECONDS = 0.1, 2.0
 _LEAST_CPU_SECONDS, _MOST_CPU_SECONDS = 0.02, 0.2
 # Bytes that move while nothing goes on: of events between threads, and of stacks that we ask for.
 _IDLE_BYTES_PER_SECOND, _IDLE_BYTES = 16 << 10, 256 << 10
-# Of connections, which tell a monitoring service a few kilobytes now and then.
+# TCP bytes that are no sign of work: a program may send a monitor a few kilobytes now and then.
 _IDLE_RECEIVED_PER_SECOND = 4 << 10
 _LEAST_RECEIVED, _MOST_RECEIVED, _RECEIVED_PER_SECOND_OF_LIMIT = 4 << 10, 32 << 10, 1 << 10
 # A wrapper that tells nothing for so long may have been stopped with its program.
@@ -47,16 +47,17 @@ _UNHEARD_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What the wrapper of an instance that makes no steps saw at one time.
+    """One observation of an instance that makes no steps, by its wrapper.
 
     ``at`` is in seconds on the clock of its host. By then the program had ``written`` bytes of
     output, been awake for ``awake_seconds``: with a CPU or in want of one, and moved so many
     ``moved_bytes`` of files, pipes and disk, and ``received_bytes`` of TCP. ``call`` is the last
-    collective of the library: its number, which one, whether it goes on. ``waits``: it waits for
-    others in it. ``saves``: it saves or loads a checkpoint, or a thread waits for a disk.
-    ``stopped``: by a signal. ``ending``: its interpreter has run its last Python. ``joined``: it
-    has called ``init()``, and may count steps later. ``reads``: it waits for what the user types.
-    Its main thread has run no Python for ``away`` seconds at least; 0 if it has, or was not asked.
+    collective of the library: its number, which one, whether it goes on. ``waits``: the program
+    waits for others in it. ``saves``: it saves or loads a checkpoint, or one of its threads waits
+    for a disk. ``stopped``: a signal has stopped it. ``ending``: its interpreter is shutting down
+    and runs no more Python. ``joined``: it has called ``init()``, and may count steps later.
+    ``reads``: it waits for what the user types. ``away``: for at least so many seconds its main
+    thread has run no Python; 0 if it has, or was not asked.
     """
 
     at: float
@@ -83,16 +84,17 @@ class Look:
 class HangWatch:
     """Follows the steps of all instances; ``life`` follows what else moves in them.
 
-    An instance hangs that has made no step for the limit, and in which nothing has moved for as
-    long, as ``LifeWatch`` tells; one that waits for others does only if none of these is at work.
+    An instance hangs if it has made no step for the limit and, as ``LifeWatch`` tells, nothing else
+    has moved in it for as long. If it waits for others, it hangs only if none of these is at work.
     Like is compared with like: training steps with training steps, other calls with other calls.
-    Compiling is neither. An instance whose wrapper tells nothing is judged by its steps alone.
+    Compiling is neither. If a wrapper sends nothing, its instance is judged by its steps alone.
 
     Args:
-        limit: seconds without a step, or "auto": 20 times the median step, or twice the longest
-            time without one, at least 10 s. For the first step, and to compile, there is ten times
-            as much, at least 30 s. With "auto", only those that are stopped, or wait in a
-            collective of the library, are judged so early: others may sleep for two minutes.
+        limit: seconds without a step, or "auto": 20 times the median step or twice the longest
+            time without a step, whichever is longer, and at least 10 s. The first step, and
+            compiling, may take ten times as long, at least 30 s. With "auto", an instance is
+            judged this early only if it is stopped, or waits in a collective of the library. Any
+            other may sleep for two minutes.
     """
 
     def __init__(self, limit: float | str) -> None:
@@ -105,7 +107,7 @@ class HangWatch:
         self._longest = dict.fromkeys(self._durations, 0.0)
         self._limits: dict[int, float | None] = {}  # since the last beat
         self._looked_at = float("-inf")
-        self._may_hang_at = float("-inf")  # before that, no further silence is too long
+        self._may_hang_at = float("-inf")  # no further instance exceeds its limit earlier
         self.life = LifeWatch(limit)
 
     @property
@@ -171,10 +173,10 @@ class HangWatch:
         Args:
             now: the time.
             is_held_up: whether the reader of the output makes the instances wait.
-            is_mpirun_stopped: whether instances that end would wait for mpirun for ever.
+            is_mpirun_stopped: whether mpirun is stopped: an ending instance then waits for ever.
         """
         self.life.may_end = not is_mpirun_stopped
-        # The launcher asks after every event: with thousands of instances, there are very many.
+        # The launcher asks after every event, and thousands of instances cause very many events.
         is_early = now < min(self.next_deadline(), self._may_hang_at)
         if is_early and not is_held_up:
             return ()
@@ -186,8 +188,9 @@ class HangWatch:
     def hung(self, now: float) -> tuple[int, ...]:
         """Return the instances that seem to hang, the one that is silent for longest first.
 
-        Their stacks are to be asked for, and ``judged``. One that waits for another, or for a core,
-        may be over the limit in the same look. Of a job without steps it is all of them, or none.
+        The caller then asks for their stacks and calls ``judged``: an instance that only waits for
+        another, or for a core, may exceed the limit at the same time. For a job without steps, the
+        result is all instances or none.
         """
         ends = [(when, self._patience(progress)) for progress, when in self._last.values()]
         later = (when + patience for when, patience in ends if now - when <= patience)
@@ -200,7 +203,7 @@ class HangWatch:
         return tuple(sorted(still, key=lambda index: (self._last[index][1], index)))
 
     def judged(self, waiting: Iterable[int], ending: Iterable[int], now: float) -> tuple[int, ...]:
-        """Return the instances that hang, now that stacks tell who waits for others, or ends."""
+        """Return the instances that hang; stacks have shown which are ``waiting`` or ``ending``."""
         waiting = set(waiting)
         for index in ending:
             self.life.ends(index, now)
@@ -216,7 +219,7 @@ class HangWatch:
         return hung
 
     def busy(self, now: float) -> tuple[int, ...]:
-        """Return those of the ``hung`` that use CPU time: their stacks tell whether for waiting."""
+        """Return the ``hung`` instances that use CPU time; stacks tell whether only to wait."""
         hung = set(self.hung(now))
         return tuple(i for i in self.life.busy(now, self._quiet) if i in hung)
 
@@ -232,7 +235,7 @@ class HangWatch:
         return self.life.is_still(index, now, self._quiet(index))
 
     def _is_any_at_work(self, still: Iterable[int], now: float) -> bool:
-        """Tell whether an instance that does not stand still may yet join those that wait."""
+        """Tell whether an instance outside ``still`` works, and may yet join the waiting ones."""
         still = set(still)
         return any(
             index not in still
@@ -242,7 +245,7 @@ class HangWatch:
         )
 
     def _quiet(self, index: int) -> float | None:
-        """Return how long nothing may move in an instance; None where ``life`` knows that alone."""
+        """Return how long nothing may move in an instance; None if ``life`` decides that."""
         if index not in self._last:
             return None
         limit = self._patience(self._last[index][0])
@@ -320,8 +323,8 @@ class _Watched:
             self.acted = self.moved = (look.at, now)
             return
         seconds = look.at - before.at
-        # A collective of the library that waits does so in turns of sleep and of looking. What
-        # other threads and processes do brings it no further; nor a program that is stopped.
+        # A waiting collective of the library alternates between sleeping and polling. Work of other
+        # threads and processes does not advance it, nor a program that is stopped.
         share = 0 if (look.waits and before.waits) or (look.stopped and before.stopped) else 1
         has_bytes = self._bytes.runs_over(share * (look.moved_bytes - before.moved_bytes), seconds)
         received = share * (look.received_bytes - before.received_bytes)
@@ -350,15 +353,15 @@ class _Watched:
 
 
 class LifeWatch:
-    """Follows what moves in the instances: by itself it judges a job that counts no steps.
+    """Follows what moves in the instances; alone, it judges a job that counts no steps.
 
-    Such a job hangs when all its instances are silent. One is when, for the limit, it has written
+    Such a job hangs when all its instances are silent: if each, for the limit, has written
     nothing, made no collective of the library, moved no bytes, and used no CPU time but for
-    waiting. What it uses counts as waiting if the library says so; and if its main thread has run
-    no Python all the time, and stands in a call that waits for others: only its stack tells that,
-    and who asks for it reports back with ``computes``. An instance that saves, and one that ends,
-    has ten times the limit, at least five minutes, and with "auto" just these; while one ends, the
-    others may hang without it.
+    waiting. CPU time counts as waiting if the library says so. It also does if the main thread has
+    run no Python all the time and is in a call that waits for others. Only the stack tells that: a
+    caller that asks for it, and sees no such call, calls ``computes``. An instance that saves or
+    ends is given ten times the limit, at least five minutes; with "auto", five minutes. An ending
+    instance is left out when the others are judged.
 
     Args:
         limit: seconds of silence, or "auto": two minutes. An instance that has joined the others,
@@ -370,7 +373,7 @@ class LifeWatch:
         self._start = self._limit if isinstance(limit, str) else _start_patience(limit)
         self._store = _STORE_FLOOR_SECONDS if isinstance(limit, str) else _store_patience(limit)
         self._watched: dict[int, _Watched] = {}
-        self.may_end = True  # whether one that ends needs nothing else to do so
+        self.may_end = True  # whether an ending instance can end; not while mpirun is stopped
 
     @property
     def look_seconds(self) -> float:
@@ -399,12 +402,12 @@ class LifeWatch:
                 each.ending_since = now
 
     def computes(self, instance: int, now: float) -> None:
-        """Begin the silence of an instance anew: it computes, and has told nothing."""
+        """Begin the silence of an instance anew: it computes, although its looks do not show it."""
         if each := self._watched.get(instance):
             each.acted = each.moved = (each.last.at if each.last else 0.0, now)
 
     def ends(self, instance: int, now: float) -> None:
-        """Note that the interpreter of an instance ends."""
+        """Note that the interpreter of an instance is shutting down."""
         each = self._watched.get(instance)
         if each is not None and each.ending_since is None:
             each.ending_since = now
@@ -424,7 +427,7 @@ class LifeWatch:
     def busy(
         self, now: float, patience: Callable[[int], float | None] = lambda _: None
     ) -> tuple[int, ...]:
-        """Return those of the ``hung`` that use CPU time: their stacks tell whether for waiting."""
+        """Return the ``hung`` instances that use CPU time; stacks tell whether only to wait."""
         return tuple(
             index
             for index, each in self._watched.items()
@@ -442,11 +445,11 @@ class LifeWatch:
         return look is not None and look.waits
 
     def is_heard(self, instance: int, now: float, seconds: float) -> bool:
-        """Tell whether there was a look at an instance in the last ``seconds``."""
+        """Tell whether a look at an instance has arrived in the last ``seconds``."""
         return self.last(instance) is not None and now - self._watched[instance].heard <= seconds
 
     def is_ending(self, instance: int, now: float) -> bool:
-        """Tell whether the program of an instance ends, and has the time to."""
+        """Tell whether the program of an instance is ending and still has time for it."""
         each = self._watched.get(instance)
         if each is None or each.ending_since is None or not self.may_end:
             return False
@@ -454,7 +457,7 @@ class LifeWatch:
         return not is_stopped and now - each.ending_since < self._store
 
     def is_still(self, instance: int, now: float, patience: float | None = None) -> bool:
-        """Tell whether an instance is silent, or in one call of C all the time and no more."""
+        """Tell whether an instance is silent, or has only been in one call of C all the time."""
         each = self._watched.get(instance)
         if each is None:
             return False
@@ -489,7 +492,7 @@ def _start_patience(limit: float) -> float:
 
 
 def _store_patience(limit: float) -> float:
-    """Return for how long nothing may move while a program saves, or ends."""
+    """Return for how long nothing may move in a program that saves or ends."""
     return max(_STORE_FLOOR_SECONDS, _STORE_FACTOR * limit)
 
 

@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 10.0
 # What a job holds is known at once; a launcher that was stopped (Ctrl-Z) does not answer.
 _HOLDINGS_SECONDS = 1.0
 _STATUS_SECONDS = 5.0
-# 64 MiB: of 4,096 instances, 3 MiB tell how they do.
+# At most 64 MiB; the status of 4,096 instances takes 3 MiB.
 _MOST_FRAMES = 64
 # A launcher that was killed, or that ends while it is asked: its socket closes on whoever waits.
 _ENDED = (ConnectionError, FileNotFoundError)
@@ -89,13 +89,13 @@ def ask_status(job: str) -> tuple[dict[str, Any], list[int]]:
 
 
 def _status_of_run(name: str, option: str) -> dict[str, Any] | None:
-    """Return how the instances of a run do; None if no launcher has it.
+    """Return the status of a run's instances; None if no launcher runs it.
 
     Raises:
-        StartError: launchers that may have it do not answer.
+        StartError: no launcher that answers runs it, and another one does not answer.
     """
-    names = {name, Path(name).resolve().name}  # of a run's folder, or a link to it
-    silent = ""  # may be the one, if no other is
+    names = {name, Path(name).resolve().name}  # it may be the run's folder, or a link to it
+    silent = ""  # why a launcher did not answer; it may run this one
     for _, path in _sockets():
         try:
             status = _status(path, option)
@@ -200,10 +200,10 @@ def running_jobs() -> dict[int, dict[str, Any] | None]:
 
 
 def _answer(path: Path, want: str, seconds: float) -> str | None:
-    """Return a launcher's answer, which may be of several frames; None if it ended without one.
+    """Return a launcher's answer of one or more frames; None if the launcher ended without one.
 
     Raises:
-        ValueError: it is too long, or no text.
+        ValueError: the answer is too long, or is not text.
     """
     reader, payloads = protocol.Reader(), []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
@@ -273,17 +273,17 @@ def _sockets() -> Iterator[tuple[int, Path]]:
 
 
 def _own_sockets(pid: int) -> list[Path]:
-    """Return the sockets of launcher ``pid``; one that was killed may have left another behind."""
+    """Return the sockets of launcher ``pid``; an earlier one of this pid may have left another."""
     found: list[Path] = []
     for folder in sorted(_temporary_folders(pid)):
-        # Anybody may put a folder there that cannot be read, or was never a launcher's.
+        # Other users may have put folders there that cannot be read or are not a launcher's.
         with contextlib.suppress(OSError):
             found += filter(_is_launchers, folder.glob(f"{folder_prefix(pid)}*/{SOCKET_NAME}"))
     return found
 
 
 def _sockets_of(pid: int, option: str) -> list[Path]:
-    """Find the launcher's sockets: ``pid`` is the launcher, or a descendant of it."""
+    """Return the sockets of the launcher that is process ``pid`` or an ancestor of it."""
     import psutil
 
     line = [pid]

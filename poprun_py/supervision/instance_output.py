@@ -138,9 +138,9 @@ class InstanceOutput:
             self._find_repeats(peer.index, data)
 
     def shorten_interrupts(self) -> None:
-        """Ctrl-C is passed on: show the tracebacks of KeyboardInterrupt that follow as one line."""
+        """Show KeyboardInterrupt tracebacks as one line from now on: Ctrl-C is passed on."""
         if self._interrupts is None:
-            # Jobs that nobody interrupts do not wait for it.
+            # Imported here, so that jobs that are not interrupted do not wait for the import.
             from poprun_py.output.interrupt_tracebacks import InterruptTracebacks
 
             self._interrupts = InterruptTracebacks(self._find_repeats)
@@ -191,7 +191,7 @@ class InstanceOutput:
         self._screens[_STDERR].insert(_line(sentence))
 
     def begin_report(self) -> None:
-        """End the line that a program left open on stderr: the launcher writes there next."""
+        """End the unfinished line of a program on stderr, before the launcher writes there."""
         for screen in self._screens if self._is_one_file else self._screens[_STDERR:]:
             screen.interrupt()
 
@@ -323,7 +323,7 @@ class InstanceOutput:
 
 
 def _line(sentence: str) -> bytes:
-    """Return a line of the launcher; a path in it is shown as Python shows it on stderr."""
+    """Return a line of the launcher; undecodable bytes of a path are escaped, as on stderr."""
     return f"{command_name()}: {sentence}".encode(errors="backslashreplace")
 
 

@@ -170,8 +170,8 @@ class InstanceResult(Shown):
     the supervisor had asked it to end. ``was_lost``: it vanished together with its wrapper.
     ``had_last_word``: its last lines, or a traceback that it wrote as well, are at the end of the
     screen's stderr. ``oom_kills`` counts processes that the kernel killed in its control group for
-    want of memory while it ran. ``trained_alone``: it trained with torch, and made no call together
-    with other instances.
+    want of memory while it ran. ``trained_alone``: it trained with torch, and called no collective
+    together with other instances.
     """
 
     index: int

@@ -32,9 +32,10 @@ _FILES, _FILES_OF_CHILD = 32, 4
 _KILL_SECONDS = 2.0
 # It listens some 20 ms after its start, and other hosts connect some 100 ms later.
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.01, 0.25
-# Signals by which users and schedulers end processes: the launcher decides what they do to the job.
+# Users and schedulers end processes by these signals. They are kept from mpirun, so that the
+# launcher decides what they do to the job.
 _KEPT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
-# How often to look whether mpirun was sent one, and how soon after the first was seen.
+# How often to check whether mpirun was sent such a signal, and how soon to check again after one.
 _SIGNALS_SECONDS, _SIGNALS_AGAIN_SECONDS = 0.25, 0.05
 
 
@@ -133,7 +134,7 @@ class Mpirun:
         log: takes a line of the launcher's own log.
         open_files: its (soft, hard) limit of open files, which this host's instances inherit.
         network: where alone it may listen, as ``popdist_listening.address_in`` has it; or None.
-        end_signal: ends it in good order.
+        end_signal: the signal on which mpirun ends in good order.
 
     Raises:
         StartError: it cannot be run.
@@ -167,14 +168,14 @@ class Mpirun:
             # This lets mpirun end its daemons; SIGKILL would have MPICH kill the wrappers before
             # they can clean up.
             processes.die_with_parent(parent, end_signal)
-            # What handlers mpirun installs does not matter: a blocked signal stays pending.
+            # A blocked signal stays pending, whatever handler mpirun installs for it.
             signal.pthread_sigmask(signal.SIG_BLOCK, self._kept)
             processes.set_open_files(open_files)
 
         try:
             self._process = subprocess.Popen(
                 command,
-                # Open MPI 5 never tells instance 0 where its input ends.
+                # Not the launcher's input: Open MPI 5 would never tell instance 0 where it ends.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -222,16 +223,17 @@ class Mpirun:
         return True
 
     def signal_kept(self, now: float) -> int:
-        """Return a signal that somebody has sent to mpirun, and that was kept from it; 0 for none.
+        """Return a signal that was sent to mpirun and kept from it; 0 for none.
 
-        mpirun would kill the wrappers within half a second, whatever ``--grace`` says.
+        On that signal, mpirun would kill the wrappers within half a second, despite ``--grace``.
         """
         if now < self._signals_at or self.ended_at is not None:
             return 0
         pending = processes.pending_signals(self.pid)
         found = next((number for number in self._kept if number in pending), 0)
         was_seen, self._seen = found == self._seen, found
-        # One that was sent to all processes of the job reaches the launcher itself by then.
+        # A signal is reported at the second check. By then, if it was sent to all processes of the
+        # job, the launcher has received it itself.
         self._signals_at = now + (_SIGNALS_SECONDS if was_seen else _SIGNALS_AGAIN_SECONDS)
         return found if was_seen else 0
 

@@ -31,11 +31,11 @@ from poprun_py.supervision.job import (
 
 __all__ = ["Ending", "judge", "left_sentence"]
 
-# Of processes that an instance left so many are named.
+# How many of the processes that an instance left are named.
 _MOST_LEFT = 4
-# Of what mpirun said so many characters are shown; all of it is in the log (-v).
+# How many characters of mpirun's output are shown; the log (-v) has all of it.
 _MOST_SAID = 500
-# What mpirun writes of instances that have ended, or that it ends.
+# mpirun's messages about instances that have ended, or that it ends.
 _OF_ENDS = re.compile(
     r"MPI_ABORT was invoked|has exited due to process rank|noticed that process rank"
     r"|BAD TERMINATION|APPLICATION TERMINATED|detected that one or more processes exited"
@@ -45,7 +45,7 @@ _OF_ENDS = re.compile(
 _NO_FOLDER = "unable to create the desired directory"
 # What a wrapper says that was refused another process.
 _NO_PROCESS = os.strerror(errno.EAGAIN)
-# What Open MPI writes of an instance that ended with 0 and without MPI_Finalize.
+# Open MPI's message about an instance that ended with 0 but without MPI_Finalize.
 _IMPROPER = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+\s+exiting\s+improperly")
 # What Open MPI 5 writes of a daemon that it cannot reach any more, or whose ssh has ended.
 _LOST_HOST = re.compile(r"^\s*Remote (?:host: +|daemon: \[\S*\] on node )(\S+)$", re.MULTILINE)
@@ -103,9 +103,9 @@ def judge(end: Ending) -> LaunchResult:
 
 
 def _explanation_of(mpirun_text: str) -> str:
-    """Return what mpirun said of a failure, such as that of MPI_Comm_spawn, in one line.
+    """Return mpirun's output about a failure, such as one of MPI_Comm_spawn, in one line.
 
-    What it says of the instances' ends is left out: the report tells that, and better.
+    Its messages about the ends of instances are left out: the report describes these better.
     """
     printed = "".join(c if c.isprintable() or c == "\n" else " " for c in mpirun_text)
     blocks = re.split(r"^-{20,}$", printed, flags=re.MULTILINE)
@@ -117,7 +117,7 @@ def _explanation_of(mpirun_text: str) -> str:
 
 
 def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
-    """Return which processes were killed that an instance had left when it ended well."""
+    """Return a sentence that names the killed processes that an instance left at a good end."""
     named = [f"PID {pid} ({command})" for pid, command in killed[:_MOST_LEFT]]
     if len(killed) > _MOST_LEFT:
         named.append(f"{len(killed) - _MOST_LEFT} more")
@@ -128,7 +128,7 @@ def left_sentence(index: int, killed: Sequence[tuple[int, str]]) -> str:
 
 
 def _why_mpirun_ended(end: Ending, results: tuple[InstanceResult, ...]) -> str:
-    """Return why mpirun ended the job, as the end of a sentence; empty if it does not tell."""
+    """Return why mpirun ended the job, as the end of a sentence; empty if it gave no reason."""
     if lost := _LOST_HOST.search(end.mpirun_text):
         return f": it lost its connection with host {lost[1]}"
     improper = _IMPROPER.search(end.mpirun_text)
@@ -175,7 +175,8 @@ def _exit_code(
     if failures:
         _refuse_unstarted(end, failures[0].index)
     is_complete = len(end.peers) == len(results)
-    # Before all wrappers are there, no program starts: mpirun kills one because another is missing.
+    # No program starts before all wrappers are there. A wrapper that ends before that has not
+    # failed itself: mpirun kills it because another one is missing.
     if failures and (is_complete or end.peers[failures[0].index].started):
         return failures[0].exit_code, failures[0]
     if not is_complete:

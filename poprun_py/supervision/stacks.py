@@ -31,7 +31,7 @@ _ANSWER_SECONDS = 3.0
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 # Where an instance stands when it waits for the others: by file of the library, or by its line.
-# MPI is started by the import of mpi4py.MPI, which popdist_mpi_finder watches.
+# Importing mpi4py.MPI starts MPI, which may wait, too; popdist_mpi_finder wraps that import.
 _WAITING_FILE = re.compile(
     r"popdist_py/(collective|torch_backend|horovod)|/torch/distributed/|/mpi4py/"
     r"|/popdist_mpi_finder\.py$"
@@ -44,18 +44,18 @@ _WAITING_LINE = re.compile(
     re.IGNORECASE,
 )
 _MPI_START = re.compile(r"\bfrom mpi4py import\b.*\bMPI\b|\bimport mpi4py\.MPI\b")
-# Sockets and pipes have calls of the same names, which wait for a server or a child process.
-# Python's own modules have no others.
+# Sockets and pipes have methods of the same names, which wait for a server or a child process.
+# In Python's own modules, calls of these names never wait for another instance.
 _SOCKET_LINE = re.compile(
     r"(\bs|(sock|conn|client|server|pipe|reader|writer|channel|request)\w*)\.(recv|send)\w*\(",
     re.IGNORECASE,
 )
 _PYTHON_FILE = re.compile(r"/lib/python\d[^/]*/(?!(site|dist)-packages/)")
-# The frames of an import, which stand between the line that imports and the module's own code.
+# The frames of an import, between the importing line and the module's own code.
 _IMPORT_FILE = "<frozen importlib"
-# How faulthandler writes a thread that runs no Python.
+# faulthandler's text for a thread that runs no Python.
 _NO_FRAME = "<no Python frame>"
-# The outermost function of a main thread until its program ends.
+# The main thread's outermost function is one of these until the program ends.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 # Calls that wait for one other instance; all others wait for all of them.
 _MESSAGE = re.compile(r"i?m?(recv|send|probe)\w*|i?[bsr]send", re.IGNORECASE)
@@ -289,16 +289,17 @@ def _waits(text: str) -> bool:
 
 
 def _is_waiting_line(frame: _Frame) -> bool:
-    """Tell whether the line calls what waits for other instances, and no socket or child."""
+    """Tell whether the line waits for other instances, and not for a socket or a child process."""
     if _PYTHON_FILE.search(frame.file) or _SOCKET_LINE.search(frame.source):
         return False
     return bool(_WAITING_LINE.search(frame.source) or _MPI_START.search(frame.source))
 
 
 def is_ending(group: StackGroup) -> bool:
-    """Tell whether the interpreter of these instances ends: threads are joined, atexit runs.
+    """Tell whether the interpreter of these instances is ending: it joins threads or runs atexit.
 
-    The outermost frame is no longer that of the program. The outermost of very many is not known.
+    The outermost frame is then no longer the program's. A very deep stack is cut and does not show
+    its outermost frame: it counts as not ending.
     """
     program = group.text.partition("\nprocess 1, ")[0].rstrip()
     frames = _main_frames(program)

@@ -1,8 +1,8 @@
 """The start of a job: until every instance is there, and each on the host that it is planned for.
 
-A host that is lost while mpirun starts its daemons, or that cannot connect to this machine, makes
-mpirun wait for ever: a job that is not complete after a while is looked into. This module stops
-nothing: it returns what is wrong.
+If a host is lost while mpirun starts its daemons, or cannot connect to this machine, mpirun waits
+for ever. So if a job is not complete after a while, its hosts are asked for the reason. This module
+stops nothing: it returns what is wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["Explain", "Finding", "Question", "Startup"]
 Explain = Callable[[], str]
 
 _FIRST_LOOK_SECONDS = 10.0
-# Starting the wrappers takes longer, the more there are.
+# Added for each instance: the more wrappers there are, the longer their start takes.
 _SECONDS_OF_INSTANCE = 0.02
-# How often to look whether the hosts have answered.
+# How often to check whether the hosts have answered.
 _ANSWER_SECONDS = 0.2
 _MOST_WORDS = 500
 _REASON, _DOUBT = b"!", b"?"
@@ -80,7 +80,7 @@ class Question:
         if not self._pid:
             _answer(explain, write, parent)
         os.set_blocking(self._descriptor, False)
-        with contextlib.suppress(OSError):  # the child was quicker
+        with contextlib.suppress(OSError):  # the child has done so already
             os.setpgid(self._pid, self._pid)
 
     def answer(self) -> Finding | None:
@@ -105,7 +105,7 @@ class Question:
 
 
 def _answer(explain: Explain, descriptor: int, parent: int) -> NoReturn:
-    """In the child: write the answer, and end."""
+    """Write the answer and end the process; the child process calls this."""
     try:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
@@ -129,7 +129,7 @@ class Startup:
 
     Args:
         hosts: the name that each instance's host gives itself; empty where that is not known.
-        explain: looks for the reason why the job does not start; None for a job of this host.
+        explain: looks for the reason why the job does not start; None for a job on this host only.
         ask: begins a call of ``explain`` and returns the running question.
     """
 

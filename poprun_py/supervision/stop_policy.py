@@ -1,8 +1,8 @@
 """How a job is ended: why, and the steps from an agreement over a request to force.
 
-Programs that ask whether to stop agree on a step. All others get one signal (SIGINT after Ctrl-C,
-else SIGTERM), the whole grace time, and SIGKILL, from their wrappers, which keep that time. A
-second signal to the launcher ends the wait.
+Programs that ask whether to stop agree on a step. To all others, their wrappers send one signal
+(SIGINT after Ctrl-C, else SIGTERM) and, after the whole grace time, SIGKILL. The wrappers measure
+that time. A second signal to the launcher ends the wait.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StopPolicy:
         self._grace_seconds = job.grace_seconds
         self._say = say
         self._signalled_at, self._signalled_by = -math.inf, 0
-        self._stop_signal = signal.SIGTERM  # what the programs are asked to end by
+        self._stop_signal = signal.SIGTERM  # asks the programs to end
         self._is_local = job.listen is None
         self._control = control
         self._log = log
@@ -99,7 +99,7 @@ class StopPolicy:
             self.end(self.stop.cause, self.stop.reason)
 
     def on_signal(self, number: int, reason: str = "") -> None:
-        """Do what a signal asks the launcher for; ``reason`` is why it came, if that is known."""
+        """Handle a signal to the launcher; ``reason`` tells why it was sent, if that is known."""
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             why = reason or f"{signal.Signals(number).name} received"
             self._on_end_signal(Cause.SIGNAL, why, number)
@@ -109,17 +109,17 @@ class StopPolicy:
             self._pass_on(number)
 
     def on_signal_of_mpirun(self, number: int) -> None:
-        """Somebody has sent a signal to mpirun, which did not get it: do what it asks for."""
+        """Handle a signal that was sent to mpirun and kept from it."""
         if self.stop is None or not self.stop.signal:
             name = signal.Signals(number).name
             self._on_end_signal(Cause.MPIRUN_ENDED, f"mpirun was ended by {name}", number)
 
     def on_end_of_mpirun(self, reason: str, *, is_early: bool) -> None:
-        """End the job because mpirun has ended, if instances are left: ``is_early``."""
+        """End the job because mpirun has ended; ``is_early`` tells whether instances still run."""
         if is_early:
             self.end(Cause.MPIRUN_ENDED, reason)
         if self.stop is not None and self.stop.cause is Cause.MPIRUN_ENDED and not self.stop.signal:
-            # It may have been decided when mpirun began to end the instances.
+            # The stop may have been decided when mpirun began to end the instances, before its end.
             self.stop = replace(self.stop, reason=reason)
 
     def on_answer(self, index: int, proposal: int, polls: int) -> None:
@@ -157,7 +157,7 @@ class StopPolicy:
             return
         self._signalled_at, self._signalled_by = now, number
         if number == signal.SIGINT:
-            # Whoever typed it waits at a terminal; other signals come from programs.
+            # A user has typed Ctrl-C and waits at a terminal; other signals come from programs.
             self._say(
                 f"{reason}: stopping the instances, which have {self._grace_seconds:g} s to end "
                 "(--grace); Ctrl-C again kills them at once"

@@ -384,7 +384,7 @@ class _Supervisor:
             self._on_ending(peer, kind, value)
 
     def _on_ending(self, peer: Peer, kind: bytes, value: Any) -> None:
-        """A program ends: it was asked to by another process, or has ended, or nothing is left."""
+        """Handle a frame about a program's end: a request for it, how it ended, or what it left."""
         if kind == protocol.TOLD and peer.died is None:
             self._stopping.end(Cause.MPIRUN_ENDED, "mpirun ended the instances")
         elif kind == protocol.LEFT:
@@ -500,7 +500,7 @@ class _Supervisor:
                 self._stopping.on_signal(number, reason)
 
     def _show_again(self) -> None:
-        """Show the view of --live in the size that the terminal has now."""
+        """Draw the view of --live again, in the present size of the terminal."""
         if self._observer is not None:
             self._observer.show_again(time.monotonic())
 
@@ -558,12 +558,12 @@ class _Supervisor:
             self._control.send(self._peers[index], protocol.DUMP, None)
 
     def _end_with_stacks(self, groups: Groups) -> None:
-        """End a job that is over its limit."""
+        """End a job that is over its time limit, with the stacks of its instances."""
         if self._stopping.stop is not None:
             self._stopping.end_with_stacks(self._stopping.stop.hung, groups)
 
     def _look_for_hang(self, now: float) -> None:
-        """Ask for the stacks of a job that seems to hang."""
+        """If the job seems to hang, ask its instances for their stacks."""
         if self._watch is None:
             return
         is_mpirun_stopped = self._mpirun is not None and self._mpirun.is_stopped
@@ -577,7 +577,7 @@ class _Supervisor:
             self._ask_for_stacks(self._judge)
 
     def _judge(self, groups: Groups) -> None:
-        """End a job that hangs, as far as the stacks tell, and in which nothing has moved yet."""
+        """End the job if its stacks confirm the hang and nothing has moved meanwhile."""
         self._is_judging = False
         now = time.monotonic()
         if self._watch is None or not self._stopping.may_hang:

@@ -2,8 +2,8 @@
 
 Another makes it write a NUL as soon as its main thread runs Python, and not a call of C.
 Fatal signals show a Python stack too, and a program that used torch.distributed ends without being
-aborted by torch's own threads. An exception that nobody catches is told to the wrapper, as threads
-may keep the process from ending. Needs nothing of the program, and leaves no trace in it: the
+aborted by torch's own threads. The wrapper is told of an uncaught exception, because threads may
+keep the process from ending. The program needs no change, and keeps no trace of the hook: the
 folder goes from ``sys.path`` and PYTHONPATH again, and the user's own ``sitecustomize`` is run.
 """
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # The threads of gloo's process groups, as torch names them; they live until the process ends.
 _GLOO = "pt_gloo_runloop"
 _IDLE_LOOKS, _LOOK_SECONDS, _MOST_LOOKS = 2, 0.001, 1000
-# In the memory shared with the wrapper, as vitals.py has it: _FAILED, in bytes.
+# The byte offset of _FAILED (vitals.py) in the memory shared with the wrapper, and a word's size.
 _FAILED_AT, _WORD_BYTES = 28 * 8, 8
-# The outermost function of a main thread until its program ends.
+# The main thread's outermost function is one of these until the program ends.
 _PROGRAM_FUNCTIONS = ("<module>", "_run_module_as_main")
 
 
@@ -59,9 +59,9 @@ def _answer_when_python_runs(number: int, file: int) -> None:
 
 
 def _tell_of_the_last_exception() -> None:
-    """Have the wrapper know of an exception that ends the main thread: threads may live on.
+    """Install a hook that tells the wrapper of an exception that ends the main thread.
 
-    Python waits for them, and for the processes of a pool, before it ends.
+    Before it ends, Python still waits for other threads, and for the processes of a pool.
     """
     path = os.environ.get("POPDIST_HEARTBEAT", "")
     program, shown = os.getpid(), sys.excepthook
@@ -79,9 +79,9 @@ def _tell_of_the_last_exception() -> None:
 
 
 def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool:
-    """Tell whether Python itself calls the hook, and nothing follows.
+    """Tell whether Python itself calls the hook, after the last line of the program.
 
-    Programs call it as well to show an exception that they have caught; Python's prompt does.
+    Programs, and Python's prompt, also call it to show an exception after which they go on.
     """
     if issubclass(kind, KeyboardInterrupt) or hasattr(sys, "ps1"):
         return False
@@ -90,13 +90,13 @@ def _ends_main_thread(kind: "type[BaseException]", value: BaseException) -> bool
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-    # Of another thread the outermost function is threading's.
+    # In any other thread, the outermost function belongs to the threading module.
     is_thread = frame.f_code.co_name.startswith("_bootstrap")
     return not is_thread and frame.f_code.co_name not in _PROGRAM_FUNCTIONS
 
 
 def _will_be_kept() -> bool:
-    """Tell whether there are threads or processes that Python waits for before it ends."""
+    """Tell whether Python will wait for threads or processes before it ends."""
     threading = sys.modules.get("threading")
     if threading is not None:
         main = threading.main_thread()
@@ -107,14 +107,17 @@ def _will_be_kept() -> bool:
 
 
 def _tell_wrapper(path: str, program: int) -> None:
-    """Note the process in the shared memory, and have the wrapper look: it is /proc/PID/fd/N."""
+    """Write the program's process id to the shared memory, and wake the wrapper to read it.
+
+    ``path`` is /proc/PID/fd/N, where PID is the wrapper.
+    """
     import signal
 
     try:
         with open(path, "r+b", buffering=0) as file:
             file.seek(_FAILED_AT)
             file.write(program.to_bytes(_WORD_BYTES, sys.byteorder))
-        # The wrapper expects this signal whenever a child of its ends.
+        # The wrapper handles this signal anyway: it comes whenever a child ends.
         os.kill(int(path.split("/")[2]), signal.SIGCHLD)
     except (OSError, ValueError, IndexError):
         return
