@@ -123,7 +123,7 @@ class Attempts:
         warn(f"restart {restart} of {config.max_restarts} in {seconds:g} s")
 
     def has_time(self, seconds: float) -> bool:
-        """Tell whether the time limit leaves anything after a pause; says so if it does not."""
+        """Return whether the time limit leaves time after a pause; warn if it does not."""
         limit = self.plan.config.timeout
         left = math.inf if limit is None else self._began + limit - time.monotonic()
         if left > seconds:
@@ -292,10 +292,10 @@ def _listen_address(others: list[Host], network: str) -> str:
 
 
 def _explain_failed_start(planned: LaunchPlan) -> str:
-    """Ask the hosts why a launch does not start: mpirun's own words seldom name the reason.
+    """Ask the hosts why a launch did not start: mpirun's own messages seldom name the reason.
 
     Returns:
-        What else may be wrong with them.
+        Sentences about problems of the hosts that need not be the reason; empty if there are none.
 
     Raises:
         StartError: the reason, if a host shows one.

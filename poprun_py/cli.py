@@ -185,7 +185,8 @@ def _show_and_run(
     has_no_job = inspected and not planned.config.program and not config.run
     is_only_shown = _is_only_planned(config) or has_no_job
     if inspected:
-        # A plan for other programs is no talk: a job whose plan cannot be written does not start.
+        # With --export-plan -, other programs read the plan from stdout. If it cannot be written
+        # there, the job does not start.
         is_result = is_only_shown or config.export_plan == "-"
         with contextlib.nullcontext() if is_result else may_be_lost():
             inspections.show_plan(config, planned)

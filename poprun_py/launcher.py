@@ -178,7 +178,7 @@ def _run_here(
                     has_time=attempts.has_time,
                 )
             except KeyboardInterrupt as interrupt:
-                # It came while no job was there to be ended, or when that had ended.
+                # The signal came while no job was running: before a start, or after the end.
                 recording.interrupt(getattr(interrupt, "signal", signal.SIGINT))
                 raise
         recording.finish(result)
@@ -188,7 +188,7 @@ def _run_here(
 
 
 def _separate_models(result: LaunchResult) -> str:
-    """Return the warning for a job whose instances trained without one another; else nothing."""
+    """Return a warning if each instance trained a model of its own; otherwise empty."""
     count = len(result.instances)
     if result.exit_code != 0 or count < 2 or not all(r.trained_alone for r in result.instances):
         return ""

@@ -167,7 +167,7 @@ class _Leasing:
         def decide(book: Book) -> tuple[Book, Leased | None]:
             leased = self._taken_from(book)
             if leased is None and not is_over and self._ticket is None:
-                # Without a place it comes after all who have one.
+                # A job that cannot get a ticket still waits, but behind all jobs that have one.
                 with contextlib.suppress(OSError):
                     self._ticket = book.queue(self._holder)
             return book, leased

@@ -1,8 +1,8 @@
 """Everything that the commands print: lines on stdout; warnings, errors and PopRun's log on stderr.
 
-No other module prints. Text that stderr does not take is lost, and nothing else changes: neither
-the job nor its exit code. A stdout that cannot be written is an UnwritableError for a command
-whose result stands there; within ``may_be_lost`` its text is lost as well.
+No other module prints. If stderr cannot be written, its text is lost, but the job and its exit code
+do not change. If stdout cannot be written, print_out raises UnwritableError, because a command's
+result goes there. Within ``may_be_lost``, the text for stdout is lost as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     _Command = click.Command
 else:
-    _Command = object  # the launcher's process needs no click
+    _Command = object  # click is not imported in the launcher's process
 
 __all__ = [
     "PrintedHelp",
@@ -58,22 +58,22 @@ class UnwritableError(Exception):
 
 
 def prepare_streams() -> None:
-    """Open the standard descriptors that are closed, and let stdout take every text.
+    """Open standard descriptors that are closed, and let stdout accept characters of any kind.
 
-    A command calls this first.
+    A command calls this before anything else.
     """
     _open_closed_descriptors()
     _print_any_text()
 
 
 def exit_with(code: int) -> NoReturn:
-    """Write out what the streams hold, and end this process with ``code`` whatever happens."""
-    # Nothing is left to interrupt: another Ctrl-C must not change the code.
+    """Flush stdout and stderr, and end this process with ``code`` even if that fails."""
+    # The work is done: another Ctrl-C must not change the exit code.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Finalising the interpreter would take longer than everything else that is left to do.
+    # os._exit skips finalising the interpreter, which takes longer than all the rest of the exit.
     os._exit(code)
 
 
@@ -101,7 +101,7 @@ def print_out(text: str) -> None:
     """Print to standard output.
 
     Raises:
-        UnwritableError: it cannot be written.
+        UnwritableError: standard output cannot be written.
     """
     try:
         print(text)
@@ -110,10 +110,10 @@ def print_out(text: str) -> None:
 
 
 def flush_stdout() -> None:
-    """Write out what standard output still holds.
+    """Flush standard output.
 
     Raises:
-        UnwritableError: it cannot be written.
+        UnwritableError: standard output cannot be written.
     """
     try:
         sys.stdout.flush()
@@ -123,18 +123,18 @@ def flush_stdout() -> None:
 
 @contextlib.contextmanager
 def may_be_lost() -> Iterator[None]:
-    """Let a job go on, with its own exit code, where stdout does not take the block's text."""
+    """Drop the block's text if stdout cannot be written, so that the job can go on."""
     try:
         yield
         flush_stdout()
     except UnwritableError as error:
         _begin_stdout_anew()
-        if not isinstance(error.reason, BrokenPipeError):  # its reader has gone, as after | head
+        if not isinstance(error.reason, BrokenPipeError):  # the reader has ended, as in | head
             print_warning(f"standard output cannot be written: {error.reason.strerror}")
 
 
 def _begin_stdout_anew() -> None:
-    """Drop the text that stdout holds: each later flush would fail with it again."""
+    """Drop the text buffered in stdout: otherwise each later flush would fail again."""
     stream = sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         sys.stdout = open(  # noqa: SIM115 (the descriptor outlives it)
@@ -143,7 +143,7 @@ def _begin_stdout_anew() -> None:
 
 
 def print_error(text: str) -> None:
-    """Print to standard error, at once; text that it does not take is lost."""
+    """Print to standard error at once; the text is lost if standard error cannot be written."""
     _write_to_stderr(f"{text}\n")
 
 
@@ -155,17 +155,18 @@ def print_problem(text: str) -> None:
 
 
 def can_rewrite_lines() -> bool:
-    """Tell whether standard error is a terminal whose rows can be written anew."""
+    """Return whether standard error is a terminal whose rows can be rewritten."""
     return sys.stderr is not None and sys.stderr.isatty() and can_erase(os.environ)
 
 
 def rewrite_line(line: str) -> None:
-    """Replace the text of the terminal's row on standard error; an empty ``line`` clears it."""
+    """Replace the text in the terminal's present row; an empty ``line`` clears the row."""
     _write_to_stderr(f"\r\x1b[K{line}")
 
 
 def _write_to_stderr(text: str) -> None:
-    # A full disk, a closed pipe, a terminal that is gone, a stream that Python code has closed.
+    # Writing fails on a full disk, a closed pipe, a terminal that is gone, or a stream that Python
+    # code has closed.
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write(text)
@@ -173,13 +174,14 @@ def _write_to_stderr(text: str) -> None:
 
 
 class PrintedHelp(_Command):
-    """For a command of click, in front of its class: prints the help with ``print_out``.
+    """A base class for click commands that print their help with ``print_out``.
 
-    click's own ``echo`` raises an OSError like any other.
+    It comes before the click class among the bases. click's own ``echo`` would raise an OSError
+    that cannot be told from others.
     """
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """Return click's option for the help, with another function that prints."""
+        """Return click's --help option, changed to print with ``print_out``."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.callback = _print_help

@@ -77,8 +77,8 @@ def resolve_hosts(
 def _slurm_hosts(environ: Mapping[str, str], num_instances: int) -> tuple[Host, ...]:
     """Return the hosts of a Slurm allocation, with the tasks that were asked for as their slots.
 
-    One task on each node with several CPUs is the launcher, as with torchrun: its instances divide
-    the CPUs of the task, and the hosts have no slots.
+    If each node has one task with several CPUs, that task is meant for the launcher, as with
+    torchrun. The instances then divide the CPUs of the task, and the hosts have no slots.
 
     Raises:
         UsageError: fewer tasks were allocated than instances are to run.

@@ -27,7 +27,7 @@ __all__ = [
 _MIB, _GIB = 1 << 20, 1 << 30
 _MIN_MEMORY, _MIN_SHM, _MIN_FILES = 512 * _MIB, 64 * _MIB, 1024
 _MAX_CLOCK_SECONDS = 1.0
-# The name of the check whether a host can connect to the launcher, as every instance has to.
+# The name of the check that a host can connect to the launcher: every instance has to.
 CALLS_BACK = "calls back"
 
 
@@ -159,7 +159,7 @@ def require(
     *,
     also: Sequence[str] = (),
 ) -> None:
-    """Refuse a launch for which a host lacks something vital; ``also`` names further checks.
+    """Raise an error if a host fails a vital check, or one of the checks named in ``also``.
 
     Raises:
         StartError: the first problem, with the names of all hosts that have the same one.
@@ -177,7 +177,7 @@ def require(
 
 
 def doubts(reports: Mapping[str, HostReport], ours: Mapping[str, Any], request: Request) -> str:
-    """Return every problem of every host, in sentences; empty for none."""
+    """Return sentences with every problem of every host; empty if there are no problems."""
     problems: dict[Problem, list[str]] = {}
     for name, report in reports.items():
         for check in checks_of(report, ours, request):

@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"\[([0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(.*))?")
 _LAST_NUMBER = re.compile(r"([A-Za-z_](?:.*[^0-9])?)([0-9]+)([^0-9]*)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-# The words that Open MPI takes behind a host, with "_" for "-" and in lower case.
+# Keys that Open MPI accepts after a host name in a host file, in lower case and with "_" for "-".
 _SLOTS_KEYS = frozenset({"slots", "slot", "cpus", "cpu", "count"})
 _MOST_KEYS = frozenset(
     f"{before}{key}{after}" for key in _SLOTS_KEYS for before, after in (("max_", ""), ("", "_max"))
@@ -41,9 +41,10 @@ _USER_KEYS = frozenset({"user", "username", "user_name"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """A host by the name that the user gave, and how many instances it takes at most.
+    """A host under the name that the user gave.
 
-    ``user`` is the user to log in as there; empty for ssh's own choice.
+    ``slots`` is the most instances that it may run; None if not given. ``user`` is the user name
+    for logging in to it; if it is empty, ssh chooses the name.
     """
 
     name: str
@@ -56,7 +57,9 @@ LOCALHOST = Host(name="localhost", is_local=True)
 
 
 def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
-    """Parse ``a,b[0-2,4]:2,me@[fd00::1]:2``: ranges, zero padding kept, IPv6, slots, users.
+    """Parse a host list such as ``a,b[0-2,4]:2,me@[fd00::1]:2``.
+
+    It may contain ranges (zero padding is kept), IPv6 addresses, slots and users.
 
     Raises:
         UsageError: an empty entry, a blank, a bad range, a bad name or a host given twice.
@@ -73,8 +76,9 @@ def parse_host_list(text: str, *, source: str) -> tuple[Host, ...]:
 def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
     """Parse a host file: one entry a line, ``#`` comments, ranges, ``name:N`` or ``name slots=N``.
 
-    As in Open MPI's, ``cpu=N`` and ``count=N`` are ``slots=N``, and ``user=NAME`` is ``NAME@``. The
-    slots of several lines for one host add up; a line without slots is one of them then.
+    As in Open MPI's host files, ``cpu=N`` and ``count=N`` mean ``slots=N``, and ``user=NAME`` means
+    ``NAME@``. If several lines name the same host, their slots add up, and a line without slots
+    counts as one slot.
 
     Raises:
         UsageError: no host at all, or a malformed line (named by its number).
@@ -97,7 +101,7 @@ def parse_host_file(text: str, *, source: str) -> tuple[Host, ...]:
 
 
 def _words_behind(words: Sequence[str], where: str) -> tuple[int | None, str]:
-    """Return the slots and the user that stand behind a host's name; None and empty without."""
+    """Parse the words after a host's name: its slots (None if not given) and user (or empty)."""
     slots = most = None
     user = ""
     for word in words:
@@ -118,7 +122,7 @@ def _words_behind(words: Sequence[str], where: str) -> tuple[int | None, str]:
 
 
 def _added_up(hosts: Sequence[Host], source: str) -> list[Host]:
-    """Return each host once, in the order of their first lines, with the slots of all its lines."""
+    """Merge the entries of each host by adding up their slots; keep the order of the first ones."""
     found: dict[str, Host] = {}
     for host in hosts:
         before = found.setdefault(host.name.lower(), host)
@@ -150,7 +154,7 @@ def _split(text: str, source: str) -> list[str]:
 
 
 def _parse_entry(entry: str, source: str) -> list[Host]:
-    """Parse one entry: a name with brackets, and perhaps a user and slots."""
+    """Parse one entry: a name that may have ranges in brackets, a user and slots."""
     user, at, entry = entry.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{source}: {user + at + entry!r}: expected user@host")

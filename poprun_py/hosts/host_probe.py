@@ -157,8 +157,8 @@ def free_space(path: str) -> int | None:
 def open_files(*, hard: bool = False) -> int | None:
     """Return how many files a process may have open; None for no limit.
 
-    MPI's daemon does not raise its limit on another host. ``hard`` is what a process may raise it
-    to, as the launcher does for mpirun.
+    With ``hard``, return the hard limit, up to which a process may raise its own. The launcher
+    raises its limit for mpirun; MPI's daemon on another host does not raise its own.
     """
     import resource
 

@@ -57,12 +57,12 @@ class Shell:
         if not self.words:
             return ("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}",
                     "--immediate=10", *words)  # fmt: skip
-        # The login shell there may be any.
+        # The login shell on the host need not understand the syntax of sh.
         return (*self.words, host, f"sh -c {ssh_agent.quoted(shlex.join(words))}")
 
     @property
     def agent(self) -> tuple[str, ...]:
-        """The words that mpirun runs in place of ssh; ssh itself where mpirun would split them."""
+        """The command that mpirun runs in place of ssh; ssh itself if mpirun would split it."""
         words = (sys.executable, "-I", "-S", ssh_agent.__file__, *self.words, ssh_agent.MARK)
         is_usable = self.words and not any(c.isspace() or c == ":" for c in "".join(words[:4]))
         return words if is_usable else self.words
@@ -75,7 +75,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
     need it: Open MPI 5 would put their instances elsewhere when it starts through Slurm.
 
     Raises:
-        UsageError: arguments for ssh that mpirun could not pass on, or several users.
+        UsageError: mpirun could not pass on the arguments for ssh, or the hosts have several users.
     """
     login = _login(hosts)
     chosen = bool(login) or config.ssh_args is not None or config.ssh_config is not None
@@ -105,7 +105,7 @@ def shell_of(config: LaunchConfig, hosts: Sequence[Host], environ: Mapping[str, 
 
 
 def _login(hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Return the arguments with which ssh logs in as the user of all ``hosts``; none without one.
+    """Return the ssh arguments for logging in as the user of ``hosts``; empty if none is given.
 
     Raises:
         UsageError: the hosts have different users, and mpirun takes the same arguments for all.

@@ -1,8 +1,8 @@
-"""The program that mpirun runs in place of ssh. It runs ssh with the command in ``sh -c``.
+"""The program that mpirun runs in place of ssh: it wraps the remote command in ``sh -c``.
 
-mpirun writes that command for a shell of Bourne's kind. The user's login shell on the other host,
-which gets it from sshd, may be another one, such as fish. mpirun starts this program for every
-host, so it imports only os and sys.
+mpirun writes the remote command for a Bourne shell, but sshd passes it to the user's login shell on
+the other host, which may be a different shell such as fish. mpirun starts this program once for
+every host, so it imports only os and sys to start fast.
 """
 
 import os
@@ -12,14 +12,17 @@ __all__ = ["MARK", "agent_command"]
 
 # Separates the words of ssh from the words that mpirun adds.
 MARK = "--"
-# Open MPI 4 writes this where the login shell on this machine is one of C shell's kind.
+# Open MPI 4 writes the remote command for a C shell, with these words in it, if the login shell on
+# this machine is a C shell.
 _OF_C_SHELL = "set path = ("
 
 
 def agent_command(words: list[str]) -> list[str]:
-    """Return the command that takes the place of ``words``: ssh's, the mark, and mpirun's.
+    """Return the ssh command to run for the arguments of this program.
 
-    mpirun's are perhaps options, the host, and the words that ssh joins with blanks.
+    Args:
+        words: the words of ssh, ``MARK``, and the words that mpirun added. mpirun adds options
+            (sometimes), the host, and the remote command, whose words ssh joins with blanks.
     """
     end = words.index(MARK)
     ssh, rest = words[:end], words[end + 1 :]
@@ -29,13 +32,13 @@ def agent_command(words: list[str]) -> list[str]:
     before, command = rest[: position + 1], " ".join(rest[position + 1 :])
     if _OF_C_SHELL not in command:
         command = f"sh -c {quoted(command)}"
-    # mpirun adds -x (no X11) for an agent that is named ssh, and not for this one.
+    # mpirun adds -x (no X11 forwarding) only if the agent is named ssh, so it is added here.
     return [*ssh, "-x", *before, command]
 
 
 def quoted(text: str) -> str:
-    """Return one word for any login shell."""
-    # The module shlex takes as long to import as Python takes to start.
+    """Quote ``text`` so that any login shell reads it as one word."""
+    # Importing shlex for this would take as long as starting Python.
     return "'" + text.replace("'", "'\"'\"'") + "'"
 
 

@@ -201,13 +201,14 @@ def check_hosts(
 
 @contextlib.contextmanager
 def _called_back(others: Sequence[Host], network: str) -> Iterator[tuple[str, int] | None]:
-    """Listen, so that other hosts can tell whether they reach this machine; None without them."""
+    """Listen at an address to which other hosts connect as a test; None if that is impossible."""
     with contextlib.ExitStack() as stack:
         call_back = None
         if others:
             with contextlib.suppress(StartError):
                 address = listen_address(others, network)
-                # The kernel completes a connection; accepting it would tell nothing more.
+                # Nothing accepts the connections: the kernel completes them, which is enough to
+                # show that a host can connect.
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
                 server = stack.enter_context(
                     socket.create_server((address, 0), family=family, backlog=128)
@@ -224,10 +225,10 @@ def diagnose(
     environ: Mapping[str, str],
     network: str = "",
 ) -> str:
-    """Look for the reason why a launch does not start, by what ``--check`` looks at.
+    """Look for the reason why a launch did not start, with the checks of ``--check``.
 
     Returns:
-        What may be wrong with the hosts, and need not be the reason; empty for nothing.
+        Sentences about problems of the hosts that need not be the reason; empty if there are none.
 
     Raises:
         StartError: the reason, if a host shows one.

@@ -114,7 +114,7 @@ def launch(
         )
         for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
             if own and stream is not None:
-                with contextlib.suppress(OSError):  # its text may be lost: the job is not
+                with contextlib.suppress(OSError):  # the job runs even if this text is lost
                     stream.flush()
         is_in_front = threading.current_thread() is threading.main_thread()
         child = Child(order, (None, *outputs), is_in_front=is_in_front)

@@ -74,8 +74,8 @@ class Keyboard:
         shown: what is shown of them.
         on_debugger: told which instance is in the debugger now, None for none.
         terminal: the user's terminal, if standard input is one that controls the launcher.
-        is_passed_on: whether standard input, though not a terminal, is passed on here: the instance
-            is on another host.
+        is_passed_on: whether standard input that is not a terminal is read here and passed on.
+            This is the case if the instance is on another host.
         is_shown: whether the launcher's stdout and stderr are terminals: so are the program's.
         tag_width: columns in front of each line of an instance.
     """
@@ -304,9 +304,9 @@ class Keyboard:
         self._is_watched = wanted
 
     def _give_back(self, count: int) -> None:
-        """Let the next reader of a file find what the program has not read.
+        """Move back in a file by the ``count`` bytes that the program has not read.
 
-        What was read from a pipe is lost.
+        The next reader of the file then finds them. Bytes that were read from a pipe are lost.
         """
         with contextlib.suppress(OSError):
             os.lseek(0, -count, os.SEEK_CUR)

@@ -1,8 +1,9 @@
 """The launcher's own standard input, for the instance on this host that reads it.
 
-The instance gets the descriptor itself and not a copy of the data. So the next reader of a file or
-pipe finds everything that the program has not read, and sockets and pipes of other users can be
-read as well. keyboard.py passes on terminals, and input for an instance on another host.
+The instance gets the descriptor itself and not a copy of the data. The next reader of a file or
+pipe therefore finds everything that the program has not read, and the program can read sockets and
+pipes of other users as well. keyboard.py passes on input from a terminal, and input for an instance
+on another host.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ __all__ = ["pass_on", "position", "rewind"]
 
 
 def pass_on(channel: socket.socket) -> None:
-    """Send the descriptor of standard input over a Unix socket; that of /dev/null if unreadable.
+    """Send the descriptor of standard input over a Unix socket.
 
-    ``nohup`` gives its command a standard input that can only be written to.
+    If standard input cannot be read, send a descriptor of /dev/null. For example, ``nohup`` gives
+    its command a standard input that can only be written.
     """
     descriptor, opened = 0, -1
     if not _is_readable():
         descriptor = opened = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # The instance may have ended meanwhile.
+        # Sending fails if the instance has ended meanwhile.
         with contextlib.suppress(OSError):
             socket.send_fds(channel, [b"\0"], [descriptor])
     finally:
@@ -41,7 +43,7 @@ def _is_readable() -> bool:
 
 
 def position() -> int | None:
-    """Return how far standard input has been read; None if it is not a file."""
+    """Return the position in the file that is standard input; None if it is not a file."""
     try:
         return os.lseek(0, 0, os.SEEK_CUR) if stat.S_ISREG(os.fstat(0).st_mode) else None
     except OSError:

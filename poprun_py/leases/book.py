@@ -43,7 +43,7 @@ _FOLDER_NAME = "poprun-py-leases"
 # The first is in memory: it is empty after a boot, and fast. Some systems lack it.
 _BASES = ("/dev/shm", "/tmp")
 _LEASE, _TICKET = "lease-", "ticket-"
-# How often a job decides anew that others were faster, and the longest pause before it does.
+# How often a job tries to take CPUs if other jobs are faster, and the longest pause between tries.
 _MOST_DECISIONS, _PAUSE_SECONDS = 20, 0.05
 
 Decision = TypeVar("Decision")
@@ -89,7 +89,7 @@ def entry_of(name: str, user: str, text: bytes) -> Holding | Waiter | None:
 
 
 class OvertakenError(Exception):
-    """Another job has taken CPUs at the same moment: what was decided does not hold."""
+    """Another job has taken the same CPUs at the same moment, so the decision is void."""
 
 
 class Lease:
@@ -152,9 +152,9 @@ class Ticket:
 class Book:
     """Who holds and who waits, as it was when the mutex was taken, and until it is given back.
 
-    Made by ``opened``. Where this process is not ``is_alone``, others may take CPUs meanwhile.
-    Jobs in one of whose instances this process runs are not among ``holdings`` but in ``outer``:
-    their CPUs are this process's own to use.
+    ``opened`` makes a book. If ``is_alone`` is false, other processes may
+    take CPUs meanwhile. If this process runs within an instance of another job, the lease of that
+    job is in ``outer`` and not in ``holdings``, because this process may use its CPUs.
     """
 
     def __init__(self, folder: LockedFolder, *, is_alone: bool = True) -> None:
@@ -199,7 +199,7 @@ class Book:
         """Give CPUs to this process; what others hold is the caller's to look at.
 
         Raises:
-            OvertakenError: another job has taken some of them since the book was opened.
+            OvertakenError: another job has taken some of the CPUs since the book was opened.
             OSError: no lease can be kept.
         """
         entry = Holding(
@@ -213,7 +213,8 @@ class Book:
         )
         descriptor = self._folder.make(entry.name, text_of(entry))
         try:
-            # Of two that are not kept apart by the mutex, each sees the other, or one does.
+            # Each job makes its file before it looks for others. Of two jobs that take CPUs at the
+            # same time without the mutex, at least one therefore sees the other.
             if not is_shared and self._is_overtaken(entry):
                 raise OvertakenError
             return Lease(LockedFolder(self._folder.path), entry, descriptor)
@@ -237,7 +238,7 @@ class Book:
         Raises:
             OSError: no ticket can be kept.
         """
-        # Behind a number that cannot be passed, whoever came first is first.
+        # Tickets that all have the highest number are served in the order of their times.
         number = max((each.number for each in self.waiters), default=0) + 1
         number = min(number, MAX_NUMBER)
         entry = Waiter(
@@ -253,7 +254,7 @@ class Book:
 
 @contextlib.contextmanager
 def opened(folder: LockedFolder) -> Iterator[Book]:
-    """Give the book to this process alone, unless another user keeps the mutex locked.
+    """Open the book for this process alone, or shared if another user keeps the mutex locked.
 
     Raises:
         OSError: it cannot be read.
@@ -263,15 +264,15 @@ def opened(folder: LockedFolder) -> Iterator[Book]:
 
 
 def decided(folder: LockedFolder, decide: Callable[[Book], Decision]) -> Decision:
-    """Return what ``decide`` makes of the book; it is asked again if another job was faster.
+    """Return the result of ``decide``; call it again if another job took the CPUs first.
 
     Raises:
-        OSError: the book cannot be read, or others are faster every time.
+        OSError: the book cannot be read, or other jobs were faster every time.
     """
     for _ in range(_MOST_DECISIONS):
         with contextlib.suppress(OvertakenError), opened(folder) as book:
             return decide(book)
-        # Two that hinder one another are not to try again at the same moment.
+        # The pause is random, so that two jobs in conflict do not retry at the same moment.
         time.sleep(_PAUSE_SECONDS * os.urandom(1)[0] / 255)
     raise OSError(errno.EBUSY, "other jobs take CPUs all the time", str(folder.path))
 

@@ -27,9 +27,9 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OURS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # It is held for a millisecond: after so long its holder was stopped, or wants to be in the way.
 _MUTEX_SECONDS, _MUTEX_PAUSE_SECONDS = 5.0, 0.001
-# Everybody can lock it. Processes of other users that keep it locked for longer are not waited for.
+# Every user can lock the mutex. If other users hold it for longer than this, go on without it.
 _STRANGER_SECONDS, _STRANGER_PAUSE_SECONDS = 0.25, 0.02
-# How often a file is made anew that another process took for one that was left behind.
+# How often to make a file again if another process removed it as a leftover.
 _MOST_TRIES = 5
 
 
@@ -64,9 +64,10 @@ class LockedFolder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
-        """Keep every other process out meanwhile; gives False if another user prevents it.
+        """Hold the mutex within the block; yield False if another user prevents that.
 
-        Then others may make files at the same time: whoever makes one looks again afterwards.
+        Without the mutex, other processes may make files at the same time. A process that makes a
+        file then has to check the files of the others again afterwards.
 
         Raises:
             OSError: the mutex cannot be had.
@@ -75,7 +76,7 @@ class LockedFolder:
         while True:
             try:
                 descriptor = self._open_mutex()
-            except PermissionError:  # another user made it, and keeps it from all others
+            except PermissionError:  # another user made it unreadable for all others
                 yield False
                 return
             try:
@@ -106,10 +107,10 @@ class LockedFolder:
                 return descriptor
 
     def _lock_before(self, descriptor: int, deadline: float) -> bool:
-        """Lock the mutex for this process alone; False if other users keep it locked.
+        """Lock the mutex for this process alone; return False if other users keep it locked.
 
         Raises:
-            TimeoutError: a process of this user, or one that is not known, has it for too long.
+            TimeoutError: a process of this user, or of an unknown user, keeps it locked.
         """
         since, look_at = math.inf, 0.0
         while True:
@@ -119,7 +120,7 @@ class LockedFolder:
                 return True
             except BlockingIOError:
                 now = time.monotonic()
-                # A lock that waits could not end by itself.
+                # A blocking flock has no time-out, so the lock is polled.
                 if now > deadline:
                     path = str(self.path / _MUTEX)
                     raise TimeoutError(
@@ -130,7 +131,7 @@ class LockedFolder:
                 users = _users_that_lock(os.fstat(descriptor), _locks())
                 since = min(since, now) if users and os.geteuid() not in users else math.inf
             if now - since >= self._stranger_seconds:
-                self._stranger_seconds = 0.0  # they are not waited for again
+                self._stranger_seconds = 0.0  # do not wait for them again
                 return False
             time.sleep(_MUTEX_PAUSE_SECONDS)
 
@@ -152,7 +153,8 @@ class LockedFolder:
             OSError: it cannot be made; nothing is left of it.
         """
         for _ in range(_MOST_TRIES):
-            # Who is not alone may be taken for dead between two steps, or be looked at.
+            # Without the mutex, another process may remove the file before it is locked, or lock it
+            # for a moment to test it.
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 return self._make(name, text)
         raise FileNotFoundError(errno.ENOENT, "others remove what is made", str(self.path))
@@ -192,14 +194,14 @@ class LockedFolder:
     def living(
         self, *, sweeps: bool = True, except_for: Collection[str] = ()
     ) -> list[tuple[str, int, bytes]]:
-        """Return name, owner and text of every file whose maker lives.
+        """Return name, owner and text of every file whose maker is alive.
 
-        A stranger's file cannot be removed, only passed over.
+        Files of other users cannot be removed; they are only left out.
 
         Args:
-            sweeps: whether to remove the others' files. Only when alone: unfinished files are no
-                one's then.
-            except_for: names of files that are not looked at.
+            sweeps: whether to remove the files of dead makers. This requires the mutex: without
+                it, an unfinished file may belong to a process that is still making it.
+            except_for: names of files to leave out.
 
         Raises:
             OSError: the folder cannot be read.
@@ -266,14 +268,15 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _locks() -> dict[str, list[int]]:
-    """Return the processes that lock files, by device and number of the file (proc(5)).
+    """Return the ids of the processes that lock files, by the file's device and inode (proc(5)).
 
-    Reading the list stops all locking of files for some 10 ms, so it is read only where needed.
+    Reading the kernel's list keeps all processes from locking files for some 10 ms. It is therefore
+    read only when it is needed.
     """
     found: dict[str, list[int]] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():
-            # Those that wait for a lock have an arrow in the second field.
+            # A process that only waits for a lock has an arrow in the second field instead.
             _, kind, _, _, pid, file, *_ = line.split()
             if kind == "FLOCK":
                 found.setdefault(file, []).append(int(pid))
@@ -281,7 +284,7 @@ def _locks() -> dict[str, list[int]]:
 
 
 def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> frozenset[int]:
-    """Return the users whose processes lock a file, as far as they can be seen from here."""
+    """Return the users whose processes lock a file; empty if a process cannot be seen."""
     device = status.st_dev
     users = set()
     for pid in locks.get(f"{os.major(device):02x}:{os.minor(device):02x}:{status.st_ino}", ()):
@@ -293,6 +296,6 @@ def _users_that_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]])
 
 
 def _is_strangers_lock(status: os.stat_result, locks: Mapping[str, Sequence[int]]) -> bool:
-    """Return whether a file is locked by another user than its maker, who is dead then."""
+    """Return whether users other than its owner and root lock a file: its maker is dead then."""
     users = _users_that_lock(status, locks)
     return bool(users) and users.isdisjoint({status.st_uid, 0})

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _VERSION = 1
-# Names of runs are compared: none is longer.
+# Runs are compared by name, so their names must not be cut. No run name is longer than this.
 _MAX_NAME, _MAX_RUN_NAME = 80, 128
 MAX_NUMBER = (1 << 53) - 1
 # As many as the kernel can be built for, and more.
@@ -59,7 +59,7 @@ class Holding(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    """The ticket of a job that waits; the lowest ``number`` came first, of equal ones the oldest.
+    """The ticket of a job that waits. The lowest ``number`` is first; of equal ones, the oldest.
 
     ``outer`` is the lease of the job in one of whose instances it runs; empty for none.
     """
@@ -73,7 +73,7 @@ class Waiter(NamedTuple):
 
     @property
     def place(self) -> tuple[int, float, str]:
-        """What tickets are sorted by."""
+        """The key by which tickets are sorted."""
         return self.number, self.since, self.name
 
 

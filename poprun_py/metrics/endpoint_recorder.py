@@ -1,8 +1,9 @@
 """Gathers what the endpoint of --metrics-port shows, and hands it over at each look.
 
-Nothing here serves: endpoint.py does, in a process of its own. All is cumulative, so that what a
-busy endpoint is not given is in the next. Texts of single instances are made when these tell
-something: at a look at thousands of them, there is only time to join the texts.
+Nothing here serves: endpoint.py does, in a process of its own. All numbers are cumulative, so
+the next document makes up for one that a busy endpoint misses. The JSON text of an instance is made
+when the instance reports something. A look at thousands of instances then only joins their texts,
+because it has no time to make them all.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class EndpointRecorder:
     """The numbers of one attempt for the endpoint.
 
     Args:
-        send: takes the document of a look, as text.
+        send: takes the JSON document of a look, as text.
         restart_count: how often the job was started again before.
-        go_on: hands over more of a document that could be sent in part only.
+        go_on: sends more of a document of which only a part has been sent so far.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class _Steps:
             self._own_seconds.add(record.own_seconds, record.every)
 
     def update_text(self) -> None:
-        """Write anew what is known, as JSON."""
+        """Set ``text`` to the present numbers, as JSON."""
         self.text = json.dumps(
             {
                 "count": self._count,

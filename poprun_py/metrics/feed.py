@@ -61,7 +61,7 @@ class Feed:
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._what = what
-        self._rest = memoryview(b"")  # of a document that the pipe had room for in part
+        self._rest = memoryview(b"")  # the part of a document that did not fit into the pipe yet
         self._num_sent = self._num_dropped = 0
         self._is_open = True
         try:
@@ -88,9 +88,9 @@ class Feed:
         self.send(first)
 
     def send(self, document: Mapping[str, Any] | str) -> bool:
-        """Hand over a document, or drop it where the process is too slow; tells whether it went.
+        """Send a document, or drop it if the process is too slow; return whether it was sent.
 
-        A text is JSON without a line break.
+        A document that is a text must be JSON without a line break.
         """
         self._num_sent += 1
         self._write()
@@ -104,7 +104,7 @@ class Feed:
         return True
 
     def go_on(self) -> None:
-        """Hand over more of a document that the pipe had no room for, if there is room now."""
+        """Send more of a document that did not fit into the pipe, if the pipe has room now."""
         if self._rest:
             self._write()
 

@@ -222,7 +222,7 @@ class InstanceState:
         }
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text, which is made once: several readers want every state."""
+        """Return ``to_json`` as text, which is kept: several callers need the text of a state."""
         if not self._json_text:
             object.__setattr__(self, "_json_text", json.dumps(self.to_json()))
         return self._json_text

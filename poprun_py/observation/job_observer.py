@@ -23,7 +23,8 @@ __all__ = ["JobObserver", "Pace"]
 _SHOWN_SECONDS, _SECONDS, _FIRST_SECONDS = 1.0, 2.0, 10.0
 # So many answers in a second leave the launcher time for all else.
 _ANSWERS_PER_SECOND = 500
-# So many are asked at once: between their answers the launcher does all else.
+# The number of instances that are asked at once, and the pause before the next ones. In the pauses
+# the launcher does its other work.
 _ASKED_AT_ONCE, _ASK_PAUSE_SECONDS = 128, 0.02
 # An instance whose host is busy answers late.
 _ANSWER_SECONDS = 2.0
@@ -81,7 +82,7 @@ class _Watched:
     slow_looks: int = 0
 
     def __post_init__(self) -> None:
-        """Begin with what is known of an instance that has not told anything."""
+        """Set the state of an instance that has not reported anything yet."""
         self._show(InstanceState(index=self.index, host=self.host, pid=self.pid, phase="running"))
 
     def take(self, look: Look | None) -> None:
@@ -113,7 +114,10 @@ class _Watched:
         self._show(replace(self._between(None, whole), phase=_ENDED))
 
     def _show(self, state: InstanceState) -> None:
-        """Keep a state for the views, and its text: later, all instances want theirs at once."""
+        """Keep a state for the views, and make its text now.
+
+        A view needs the texts of all instances at once, when there is no time to make them.
+        """
         self.state = state
         state.json_text()
 
@@ -161,10 +165,10 @@ class JobObserver:
         self._epoch = epoch
         self._watched: dict[int, _Watched] = {}
         self._awaited: set[int] = set()
-        self._unasked: deque[int] = deque()  # of those
-        self._ask_at = float("inf")  # the next of them
+        self._unasked: deque[int] = deque()  # the awaited instances that are still to be asked
+        self._ask_at = float("inf")  # when to ask the next of them
         self._told: dict[tuple[int, str], Straggler] = {}
-        self._named: set[int] = set()  # the instances of those
+        self._named: set[int] = set()  # the instances in _told
         self._slow: Straggler | None = None
         self._next_look = float("inf")
         self._judge_at = float("inf")
@@ -200,14 +204,14 @@ class JobObserver:
         self._look(now)
 
     def show_again(self, now: float) -> None:
-        """Show what the last looks tell: the terminal has another size."""
+        """Show the last view again, because the size of the terminal has changed."""
         if self._show is not None and self._watched:
             self._show(self.view(now), now)
 
     def finish(self, now: float) -> JobView:
         """Return the job as it has ended, which is the last look."""
         view = self.view(now)
-        self._show = None  # what comes now is the end
+        self._show = None  # the job has ended: nothing more is shown live
         if self._watched:
             lost = {index: each.steps.lost for index, each in sorted(self._watched.items())}
             self._recorders.end(view, now + self._epoch(), lost)
@@ -251,7 +255,7 @@ class JobObserver:
 
     def _look(self, now: float) -> None:
         running = [each.index for each in self._watched.values() if each.is_running]
-        # Who is late is not asked twice: its answers would pile up.
+        # An instance that has not answered yet is not asked again: its answers would pile up.
         self._unasked = deque(i for i in running if self._watched[i].asked_at is None)
         self._awaited.update(running)
         self._ask_some(now)
@@ -259,7 +263,7 @@ class JobObserver:
             self._complete(now)
 
     def _ask_some(self, now: float) -> None:
-        """Ask the next few instances; those that have ended meanwhile are left out."""
+        """Ask the next few instances, except any that have ended meanwhile."""
         for index in [
             self._unasked.popleft() for _ in range(min(len(self._unasked), _ASKED_AT_ONCE))
         ]:

@@ -61,12 +61,12 @@ class JobView(Shown):
         return {**self._head(), "instances": [state.to_json() for state in self.instances]}
 
     def json_text(self) -> str:
-        """Return ``to_json`` as text; of thousands of instances it only joins their texts."""
+        """Return ``to_json`` as text, joined from the texts that the instance states keep."""
         instances = ", ".join([state.json_text() for state in self.instances])
         return f'{json.dumps(self._head())[:-1]}, "instances": [{instances}]}}'
 
     def _head(self) -> dict[str, Any]:
-        """Return what is known of the job as a whole."""
+        """Return the values of ``to_json`` that are about the job as a whole."""
         worst = self.worst
         return {
             "version": _STATUS_VERSION,

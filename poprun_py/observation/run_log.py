@@ -117,7 +117,10 @@ class _Lines:
             raise
 
     def close(self) -> None:
-        """Close the file; what a network file system refuses only now is lost."""
+        """Close the file.
+
+        A network file system may fail only now to store earlier lines; these are lost.
+        """
         if self._file is not None:
             with contextlib.suppress(OSError):
                 os.close(self._file)

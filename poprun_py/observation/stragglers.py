@@ -1,4 +1,4 @@
-"""Which instance the others wait for, and the likely reason.
+"""Stragglers: the instances that the others wait for, and the likely reasons.
 
 Pure. Instances that train in step all take as long as the slowest one: what tells them apart is the
 time of a step in which they do not wait for others.
@@ -38,7 +38,7 @@ def _seconds_of(activity: int) -> Callable[[InstanceState], float]:
     return lambda state: state.shares[activity] * state.step_seconds
 
 
-# The parts of an instance's step, in seconds.
+# How to compute the seconds of each part of an instance's step.
 _PARTS: Final[Mapping[str, Callable[[InstanceState], float]]] = {
     "work": lambda state: (1.0 - state.share(*_NO_WORK)) * state.step_seconds,
     "throttled": lambda state: state.throttled * state.step_seconds,
@@ -83,12 +83,13 @@ class Straggler:
 def stragglers(states: Sequence[InstanceState]) -> list[Straggler]:
     """Return the instances that others wait for, over ten steps; the slowest comes first.
 
-    Such an instance is slower than the median one by more than 20 %, and the others wait as much
-    longer. If it waits itself for one that is slower still, the difference is over 20 % of the
-    whole step. The median is the lower one: of two instances, the faster.
+    An instance is among them if its step is more than 20 % longer than the median one, and the
+    others wait longer than it by as much. If the instance also waits for an even slower one, the
+    difference must be more than 20 % of its whole step. The median is the lower one: of two
+    instances, that of the faster.
     """
     peers = _Peers(_comparable(states))
-    # Only these can be slow: of many instances, nearly all need no closer look.
+    # Only these can be slow. In a large job, this spares a closer look at nearly all instances.
     suspects = [each for each in peers.states if stands_out(each.own_seconds, peers.usual)]
     slow = [each for each in map(peers.straggler, suspects) if each.is_slow]
     return sorted(slow, key=lambda each: -each.own_seconds)
@@ -108,7 +109,8 @@ def waited_for(steps: Mapping[int, tuple[float, float]]) -> frozenset[int]:
     """Return the instances that others wait for.
 
     Args:
-        steps: of each instance, the seconds of a step without waiting for others, and with it.
+        steps: for each instance, the seconds of a step without waiting for others, and the seconds
+            of the whole step.
     """
     usual = median([own for own, _ in steps.values()])
     waiting = {index: max(0.0, whole - own) for index, (own, whole) in steps.items()}
@@ -128,14 +130,16 @@ def _costs_time(lost: float, usual: float, own: float, waiting: float) -> bool:
     """Return whether the others lose a noticeable part of each step to an instance.
 
     Args:
-        lost: seconds by which its step is longer than the usual one, and by which the others wait.
+        lost: seconds of a step that the others lose. The step of this instance is longer than the
+            usual one by at least as much, and the others wait longer by at least as much.
         usual: seconds of the median instance's step without waiting.
-        own: seconds of its own step without waiting.
-        waiting: how much longer it waits than the instance that waits least.
+        own: seconds of this instance's step without waiting.
+        waiting: seconds by which it waits longer than the instance that waits least.
     """
     if not stands_out(usual + lost, usual):
         return False
-    # One that waits itself, for a slower one, counts if it would be in the way soon after that.
+    # An instance that itself waits for a slower one counts only if it would be nearly as much in
+    # the way: if the loss is large compared with its whole step.
     return not stands_out(own + waiting, own) or lost > (_FACTOR - 1) * (own + waiting)
 
 
@@ -154,10 +158,10 @@ def _comparable(states: Sequence[InstanceState]) -> list[InstanceState]:
 
 
 class _Peers:
-    """The instances of a job, of which each can be compared with all others.
+    """The instances of a job, for comparing each of them with all others.
 
-    Every part of a step is sorted once, not for each instance: the time for all grows with their
-    number, not with its square.
+    The durations of a part of a step are sorted once, not again for each instance. Otherwise the
+    time for comparing all would grow with the square of their number.
     """
 
     def __init__(self, states: Sequence[InstanceState]) -> None:
@@ -173,8 +177,8 @@ class _Peers:
         excess = longer("work")
         cause, detail = self._reason(state, excess) if excess > 0 else ("", "")
         waiting = _PARTS["waiting"](state) - self._least_waiting
-        # Ten steps alone may fall on a bad moment of a busy host; and of instances that do not
-        # train together, none waits for the slowest.
+        # A long step alone does not suffice: ten steps may fall on a bad moment of a busy host, and
+        # instances that do not train together do not wait for the slowest one.
         lost = min(state.own_seconds - self.usual, excess, -longer("waiting"))
         return Straggler(
             instance=state.index,
@@ -187,7 +191,7 @@ class _Peers:
         )
 
     def _longer(self, state: InstanceState, part: str) -> float:
-        """Return how much longer a part of a step is than that of the median one of the others."""
+        """Return by how many seconds a part of a step exceeds the median of the other instances."""
         seconds_of = _PARTS[part]
         if (medians := self._medians.get(part)) is None:
             medians = self._medians[part] = _medians_without_one(map(seconds_of, self.states))
@@ -197,7 +201,8 @@ class _Peers:
     def _reason(self, state: InstanceState, excess: float) -> tuple[str, str]:
         """Return why an instance takes longer by ``excess``, and the numbers that show it.
 
-        What the host takes from it comes first: it makes any activity longer.
+        Time that the host takes from the instance is checked first, because it prolongs every
+        activity.
         """
         longer = partial(self._longer, state)
         most, second = [*self._most_swapped, 0, 0][:2]
@@ -213,10 +218,10 @@ class _Peers:
 
 
 def _medians_without_one(values: Iterable[float]) -> tuple[float, float]:
-    """Return the lower median of all values but one: if the one left out is greater, and if not.
+    """Return two lower medians of all values but one; both are 0 for fewer than two values.
 
-    The first is also the greatest value that has the second one for the rest; both are 0 where
-    nothing is left.
+    If the value left out is greater than the first median, the rest have the first median.
+    Otherwise they have the second.
     """
     ordered = sorted(values)
     if len(ordered) < 2:

@@ -47,7 +47,7 @@ class InstanceFiles:
         for file in self._files.values():
             try:
                 file.close()
-            except OSError as error:  # a network file system tells only now that it is full
+            except OSError as error:  # a full network file system may report it only now
                 self._note(error)
         self._files.clear()
 

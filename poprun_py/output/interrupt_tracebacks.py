@@ -1,8 +1,8 @@
-"""Tracebacks of KeyboardInterrupt after Ctrl-C, each shown as one line that names the user's code.
+"""Shortens tracebacks of KeyboardInterrupt after Ctrl-C to one line that names the user's code.
 
-Most of their frames lie in libraries: where a loader waits for its workers, or in an import. Any
-other traceback, and everything else that is written, passes as it is. Bytes in, bytes out, the
-clock is an argument; memory is bounded.
+Most frames of such a traceback lie in libraries: in a loader that waits for its workers, or in an
+import. Other tracebacks and all other output are passed on unchanged. The module takes and returns
+bytes, gets the time as an argument, and holds a bounded amount of output.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable
 
 __all__ = ["InterruptTracebacks", "shortened"]
 
-# A traceback is written within milliseconds, by a loaded machine within some tenths of a second.
+# Python writes a traceback within milliseconds; on a busy machine, within tenths of a second.
 _HELD_SECONDS = 0.5
 _MOST_HELD = 1 << 16
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _BEGIN = "Traceback (most recent call last):"
-# A line that Python writes before the traceback of a worker process or of a destructor.
+# The line that Python writes before the traceback of a worker process or of a destructor.
 _BEFORE = re.compile(r"Process \S+:$|Exception ignored in:? ")
 _LINK = re.compile(r"The above exception was the direct cause|During handling of the above")
 _INTERRUPT = re.compile(r"KeyboardInterrupt:?\s*$")
 _FRAME = re.compile(r'\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
-# Frames in here are not the user's.
+# The paths of files that are not the user's own code.
 _LIBRARIES = re.compile(r"/site-packages/|/lib/python3|^<|/(?:popdist_py|poprun_py)/")
 _FIRST_OF_HELD = re.compile(
     rb"^(?:Process \S+:$|Exception ignored in|(?:\[rank\d+\]: ?)?Traceback \(most recent)",
@@ -32,7 +32,7 @@ _FIRST_OF_HELD = re.compile(
 
 
 def shortened(text: str) -> str:
-    """Return ``text`` with each traceback that ends with KeyboardInterrupt as one line."""
+    """Return ``text``, with each traceback that ends with KeyboardInterrupt reduced to one line."""
     lines = text.splitlines(keepends=True)
     bare = [_RANK_PREFIX.sub("", line).rstrip() for line in lines]
     kept: list[str] = []
@@ -53,7 +53,7 @@ def shortened(text: str) -> str:
 
 
 def _end_of(lines: list[str], start: int) -> int | None:
-    """Return where the traceback ends, with those that it led to; None if it is not complete."""
+    """Return the end of a traceback and of those chained to it; None if it is incomplete."""
     end = start + 1
     while end < len(lines) and (not lines[end] or lines[end][0] == " "):
         end += 1
@@ -67,7 +67,7 @@ def _end_of(lines: list[str], start: int) -> int | None:
 
 
 def _line_of(traceback: list[str]) -> str:
-    """Return the line for a traceback: the last frame in the user's code, else the last frame."""
+    """Return a line that names the last frame in the user's code, or else the last frame."""
     frames = [frame for line in traceback if (frame := _FRAME.match(line))]
     own = [frame for frame in frames if not _LIBRARIES.search(frame[1])]
     if not frames:
@@ -78,10 +78,10 @@ def _line_of(traceback: list[str]) -> str:
 
 
 class InterruptTracebacks:
-    """Shortens tracebacks in what instances write to stderr once Ctrl-C was passed on.
+    """Shortens tracebacks in the stderr of instances after Ctrl-C was passed on to them.
 
     Args:
-        show: takes an instance and what is to be shown of it.
+        show: takes the index of an instance and the output to show.
     """
 
     def __init__(self, show: Callable[[int, bytes], None]) -> None:
@@ -89,7 +89,7 @@ class InterruptTracebacks:
         self._held: dict[int, tuple[bytearray, float]] = {}
 
     def feed(self, index: int, data: bytes, now: float) -> None:
-        """Take what an instance wrote."""
+        """Take output of an instance: show it, or hold it from the first traceback on."""
         if index not in self._held:
             first = _FIRST_OF_HELD.search(data)
             start = len(data) if first is None else first.start()
@@ -105,17 +105,17 @@ class InterruptTracebacks:
             self.ended(index)
 
     def ended(self, index: int) -> None:
-        """An instance has written all: show what is held of it."""
+        """Show the held output of an instance, which has ended or was held for long enough."""
         if index in self._held:
             held, _ = self._held.pop(index)
             text = held.decode(errors="surrogateescape")
             self._show(index, shortened(text).encode(errors="surrogateescape"))
 
     def on_time(self, now: float) -> None:
-        """Show what has been held for long enough."""
+        """Show output that has been held for long enough."""
         for index in [index for index, (_, until) in self._held.items() if now >= until]:
             self.ended(index)
 
     def next_deadline(self) -> float:
-        """Return when something is to be shown; inf for never."""
+        """Return when held output is to be shown; inf if none is held."""
         return min((until for _, until in self._held.values()), default=float("inf"))

@@ -1,9 +1,9 @@
 """Lines that stay below everything else on a terminal, such as the view of --live.
 
-The cursor is always where the output goes on: the panel is drawn below it and the cursor put back,
-so a line that is still open, a prompt and what is typed stay as they are. Output is collected for
-a moment, and written in one piece that erases the panel, has the output and draws the panel again:
-the terminal never shows the one without the other. Nothing here knows what the lines say.
+The cursor always stays where the output continues. The panel is drawn below it, and the cursor is
+put back, so an unfinished line, a prompt and typed text are not disturbed. Output is collected for
+a moment. It is then written together with the codes that erase the panel and draw it again, so the
+terminal never shows output without the panel. This module does not depend on the lines' content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Panel", "Size"]
 
 Size = tuple[int, int] | None
 
-# Between two drawings while output comes; this much output does not wait for the next.
+# The pause between two drawings while output comes. More output than _MAX_HELD is written at once.
 _PAUSE_SECONDS, _MAX_HELD = 0.1, 1 << 14
 _SAVE, _RESTORE = b"\x1b7", b"\x1b8"
 # Down a row in the same column, which scrolls at the bottom; to the begin of the next row.
@@ -29,7 +29,7 @@ class Panel:
     Args:
         write: writes to the terminal.
         size: returns the terminal's columns and rows now.
-        is_ready: tells whether the terminal has taken all that was written.
+        is_ready: returns whether the terminal has taken all earlier output.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Panel:
         self._drawn_at = float("-inf")
 
     def write(self, data: bytes) -> None:
-        """Write output, above the panel: at once, or with ``on_time`` if more has just come."""
+        """Write output above the panel; if the panel was just drawn, leave it to ``on_time``."""
         self._held += data
         if not self._lines or len(self._held) > _MAX_HELD:
             self._write_frame(time.monotonic())
@@ -66,7 +66,7 @@ class Panel:
         self._write_frame(time.monotonic())
 
     def erase(self) -> None:
-        """Write the output, and take the panel off the terminal, which something else writes to."""
+        """Erase the panel and write the held output: other code is about to use the terminal."""
         if frame := self._erased() + self._taken():
             self._write(frame)
 
@@ -79,20 +79,20 @@ class Panel:
         self._is_entered = self._is_drawn
 
     def on_time(self, now: float) -> None:
-        """Write the output that has come, with the panel below it, not too often."""
+        """Write the held output with the panel below it, if the pause between drawings is over."""
         if now >= self.next_deadline() and self._is_ready():
             self._write_frame(now)
 
     def next_deadline(self) -> float:
-        """Return when there is something to write; inf for never."""
+        """Return when to call ``on_time``; inf if there is nothing to write."""
         if self._is_entered:
-            return float("-inf")  # what is typed next would stand among its lines
+            return float("-inf")  # draw at once: typed text would appear in the panel
         if not self._lines or (self._is_drawn and not self._held):
             return float("inf")
         return self._drawn_at + _PAUSE_SECONDS
 
     def _write_frame(self, now: float) -> None:
-        """Write in one piece: the panel erased, the output, the panel drawn."""
+        """Erase the panel, write the held output and draw the panel, all in one piece."""
         if self._size() != self._made_for:
             self._lines = []  # they would not fit: who makes them looks at the size again
         frame = self._erased() + self._taken()
@@ -108,14 +108,15 @@ class Panel:
         return held
 
     def _erased(self) -> bytes:
-        """Return what erases the panel, if it is drawn; the cursor stays."""
+        """Return the codes that erase the panel, if it is drawn, and keep the cursor in place."""
         if not self._is_drawn:
             return b""
         is_entered, self._is_entered, self._is_drawn = self._is_entered, False, False
         if is_entered:
             return _ERASE_FROM_HERE
-        # What is right of the cursor in its own row may be of a line that is written anew. In a
-        # window that has become lower, this row may be the last.
+        # Erase only from the next row on: text to the right of the cursor may belong to a line that
+        # is being rewritten. Scroll first: if the window has been made lower, the cursor may be in
+        # its last row.
         return _DOWN + _up(1) + _SAVE + _NEXT_ROW + _ERASE_FROM_HERE + _RESTORE
 
     def _drawn(self) -> bytes:

@@ -151,8 +151,8 @@ class RunFolder:
 
         Args:
             text: the whole report.
-            brief: its most important part. It overwrites the report that is there where a full
-                disk has no room for another file.
+            brief: the most important part of the report. If a full disk has no room for a new
+                file, this part overwrites the existing report.
         """
         report = self.path / _REPORT
         try:
@@ -165,7 +165,7 @@ class RunFolder:
 
 
 def _overwrite(path: Path, data: bytes) -> bool:
-    """Write ``data`` in the place of a file's bytes, if it fits into the blocks that it has."""
+    """Overwrite a file in place if ``data`` fits into its disk blocks; return whether it did."""
     try:
         with path.open("r+b", buffering=0) as file:
             state = os.fstat(file.fileno())

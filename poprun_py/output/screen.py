@@ -49,7 +49,7 @@ class OutputStream:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the program's bytes are shown, and nothing else."""
+        """Whether the program's output is shown without tags and times."""
         return not self.tag and not self.timed
 
     def prefix(self) -> bytes:
@@ -151,7 +151,7 @@ class Sink:
                 return
 
     def close(self) -> None:
-        """Close what was opened here; nothing is written after it."""
+        """Close the descriptor that was opened here; later output is dropped."""
         self.discard()
         if self._own is not None:
             os.close(self._own)
@@ -163,12 +163,12 @@ class Sink:
         self._pending.clear()
 
     def _write_some(self) -> bool:
-        """Write a piece; tells whether to go on."""
+        """Write a piece of the pending output; return whether to go on with the next one."""
         piece = bytes(self._pending) if self._always_ready else bytes(self._pending[: self._chunk])
         try:
             del self._pending[: os.write(self._target, piece)]
         except BlockingIOError:
-            # The room is too small, or another process made the descriptor non-blocking.
+            # The terminal has too little room, or another process made the descriptor non-blocking.
             return False
         except OSError as error:
             # The job goes on without its output: training outlives a pager that was closed.
@@ -180,10 +180,10 @@ class Sink:
 
 
 def _open_again(descriptor: int) -> int | None:
-    """Open a terminal once more, without blocking; None where it is another user's.
+    """Open a terminal again in non-blocking mode; None if it cannot be opened (another user's).
 
-    It takes a piece of any size whole, if it has room. Other processes go on to write to their
-    own descriptor, which waits for room.
+    A write to the new descriptor takes a piece of any size at once if the terminal has room. Other
+    processes keep their own descriptor in blocking mode.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -207,9 +207,9 @@ class Screen:
     carriage return, or when ``flush_idle`` finds it waiting. One line at a time is open in this way
     and belongs to its stream until it is ended; unfinished lines of other streams wait meanwhile.
     When another stream has a whole line, the open one is ended first, on a terminal erased and
-    drawn again below; one that cannot erase keeps both. Where there is no terminal, a progress bar
-    is whole lines from time to time, and a plain stream may end within a line: a newline is added
-    only before something else is written.
+    drawn again below; one that cannot erase keeps both. Without a terminal, a progress bar is
+    written as a whole line from time to time. A plain stream may then end without a newline, which
+    is added only if something else is written after it.
     """
 
     def __init__(
@@ -261,9 +261,9 @@ class Screen:
                     del self._unfinished[id(stream)]
 
     def finish(self, stream: OutputStream) -> None:
-        """The stream has ended: write what is left, with the newline that it lacked.
+        """Write the rest of a stream that has ended, and add a missing newline at its end.
 
-        A plain stream gets none where there is no terminal, unless something else follows.
+        Without a terminal, a plain stream gets the newline only if other output follows.
         """
         self._unfinished.pop(id(stream), None)
         if self._redrawn.pop(id(stream), None) and stream.progress is not None:
@@ -293,7 +293,7 @@ class Screen:
             self._open = None
 
     def _is_free_for(self, stream: OutputStream) -> bool:
-        """Tell whether a stream's unfinished line may be shown now."""
+        """Return whether a stream's unfinished line may be shown now."""
         return self._open is None or self._open is stream or self._open.has_ended
 
     def next_bar_at(self) -> float:

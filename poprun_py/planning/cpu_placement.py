@@ -20,7 +20,7 @@ __all__ = ["MODES", "Placement", "PlacementPolicy", "place", "place_anyway", "pl
 
 # A warning is due when thread counts differ by more than one and by more than this factor.
 _UNEVEN = 1.5
-# The variable that takes a placement's threads to the libraries of its instance.
+# The variable that tells the libraries of an instance the thread count of its placement.
 _PLANNED = "OMP_NUM_THREADS"
 
 _Cores = tuple[Core, ...]
@@ -57,7 +57,7 @@ class Placement:
         numa_nodes: the NUMA nodes of its CPUs; none when placement is disabled.
         memory_nodes: the only nodes it may allocate memory from; empty for any node.
         cpus: the only CPUs it may run on; empty for any CPU, then nothing is bound.
-        threads: compute threads (OMP_NUM_THREADS): at least 1, or what the user set.
+        threads: its compute threads (OMP_NUM_THREADS): at least 1, or the number that the user set.
     """
 
     numa_nodes: tuple[int, ...]
@@ -126,8 +126,8 @@ def placement_warnings(
 ) -> tuple[str, ...]:
     """Return what is questionable about the placements of one host, one sentence each.
 
-    ``user_threads`` are the thread counts that the user set, by variable; that of OMP_NUM_THREADS
-    takes the place of the planned ones.
+    ``user_threads`` are the thread counts that the user set, by variable. A count that the user set
+    with OMP_NUM_THREADS replaces the planned counts.
     """
     cpus = sum(len(core.cpus) for core in machine.usable_cores)
     by_variable = [{_PLANNED: placement.threads, **user_threads} for placement in placements]

@@ -255,7 +255,8 @@ def threads_by_user(
 ) -> dict[str, int]:
     """Return the thread counts that an instance gets from the user, by variable.
 
-    The launcher's channel sets those of --env last, over what mpirun's ``local_args`` set.
+    A variable of --env overrides one that mpirun's ``local_args`` set, because the launcher's
+    channel sets it last.
     """
     by_mpi = variables_set_by(local_args, environ)
     return user_threads({**environ, **by_mpi, **dict(user_env)})

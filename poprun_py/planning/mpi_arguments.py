@@ -124,15 +124,15 @@ def _by_instance(config: LaunchConfig) -> dict[int, tuple[str, ...]]:
 
 
 def names_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that ``-x NAME=VALUE`` and ``-x NAME`` arguments give a value."""
+    """Return the names of the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set."""
     return frozenset(variables_set_by(local_args, environ))
 
 
 def variables_set_by(local_args: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values that ``-x NAME=VALUE`` and ``-x NAME`` arguments give, by name.
+    """Return the variables that ``-x NAME=VALUE`` and ``-x NAME`` arguments set, with their values.
 
-    A bare NAME that is not set in ``environ`` has no value. Of two values of one name, Open MPI
-    takes the first.
+    The value of a bare NAME comes from ``environ``; if it is not set there, NAME is left out. If a
+    name is given twice, the first value counts, as in Open MPI.
     """
     variables: dict[str, str] = {}
     for option, argument in pairwise(local_args):

@@ -120,10 +120,10 @@ def network_of_mpirun(command: Sequence[str], network: str) -> str | None:
 
 
 def end_signal_of_mpirun(command: Sequence[str]) -> int:
-    """Return the signal that ends a command's mpirun in good order, as SIGTERM does.
+    """Return the signal that makes a command's mpirun end its instances as SIGTERM would.
 
-    The launcher keeps SIGTERM from mpirun, because schedulers send it to all processes of a job.
-    Open MPI takes SIGHUP instead; MPICH does not catch that, but takes SIGQUIT.
+    SIGTERM itself is kept from mpirun, because schedulers send it to all processes of a job. Open
+    MPI accepts SIGHUP instead. MPICH does not catch SIGHUP, but accepts SIGQUIT.
     """
     return signal.SIGHUP if "odls_base_sigkill_timeout" in command else signal.SIGQUIT
 

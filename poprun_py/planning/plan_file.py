@@ -228,7 +228,7 @@ def _plan_from_json(data: dict[str, Any], environ: Mapping[str, str]) -> LaunchP
         user_threads=threads_by_user(
             split_mpi_arguments(config)[1].of_every_instance,
             instances[0].user_env,
-            # What the plan has decided stays.
+            # Values from the plan file override those of this environment.
             {**environ, **dict(instances[0].env)},
         ),
         network=_text(data["network"], "network"),

@@ -1,4 +1,4 @@
-"""The program of a job: what is run for the word that was typed, and whether it is there.
+"""The program of a job: the command for the word that was typed, and whether it can be run.
 
 Looks at files of this machine and starts nothing. Whether other hosts have it is decided in
 hosts/host_checks.py.
@@ -189,7 +189,7 @@ def _problem_of_interpreter(path: str) -> str:
 
 
 def _problem(name: str, environ: Mapping[str, str]) -> str:
-    """Return why the program ``name`` cannot be run, and what to type."""
+    """Return a text that says why the program ``name`` cannot be run, and what to type instead."""
     if hint := _hint(name, environ):
         return f"was not found{hint}"
     if "/" not in name:
@@ -203,7 +203,7 @@ def _problem(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the words of the ``#!`` line of a script; none for what has no such line."""
+    """Return the words of a file's ``#!`` line; empty if the file has no such line."""
     try:
         with Path(path).open("rb") as file:
             line = file.readline(256)
@@ -213,9 +213,9 @@ def _interpreter(path: str) -> list[str]:
 
 
 def _hint(word: str, environ: Mapping[str, str]) -> str:
-    """Return what to type for a word that only a shell understands; empty for another word.
+    """Return what to type instead of a word that only a shell understands; empty for other words.
 
-    It is a command in one pair of quotes, or the setting of a variable.
+    Such a word is a whole command in one pair of quotes, or sets a variable (``NAME=VALUE``).
     """
     if Path(word).exists():
         return ""

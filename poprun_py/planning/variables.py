@@ -61,13 +61,14 @@ __all__ = [
 
 Pairs = tuple[tuple[str, str], ...]
 
-# The thread variable that is planned: every library falls back on it.
+# The only thread variable that PopRun plans: every library uses it if its own is not set.
 PLANNED_THREADS = "OMP_NUM_THREADS"
 # What PopRun copies from its own environment, by name.
 FORWARDED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "POPLAR_ENGINE_OPTIONS")
-# Settings of our libraries, and one that an instance is given only where its user has not set it
-# (instance/launcher_link.py). Thread counts are planned for each host's own CPUs, or forwarded as
-# the user's; paths and limits of this machine's system stay here.
+# Prefixes of the variables that instances on other hosts get too: settings of our libraries, and
+# ACCELERATE_USE_CPU, which an instance sets itself if the user has not (instance/launcher_link.py).
+# Thread counts are handled elsewhere: they are planned for each host's CPUs, or forwarded if the
+# user set them. Paths and limits of this machine's system are not for other hosts.
 _TRAVELLING = ("POPDIST_", "POPTORCH_", "POPLAR_", "ACCELERATE_USE_CPU")
 TARGET_OPTIONS = "POPLAR_TARGET_OPTIONS"
 _EXPORT = re.compile(r"^export\s+")
@@ -199,7 +200,7 @@ def travelling_variables(
 def placement_variables(
     placements: Sequence[Placement], skip: set[str]
 ) -> list[tuple[tuple[str, str], ...]]:
-    """Return each instance's thread count and binding, without the variables in ``skip``.
+    """Return the variables with each instance's thread count and binding, except those in ``skip``.
 
     Open MPI gives a variable of one part of the command to every part that does not set it. A
     variable that one instance has is therefore set, empty, for all: the wrapper takes empty for
@@ -228,8 +229,9 @@ def placement_variables(
 def user_threads(environ: Mapping[str, str]) -> dict[str, int]:
     """Return the thread counts that the user set, by variable.
 
-    ``environ`` is the environment of the instances as far as the user decides it. Values that are
-    not numbers are left out. Of a list (a count for each nested level) the first counts.
+    ``environ`` holds the variables of the instances that the user decides. Values that are not
+    numbers are left out. If a value is a list with a count for each nested level, the first count
+    is used.
     """
     texts = {name: environ.get(name, "").partition(",")[0].strip() for name in THREAD_VARIABLES}
     return {

@@ -120,7 +120,7 @@ def _only_server(folder: Path) -> Iterator[None]:
     Raises:
         InUseError: there is one.
     """
-    # Everybody could open, and lock, the folder itself; only its owner what is in this one.
+    # Lock the inner folder, which only its owner can open. Every user could lock the outer one.
     descriptor = os.open(folder / HOLDERS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

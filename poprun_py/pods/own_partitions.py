@@ -17,7 +17,7 @@ from popdist_py.pods.values import Attachment, Partition
 __all__ = ["is_left_behind", "is_own", "kept_name", "own_name"]
 
 _NAME = re.compile(r"poprun_(?P<host>[A-Za-z0-9-]+)_(?P<pid>[0-9]+)_(?P<started>[0-9]+)")
-# A partition's name has at most 64 characters; the rest of it takes up to 32.
+# A partition's name has at most 64 characters. Its other parts need up to 32 of them.
 _MOST_HOST, _DIGEST = 32, 10
 _HOST = re.compile(rf"[A-Za-z0-9-]{{1,{_MOST_HOST}}}")
 # What a launch may take from the moment its partition is ready to the moment it holds the IPUs,
@@ -73,13 +73,14 @@ def is_left_behind(
 
 
 def _host(name: str) -> str:
-    """Return a host's name as it stands in a partition's: other hosts have another one.
+    """Return the part of a partition's name that stands for a host; no two hosts have the same.
 
-    A name that is too long, or has other characters, ends in a digest of the whole.
+    A host name that is too long, or contains characters that a partition's name may not, is changed
+    and ends in a digest of the whole name.
     """
     if _HOST.fullmatch(name):
         return name
-    import hashlib  # few hosts have such a name
+    import hashlib  # imported here because few hosts have such a name
 
     digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{re.sub(r'[^A-Za-z0-9-]', '-', name)[: _MOST_HOST - _DIGEST - 1]}-{digest}"

@@ -136,9 +136,10 @@ class _JobPartition:
         self._ipu_wait = wait
         self._attachment: Attachment | None = None
         self._made = ""  # the partition that was made
-        self._made_at = 0.0  # not known if the job was interrupted meanwhile
+        self._made_at = 0.0  # stays 0.0 if a signal interrupts its creation
         self._is_removed_at_end = False
-        self._replaced: Partition | None = None  # the one that it replaces, until the job has it
+        # The partition that the one in _made replaces, until the job has got that one.
+        self._replaced: Partition | None = None
 
     # --- before the job -------------------------------------------------------------------------
 
@@ -239,9 +240,9 @@ class _JobPartition:
         return made
 
     def _change(self, use: PartitionUse) -> Partition:
-        """Put another partition in place of one, which comes back if the job does not get it."""
+        """Replace a partition; the old one is created again if the job does not get the new one."""
         assert use.request is not None
-        # From here on the old one may be gone, also when a signal interrupts the call.
+        # Set before the call: if a signal interrupts it, the old partition may be gone already.
         self._replaced = use.partition
         self._store.remove_partition(use.name)
         return self._create(use.request, use)
@@ -314,7 +315,7 @@ class _JobPartition:
 
     @property
     def _lost(self) -> str:
-        """What else is wrong where a partition could not be brought back."""
+        """A text that names a replaced partition that could not be created again; else empty."""
         if self._replaced is None:
             return ""
         from poprun_py.pods.partition_texts import shape_text
@@ -323,7 +324,7 @@ class _JobPartition:
         return f"; partition {self._replaced.name}, which had {shape}, may be missing: make it anew"
 
     def _give_back_partition(self) -> None:
-        """Remove the partition that was made, and bring back the one that it was to replace."""
+        """Remove the partition that was made, and create again the one that it replaced."""
         name, old = self._made, self._replaced
         try:
             # Somebody may have removed it, and somebody made one of this name.
@@ -342,7 +343,7 @@ class _JobPartition:
         if old is not None:
             from poprun_py.pods.partition_texts import shape_text
 
-            # It is still there, or somebody has made one of this name.
+            # The name is taken if the old partition was not removed, or if another user took it.
             with contextlib.suppress(NameTakenError):
                 self._store.create_partition(_like(old))
                 self._console.log(f"partition {old.name} is as before: {shape_text(old)}")

@@ -128,7 +128,10 @@ class RunRecord:
             self._finish(error.exit_code, str(error))
 
     def interrupt(self, number: int) -> None:
-        """Note that a signal ended the run; an attempt that had begun did not start."""
+        """Note that a signal ended the run while no program of it was running.
+
+        If an attempt has begun, note that its programs did not start.
+        """
         if not self._attempts:
             return
         from poprun_py.views.run_report import refused_attempt

@@ -215,7 +215,7 @@ def collateral_of(result: LaunchResult) -> list[InstanceResult]:
 
 
 def _killed(result: LaunchResult) -> str:
-    """Return which instances of a job that the user ended had to be killed; empty if none had."""
+    """Return a line naming the instances that had to be killed when the user ended the job."""
     members = [r for r in result.instances if r.code == -9 and r.was_stopped and not r.was_lost]
     if not members:
         return ""

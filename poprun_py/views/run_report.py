@@ -33,7 +33,7 @@ __all__ = [
 
 REPORT_VERSION = 2
 _MOST_OF_REASON: Final = 200
-# The values of an attempt that do not grow with the number of its instances.
+# The values of an attempt whose size does not grow with the number of its instances.
 _BRIEF: Final = {
     *("number", "folder", "restart_count", "hosts", "began_at", "ended_at"),
     *("exit_code", "cause", "seconds"),
@@ -89,7 +89,7 @@ def run_report(
 
 
 def brief_report(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a report that tells how the run and its attempts ended."""
+    """Return a short form of a report that only tells how the run and its attempts ended."""
     return {
         **report,
         "reason": report["reason"][:_MOST_OF_REASON],
