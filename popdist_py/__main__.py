@@ -123,9 +123,9 @@ def _refuse(message: str) -> int:
 
 
 def _say(text: str, stream: TextIO | None) -> None:
-    """Write on a stream, unless it was closed before Python started."""
+    """Write ``text`` to ``stream``, unless the stream was closed before Python started."""
     if stream is not None:
-        # A path need not be text that the stream can take.
+        # A path may hold characters that the encoding of the stream lacks.
         stream.write(text.encode(errors="backslashreplace").decode())
 
 

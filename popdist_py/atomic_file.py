@@ -61,7 +61,8 @@ def replaced_at_end(path: Path, *, private: bool = False) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` in one step, into a folder that is there.
 
-    Only the owner of the file can read it. Bytes that are not UTF-8 are escaped as on stderr.
+    Only the owner of the file can read it. Bytes that are not UTF-8 are written as escapes,
+    in the way of stderr.
 
     Raises:
         FileNotFoundError: there is no such folder.

@@ -442,10 +442,10 @@ def _broadcast(x: Any, root: int, name: str, communicator: Communicator) -> Any:
 
 
 def _leaves(communicator: Communicator, call: Signature, x: Any) -> list[tuple[str, Any]]:
-    """Return path and value of every leaf.
+    """Return path and value of every leaf of ``x``.
 
     Raises:
-        ValueError: a container contains itself; on every instance.
+        ValueError: a container contains itself. Every instance raises it.
     """
     try:
         return leaves(x)

@@ -166,10 +166,10 @@ def communicator() -> Communicator:
 
 
 def check_process() -> None:
-    """Refuse a process that was forked from an instance of a job of several.
+    """Raise an error in a forked child of an instance, if the job has several instances.
 
     Raises:
-        ForkedProcessError: this is such a process.
+        ForkedProcessError: this process was forked from an instance.
     """
     if _communicator is not None:
         _communicator.background.check_process()

@@ -1,4 +1,4 @@
-"""The exceptions of popdist_py, one tree, and the grammar of counts in messages. Nothing else.
+"""The tree of exceptions of popdist_py, and singular and plural forms for messages.
 
 PopdistError                    any error that this library reports
 |-- WireError                   the variables set by the launcher are incomplete or contradict
@@ -38,7 +38,7 @@ class NotInitialisedError(PopdistError):
 
 
 class ForkedProcessError(PopdistError):
-    """A process that was forked from an instance, such as a loader's worker, made a collective."""
+    """A forked child of an instance, such as a loader's worker, made a collective call."""
 
 
 class CollectiveMismatchError(PopdistError):
@@ -54,14 +54,14 @@ class InstanceLostError(PopdistError):
 
 
 def plural(noun: str, count: float) -> str:
-    """Return the noun for a count: ``CPU`` for 1, else ``CPUs``; ``process`` has ``processes``."""
+    """Return a noun in singular or plural, such as ``CPU`` for 1 and ``CPUs`` for 2."""
     if count == 1:
         return noun
     return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
 
 
 def counted(count: float, noun: str, form: str = "") -> str:
-    """Return ``1 IPU`` or ``3 IPUs``; ``form`` is how the number is written, as for ``format``."""
+    """Return a count and its noun, such as ``3 IPUs``; ``form`` is a format specification."""
     return f"{count:{form}} {plural(noun, count)}"
 
 

@@ -111,14 +111,14 @@ def reducible(x: Any, op: ReduceOp, *, needs_writing: bool = True) -> Leaf:
 
 
 def marking_repeats(given: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
-    """Return paths and leaves, with ``same_as`` set where memory comes again.
+    """Return paths and leaves, with ``same_as`` set on a leaf whose memory an earlier leaf has.
 
-    A leaf is refused if a part of its memory, and not all of it, is that of another one: it would
-    be reduced twice. Copies overlap nothing: all of them are made before anything is reduced.
+    A leaf that overlaps another one in part is refused, because the common part would be reduced
+    twice. Leaves that are copies do not overlap: all copies are made before the first reduction.
     """
     marked: list[tuple[str, Leaf]] = []
     paths: dict[tuple[int, int], str] = {}
-    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, number of the leaf
+    spans: list[tuple[int, int, int]] = []  # begin and end of the memory, index of the leaf
     for path, leaf in given:
         if leaf.array is not None and leaf.array.size and not leaf.is_number:
             begin, size = leaf.array.__array_interface__["data"][0], leaf.array.nbytes
@@ -174,7 +174,7 @@ def tensor_like(x: Any, array: Array) -> Any:
 
 
 def bytes_of(tensor: Any) -> Array:
-    """Return the bytes of a contiguous tensor on the CPU: [bytes], its own memory."""
+    """Return the bytes of a contiguous CPU tensor as an array that shares its memory: [bytes]."""
     return np.asarray(_Memory(tensor, "|u1", (tensor.nbytes,)))
 
 
@@ -245,13 +245,13 @@ def _array_of(tensor: Any) -> Array:
 
 
 def _memory_of(tensor: Any) -> Array:
-    """Return the array that shares the memory of a tensor.
+    """Return an array that shares the memory of a tensor.
 
-    ``tensor.numpy()`` would fix the size of the storage for good, and FSDP sets it to 0. It is left
-    for tensors of other classes, which may have no memory of their own.
+    ``tensor.numpy()`` makes the storage impossible to resize, which FSDP has to do. It is used only
+    for subclasses of Tensor, which may have no memory of their own.
 
     Raises:
-        RuntimeError, TypeError: the tensor has no memory that NumPy knows.
+        RuntimeError, TypeError: NumPy cannot use the memory of the tensor.
     """
     torch = sys.modules["torch"]
     array: Array
@@ -273,18 +273,20 @@ def _type_text(dtype: Any) -> str:
     """Return the NumPy name of a dtype of torch.
 
     Raises:
-        TypeError: NumPy has none.
+        TypeError: NumPy has no such dtype.
     """
     return str(sys.modules["torch"].empty(0, dtype=dtype, device="cpu").numpy().dtype.str)
 
 
 class _Memory:
-    """The memory of a contiguous tensor, for NumPy, which keeps this with its array.
+    """The memory of a contiguous tensor, in the form that NumPy makes arrays of.
+
+    The array holds a reference to this object, and so to the tensor.
 
     Args:
         tensor: contiguous, in the memory of this process.
-        type_text: NumPy's name of the elements.
-        shape: number of elements.
+        type_text: NumPy's name of the dtype.
+        shape: shape of the array.
     """
 
     __slots__ = ("__array_interface__", "_tensor")

@@ -33,8 +33,8 @@ def leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
     if not is_container(x):
         return [(path, x)]
     found: list[tuple[str, Any]] = []
-    # The containers around the next item, from the outermost on. Not by recursion, which Python
-    # limits to some hundred levels.
+    # The containers around the next item, outermost first. A list instead of recursion allows
+    # any depth: Python limits recursion to about a thousand levels.
     around = [(path, x, iter(_items(x)))]
     ids = {id(x)}
     while around:

@@ -3,8 +3,8 @@
 Every nanosecond since counting began belongs to one activity: inside another one, the inner one's
 time is not the outer's, so the shares add up to the whole. The numbers lie in memory that is shared
 with the launcher's wrapper, which reads them from outside; without the launcher in private memory.
-Only one thread counts, and only in the program's own process: what runs beside it takes none of its
-time. It is the main thread, or else the one that has called ``init()`` or makes the training steps.
+Only one thread of the program's own process is counted: other threads and processes add nothing.
+It is the main thread, or else the thread that called ``init()`` or that makes the training steps.
 
 Nothing here reads the numbers: that is the wrapper's vitals.py.
 """
@@ -74,7 +74,7 @@ _RING: Final = 4096
 _ROW: Final = struct.Struct("=5qd")
 _ROW_WORDS: Final = _ROW.size // 8
 _NUM_WORDS: Final = _ROWS + _RING * _ROW_WORDS
-# In place of the outer activity, of one in a thread that does not count.
+# Stands for the outer activity where an activity begins in a thread that is not counted.
 _NOT_COUNTED: Final = -1
 # The nanoseconds of a step whose beginning nobody knows.
 _UNTIMED: Final = -1
@@ -115,7 +115,7 @@ _last_step = (0, 0, 0, 0)
 
 
 def begin() -> None:
-    """Count from now on, in this thread; ``init()`` calls this."""
+    """Start counting, in the calling thread; ``init()`` calls this."""
     if _words is None:
         _open()
     _count_here()
@@ -291,7 +291,7 @@ def _open() -> memoryview:
 
 
 def _count_here() -> None:
-    """Let this thread count from now on, unless the one that counts is in an activity."""
+    """Count this thread from now on, unless the counted thread is inside an activity."""
     global _owner
     if _words is not None and _words[_ACTIVITY] == OTHER:
         _owner = get_ident()

@@ -1,8 +1,8 @@
 """Collectives beside the program: one thread makes the calls in the order of submission.
 
 All instances must communicate in the same order, so a direct call waits for those submitted before.
-Every call of a communicator comes here first. So this is also where a forked child is refused: it
-has the parent's memory and connections, and its call would be taken for the parent's next one.
+Every call of a communicator comes here first, so calls of a forked child are refused here, too. The
+child has its parent's memory and connections: its call would be taken for the parent's next one.
 Nothing here knows what a call does.
 """
 
@@ -56,7 +56,8 @@ class Handle(Generic[T]):
 
         Raises:
             PopdistError: the error that the collective raised.
-            ForkedProcessError: another process, from which this one was forked, makes the call.
+            ForkedProcessError: this process was forked after the call was submitted; only its
+                parent makes the call.
         """
         if not self._done.is_set():
             if os.getpid() != self._pid:
@@ -72,7 +73,7 @@ class Background:
     """Runs functions one after the other in one thread, which starts on first use.
 
     Args:
-        is_alone: whether no other instance takes part. Then a forked child may make calls, too.
+        is_alone: whether this is the only instance. Then a forked child may make calls, too.
     """
 
     def __init__(self, *, is_alone: bool = False) -> None:
@@ -90,20 +91,22 @@ class Background:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the instance, and may not make its calls."""
+        """Whether this process is a forked child of the instance, which may not make its calls."""
         return self._is_forked
 
     def check_process(self) -> None:
-        """Refuse a process that was forked from the instance.
+        """Raise an error in a process that was forked from the instance.
 
         Raises:
-            ForkedProcessError: this is such a process.
+            ForkedProcessError: this process was forked from the instance.
         """
         if self._is_forked:
             raise _forked_error(self._pid)
 
     def submit(self, function: Callable[[], T], call: str = "") -> Handle[T]:
-        """Call ``function``, one collective if it has a name, after all submitted before.
+        """Call ``function`` after all functions submitted before.
+
+        ``call`` names the collective that the function makes; it is empty for other functions.
 
         Raises:
             ForkedProcessError: this process was forked from the instance.
@@ -134,11 +137,11 @@ class Background:
         self.last = None
 
     def begin_in_child(self) -> None:
-        """Note that this process is a forked child, which has none of the parent's threads."""
+        """Start anew in a forked child, which has none of its parent's threads."""
         self._begin()
         if not self._is_alone:
             self._is_forked = True
-            # A call looks at ``last`` alone before it takes the short way.
+            # Direct calls skip ``drain()``, and its check of the process, while ``last`` is None.
             self.last = Handle(lambda: None)
 
     def _run_queue(self) -> None:

@@ -1,6 +1,7 @@
-"""Whether elements share memory, within an array and between arrays: by address, shape and strides.
+"""Checks for elements that share memory, within one array and between arrays.
 
-A reduction in place would change such an element twice. Nothing here reads what arrays hold.
+A reduction in place would change such an element twice. The checks use addresses, shapes and
+strides only; they do not read the values.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ __all__ = ["Place", "elements_overlap", "first_overlap"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the elements of an array lie.
+    """The place of an array's elements in memory.
 
     Attributes:
-        address: of the first element.
-        shape: of the array.
-        strides: from one element to the next of each dimension, in bytes.
-        itemsize: bytes of an element.
+        address: address of the first element.
+        shape: shape of the array.
+        strides: distance between neighbouring elements in each dimension, in bytes.
+        itemsize: bytes of one element.
     """
 
     address: int
@@ -34,7 +35,7 @@ class Place:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The addresses between which all elements lie; both equal without elements."""
+        """Begin and end of the addresses of all elements; equal if there are no elements."""
         if 0 in self.shape:
             return self.address, self.address
         steps = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
@@ -43,7 +44,7 @@ class Place:
         return self.address + low, self.address + high + self.itemsize
 
     def bytes_at(self, unit: int) -> Array:
-        """Return the address of every ``unit`` bytes of every element, in any order."""
+        """Return the address of each piece of ``unit`` bytes of each element, in any order."""
         found = np.array([self.address], np.int64)
         extents = [*zip(self.shape, self.strides, strict=True), (self.itemsize // unit, unit)]
         for size, stride in extents:
@@ -52,18 +53,18 @@ class Place:
 
 
 def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tell whether two elements of one array are the same memory, as after ``expand()``.
+    """Tell whether two elements of one array share memory, as after ``expand()``.
 
     Args:
-        shape: of the array.
-        strides: of each dimension, in elements.
+        shape: shape of the array.
+        strides: stride of each dimension, in elements.
     """
     if 0 in shape:
         return False
     pairs = sorted(
         (abs(stride), size) for size, stride in zip(shape, strides, strict=True) if size > 1
     )
-    reach = 0  # the farthest element of the dimensions before
+    reach = 0  # offset of the farthest element in the dimensions seen so far
     for stride, size in pairs:
         if stride <= reach:
             return _has_equal(Place(0, tuple(shape), tuple(strides), 1))
@@ -72,15 +73,15 @@ def elements_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _has_equal(place: Place) -> bool:
-    """Look at every element: dimensions may be interleaved without an element in common."""
+    """Compare the addresses of all elements, as interleaved dimensions may share none."""
     addresses = place.bytes_at(1)
     return len(np.unique(addresses)) < len(addresses)
 
 
 def first_overlap(places: Sequence[Place]) -> tuple[int, int] | None:
-    """Return the numbers of two arrays that have memory in common; None if none have."""
+    """Return the indices of two arrays that share memory; None if all are disjoint."""
     spans = sorted((*place.span, number) for number, place in enumerate(places))
-    open_spans: list[tuple[int, int]] = []  # those that may reach the next one: end and number
+    open_spans: list[tuple[int, int]] = []  # (end, index) of spans that may overlap the next
     for begin, end, number in spans:
         if begin == end:
             continue

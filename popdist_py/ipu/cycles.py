@@ -187,10 +187,10 @@ def cycle_lengths(
     placement: Placement,
     settings: Settings,
 ) -> list[float]:
-    """Return how long each cycle of a schedule lasts: as long as its slowest IPU works.
+    """Return the length of each cycle of a schedule: the time that its slowest IPU works.
 
     I/O tiles load the inputs while the other tiles compute, so the slower of the two counts. Copies
-    between IPUs and synchronisations come in addition.
+    between IPUs and synchronisations are not included.
     """
     shape = max(made.cycles, default=0), placement.num_ipus
     working, arriving = ([[0.0] * shape[1] for _ in range(shape[0])] for _ in range(2))
@@ -220,10 +220,9 @@ def cell_parts(
     placement: Placement,
     settings: Settings,
 ) -> list[tuple[str, float]]:
-    """Return what an IPU does in a cell of the schedule, by name and in order, with its cycles.
+    """Return the work of an IPU in a cell of the schedule: names and cycles of its parts, in order.
 
-    Where I/O tiles load the inputs, their transfer is not among them: it takes the other tiles no
-    time.
+    If I/O tiles load the inputs, the transfer has 0 cycles: it takes no time of the other tiles.
     """
     own = [s for s, where in zip(stages, placement.ipus, strict=True) if where == ipu]
     if cell.action == "idle":

@@ -182,9 +182,9 @@ class Settings:
 
     @property
     def one_window(self) -> Settings:
-        """The same run with a single update in each call; of inference, the run as it is.
+        """The same run with a single update in each call; an inference run stays as it is.
 
-        N of "every n" divides the device iterations, so it is 1 here.
+        The N of "every N" is 1 in it, because N divides the number of device iterations.
         """
         if not self.is_training:
             return self

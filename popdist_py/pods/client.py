@@ -99,7 +99,7 @@ class ServerStore:
         }
         self._timeout = timeout
         self._is_closed = False
-        # What the processes attached that this one was forked from, by id.
+        # Ids of the attachments of the processes that this one was forked from.
         self._of_parents: frozenset[str] = frozenset()
         self._start_over()
 

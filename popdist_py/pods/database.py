@@ -275,7 +275,7 @@ class FolderStore:
     def detach(self, attachment: Attachment) -> None:
         """Give IPUs back; only ``attachment.id`` counts (``PodStore``)."""
         with self._transaction() as connection:
-            # What the process that forked this one attached is held until that one ends.
+            # A forked process must not free what its parent attached.
             connection.execute(
                 "DELETE FROM attachments WHERE id = ? AND (lock IS NULL OR lock GLOB ?)",
                 (attachment.id, own_locks()),

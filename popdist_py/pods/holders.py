@@ -21,7 +21,7 @@ HOLDERS = "holders"
 
 
 def own_locks() -> str:
-    """Return a pattern of the names of this process's files."""
+    """Return a GLOB pattern that matches the names of this process's lock files."""
     return f"{os.getpid()}-*"
 
 

@@ -54,9 +54,10 @@ class Renewal:
                 self._thread.start()
 
     def kept_ids(self) -> frozenset[str]:
-        """Return what is renewed, by the ids that the holder knows; also in a forked process.
+        """Return the ids of the renewed attachments, as the holder knows them.
 
-        There, the lock may be held by a thread that is not there.
+        It does not take the lock, because it is also called in a forked process. There, the lock
+        may be held by a thread that exists only in the parent.
         """
         return frozenset(self._held)
 

@@ -161,10 +161,10 @@ def _write_through(file: Path) -> None:
 
 
 def check_integrity(folder: Path, patience: float) -> None:
-    """Read the whole database if it may be damaged: its size is not as it says (DamagedError).
+    """Check the whole database if its file has another size than its header says (DamagedError).
 
-    Whatever else is damaged is noticed by the call that reads it. Who opens a pod does so for a few
-    calls, and does not wait for all of it to be read each time.
+    Other damage is noticed by the call that reads the damaged part. Programs open a pod for a few
+    calls only, and should not wait each time until the whole database has been read.
     """
     file = folder / DATABASE
     if _has_its_size(file):
@@ -177,7 +177,7 @@ def check_integrity(folder: Path, patience: float) -> None:
 
 
 def _has_its_size(file: Path) -> bool:
-    """Return whether a database is as long as the header of its file says.
+    """Tell whether a database file has the size that its header states.
 
     https://sqlite.org/fileformat2.html#the_database_header: bytes 16 and 17 are the size of a page,
     bytes 28 to 31 the number of pages.

@@ -1,8 +1,9 @@
-"""Tells the launcher of a program that trained a model without the other instances.
+"""Detects programs that train a separate model in each instance, and tells the launcher.
 
-A trainer that looks for GPUs and finds none may train a model of its own in every instance. At the
-end of the program's Python, a word of the memory that it shares with the launcher's wrapper says
-so. Where it is not sure, it says nothing. Imported when torch.distributed is, so it imports little.
+A trainer that looks for GPUs and finds none may train a model of its own in every instance. When
+the program's Python ends, this module then sets a flag in memory that it shares with the launcher's
+wrapper. In doubt, it leaves the flag unset. It imports little, because every import of
+torch.distributed imports it.
 """
 
 import atexit
@@ -10,20 +11,20 @@ import functools
 import os
 import sys
 
-# As typing's, which takes longer to import than everything here.
+# Stands for typing.TYPE_CHECKING: importing typing takes longer than the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
     from typing import Any
 
-# poprun_py/instance/vitals.py has the same: a word of 8 bytes, in which 1 says so.
+# The flag is a word of 8 bytes that is set to 1. poprun_py/instance/vitals.py has the same numbers.
 _WORD, _WORD_BYTES = 31, 8
 _SILENT = "POPDIST_SEPARATE_MODELS"
 
 
 class _Watch:
-    """Sees whether torch makes a process group of several processes."""
+    """Records whether torch makes a process group of several processes."""
 
     def __init__(self, heartbeat: str) -> None:
         self._heartbeat = heartbeat
@@ -31,7 +32,7 @@ class _Watch:
         self._has_group = False
 
     def groups_of(self, distributed: "ModuleType") -> None:
-        """Note every group that torch.distributed makes from now on."""
+        """Start recording the groups that torch.distributed makes."""
         module = distributed.distributed_c10d
         make = module._new_process_group_helper
 
@@ -44,7 +45,7 @@ class _Watch:
         module._new_process_group_helper = noting
 
     def tell(self) -> None:
-        """Say that this program trained a model of its own, if that is sure."""
+        """Set the flag if this program certainly trained a model of its own."""
         if os.getpid() != self._pid or not _has_trained() or _has_mpi():
             return
         if self._has_group and not _is_alone_for_accelerate():
@@ -58,7 +59,7 @@ class _Watch:
 
 
 def _has_trained() -> bool:
-    """Tell whether an optimizer was made: torch then marks the ``step`` of its class."""
+    """Tell whether an optimizer was made: torch marks ``step`` of the class of each optimizer."""
     module = sys.modules.get("torch.optim.optimizer")
     if module is None:
         return False
@@ -76,7 +77,7 @@ def _subclasses(kind: "Any") -> "Iterator[Any]":
 
 
 def _has_mpi() -> bool:
-    """Tell whether MPI is loaded: the program may communicate by itself."""
+    """Tell whether MPI is loaded, so that the program may communicate without torch."""
     try:
         with open("/proc/self/maps", "rb") as file:
             return b"/libmpi" in file.read()
@@ -85,9 +86,9 @@ def _has_mpi() -> bool:
 
 
 def _is_alone_for_accelerate() -> bool:
-    """Tell whether accelerate has made a group of several processes that it does not use.
+    """Tell whether accelerate has made a group of several processes but does not use it.
 
-    So it does where it finds no GPU: it takes itself for the only process.
+    Without a GPU, accelerate assumes that it is the only process.
     """
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     shared = getattr(state, "_shared_state", {})
@@ -101,11 +102,11 @@ def _is_alone_for_accelerate() -> bool:
 
 
 def start(distributed: "ModuleType") -> None:
-    """Watch the program of an instance, unless its user says that separate models are meant."""
+    """Watch an instance's program, unless POPDIST_SEPARATE_MODELS declares separate models."""
     heartbeat = os.environ.get("POPDIST_HEARTBEAT", "")
     if os.environ.get(_SILENT) or os.environ.get("WORLD_SIZE", "1") == "1":
         return
-    # The wrapper's own child alone: what that starts may be about something else.
+    # Watch only the wrapper's own child: processes that it starts may do other work.
     if heartbeat.split("/")[1:3] != ["proc", str(os.getppid())]:
         return
     watch = _Watch(heartbeat)

@@ -1,7 +1,7 @@
 """Registers the back end popdist in a Python of a job when it imports torch.distributed, if ever.
 
 The store in which the processes of torch.distributed find one another is kept to its address.
-The launcher is told of a program that trains without the others (popdist_separate_models.py).
+popdist_separate_models.py tells the launcher of programs that train without the other instances.
 Where the library is installed PyTorch does so by itself; a checkout, a torch before 2.5 and
 TORCH_DEVICE_BACKEND_AUTOLOAD=0 have this. Imported when Python starts, so it imports nothing that
 is not there by then.
@@ -49,14 +49,14 @@ class _TorchFinder:
 
 
 def _watch(module: "ModuleType") -> None:
-    """Tell the launcher at the end whether the program trained without the other instances."""
+    """Report to the launcher at exit if the program trained without the other instances."""
     sys.path.insert(0, _HERE)
     try:
         import popdist_separate_models  # type: ignore[import-not-found]
 
         popdist_separate_models.start(module)
     except (ImportError, AttributeError):
-        pass  # the package was removed, or another version of torch
+        pass  # the package was removed, or torch has another version
     finally:
         sys.path.remove(_HERE)
 

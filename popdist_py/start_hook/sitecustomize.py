@@ -1,7 +1,7 @@
 """Runs when Python starts with this folder on PYTHONPATH: in a job, and before the SDK's programs.
 
-Programs of the SDK find its names, those of torch.distributed the back end popdist; MPI's sockets
-are kept to the job's network, and multiprocessing's to its folder.
+Programs of the SDK find its names, and programs of torch.distributed find the back end popdist.
+MPI's sockets are kept to the job's network, and multiprocessing's sockets to the job's folder.
 
 The folder leaves ``sys.path`` again, and the user's own ``sitecustomize`` is run. It stays on
 PYTHONPATH, so that the Pythons that a program starts find the names as well.

@@ -29,7 +29,7 @@ __all__ = ["Opened", "Recorder"]
 _NUM_OTHERS: Final = 8
 # A program may start threads for ever; no reader looks at more rows.
 _MOST_ROWS: Final = 200
-# Above all process ids of Linux.
+# Larger than any process id of Linux.
 _PIDS_END: Final = 1 << 31
 
 
@@ -203,7 +203,7 @@ def _process_name() -> str:
 def _is_written(path: Path) -> bool:
     """Tell whether the process that writes a file is running."""
     header = read_header(path)
-    if header is None:  # it is being made
+    if header is None:  # another process is writing it
         return True
     if not 0 < header.pid < _PIDS_END:  # damaged
         return False

@@ -50,7 +50,7 @@ def check_tensors(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can receive a result: each element has memory of its own.
+    """Require tensors that can receive a result: no two elements of a tensor share memory.
 
     Raises:
         ArgumentError: elements of a tensor share memory.
@@ -65,7 +65,7 @@ def check_written(call: str, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def check_reduced(call: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Require tensors that can be reduced in place: no memory belongs to two elements.
+    """Require tensors that can be reduced in place: no two elements of all tensors share memory.
 
     Raises:
         ArgumentError: elements of a tensor, or of two tensors, share memory.

@@ -48,7 +48,7 @@ class GroupMember(_ProcessGroup):  # type: ignore[misc]
         timeout: of every call.
 
     Attributes:
-        generation: the number of this group, among those of its name that this store has seen.
+        generation: the number of this group among the groups of the same name in this store.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:

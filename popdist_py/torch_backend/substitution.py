@@ -1,9 +1,9 @@
 """The back end that a program gets for the one that it names: ours for gloo, or gloo for ours.
 
-torch.distributed makes every group in one function, and reads the names of back ends there: those
-of ``init_process_group``, of ``new_group``, of a mesh, and of each device in "cpu:gloo,cuda:nccl".
-Names are replaced while it runs, and only there: ``Backend("gloo")`` is "gloo" for a program that
-compares names. Nothing here makes a group.
+One function of torch.distributed makes every group and reads the names of back ends, whether they
+were given to ``init_process_group``, to ``new_group``, to a mesh, or for each device as in
+"cpu:gloo,cuda:nccl". Names are replaced only while that function runs, so ``Backend("gloo")`` stays
+"gloo" for a program that compares names. Nothing here makes a group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["substitute"]
 
 # What stands for the choice of torch: that of ``init_process_group()``.
 _NOTHING = dist.Backend.UNDEFINED
-# Modules that are passed over when a warning names the line of a program.
+# A warning names the nearest line of the program that is outside these modules.
 _INNER = (__name__, "torch.distributed")
 _REPLACED: dict[str, dict[str, str]] = {
     "popdist": {"gloo": "popdist", _NOTHING: "popdist"},
@@ -96,7 +96,7 @@ def _accelerator_stays() -> bool:
 
 
 def _frames_of_torch() -> int:
-    """Return how many calls lie between that of the program and the caller of this function."""
+    """Return the number of frames between the program's call and the caller of this function."""
     frame, count = sys._getframe(1).f_back, 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_INNER):
         frame, count = frame.f_back, count + 1

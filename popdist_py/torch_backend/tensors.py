@@ -66,14 +66,14 @@ def has_overlap(tensor: torch.Tensor) -> bool:
 
 
 def place_of(tensor: torch.Tensor) -> Place:
-    """Return where the elements of a dense CPU tensor lie."""
+    """Return the memory addresses of a dense CPU tensor as a Place."""
     size = tensor.element_size()
     strides = tuple(stride * size for stride in tensor.stride())
     return Place(tensor.data_ptr(), tuple(tensor.shape), strides, size)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a dense CPU tensor: [elements], its memory or a copy."""
+    """Return the elements of a dense CPU tensor: [elements], sharing its memory or copied."""
     if not shares_memory(tensor):
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return bytes_of(tensor).view(_dtype_of(tensor.dtype))

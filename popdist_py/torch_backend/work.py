@@ -77,7 +77,7 @@ class PopdistWork(dist.Work):
             except BaseException as error:
                 self._error = error
             self._end()
-        except BaseException as error:  # an interrupt while the call completes
+        except BaseException as error:  # also a KeyboardInterrupt
             self._error = error
             if not self._is_done:
                 self._end()
@@ -304,12 +304,12 @@ class CallQueue:
         work = None
         try:
             if self._calls:
-                # Not popleft(): Python may raise an interrupt after a call, and lose the work.
+                # A KeyboardInterrupt right after popleft() would lose the work that it returned.
                 work = self._calls[0]
                 del self._calls[0]
                 self._run(work)
         finally:
-            if work is not None and not work.is_completed():  # interrupted before it has begun
+            if work is not None and not work.is_completed():  # interrupted before it began
                 self._calls.appendleft(work)
                 self._wake.put(True)
             self._turn.release()
@@ -317,12 +317,12 @@ class CallQueue:
                 self._tell(work)
         error = work.exception() if work is not None else None
         if error is not None and not isinstance(error, Exception):
-            raise error  # an interrupt is that of this thread, whoever made the call
+            raise error  # a KeyboardInterrupt belongs to the thread that got it
 
     def _tell(self, work: PopdistWork) -> None:
         this = threading.current_thread()
         if work.may_call_back and self._thread is this:
-            self._replace_thread(this)  # a callback may wait for another call, in C++ too
+            self._replace_thread(this)  # a callback may wait for another call
         work.tell()
 
     def _run(self, work: PopdistWork) -> None:
@@ -332,7 +332,7 @@ class CallQueue:
         self._inside = threading.get_ident()
         try:
             work.run()
-        finally:  # an interrupt may come when the call has returned
+        finally:  # a KeyboardInterrupt may come after run() has returned
             self._inside = 0
         error = work.exception()
         if isinstance(error, InstanceLostError):

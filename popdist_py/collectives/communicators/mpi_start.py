@@ -1,4 +1,4 @@
-"""The start of MPI, where an instance meets all others for the first time, and its end.
+"""The start of MPI, where an instance meets all others for the first time, and the end of MPI.
 
 Nothing here communicates: importing mpi4py's MPI initialises it, which does.
 """
@@ -34,9 +34,9 @@ def start_mpi(num_local_instances: int) -> None:
 
 
 def _import_mpi() -> None:
-    """Import mpi4py's MPI so that this process alone finalises it, and not its forked children.
+    """Import mpi4py's MPI so that only this process finalises it, and not its forked children.
 
-    mpi4py would finalise it at the exit of a child, too, which waits there for ever.
+    By default mpi4py also calls ``MPI_Finalize`` when a child exits, and the child hangs in it.
     """
     import mpi4py
 

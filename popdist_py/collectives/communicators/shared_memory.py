@@ -336,7 +336,7 @@ class SharedCommunicator(GivenArrayCalls, ObjectCalls):
     def close(self) -> None:
         """Leave the job, after the background calls if no instance was lost.
 
-        A forked child does not leave: the memory in which it would say so is the instance's.
+        A forked child does nothing: it shares the memory that says whether the instance has left.
         """
         if self.background.is_forked:
             return

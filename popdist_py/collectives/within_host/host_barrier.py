@@ -253,7 +253,7 @@ class HostBarrier:
             if passed >= launcher_grace_seconds(self.hang_timeout):
                 peer = self._peer(first)
                 reason = "ended" if self._has_ended(peer.pid) else "has left the group"
-                if reason == "ended" and self._words[first + _LEFT]:  # in good order
+                if reason == "ended" and self._words[first + _LEFT]:  # it left in good order
                     reason = "ended without making this call"
                 self._lose(peer, reason, call)
         elif waited > self.hang_timeout and line in missing_lines:

@@ -30,13 +30,13 @@ class _IoVec(ctypes.Structure):
 
 
 def user_change(pid: int | str = "self") -> str:
-    """Return words for an error of the kernel's, if its cause may be a change of user.
+    """Return a hint for the text of a kernel error that a change of user may have caused; else "".
 
-    A process that has changed its user or group closes its memory and descriptors to all others of
-    this user: its files in /proc are root's from then on.
+    Once a process has changed its user or group, root owns its files in /proc. Other processes of
+    the user can then no longer open its memory and descriptors.
 
     Args:
-        pid: the process whose memory, or file, was refused.
+        pid: the process whose memory or file could not be opened.
     """
     for process in ("self", pid):
         with suppress(OSError):

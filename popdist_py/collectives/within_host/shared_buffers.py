@@ -23,7 +23,7 @@ class SharedArray:
 
     Attributes:
         location: number of the buffer and offset in it, in 64 bits; the same on all instances for
-            arrays at the same place. The numbers come again after 65,535 buffers.
+            arrays at the same place. Buffer numbers repeat after 65,535 buffers.
         views: the arrays at that place in the parts of all instances of the host.
     """
 
@@ -64,7 +64,7 @@ class SharedBuffers:
                 continue
             offset = address - memory.ctypes.data - self._position * part_bytes
             if offset >= 0 and offset + array.nbytes <= part_bytes:
-                # From 1 on: a number that is 0 stands for no buffer.
+                # Numbers start at 1, because 0 means "no buffer".
                 number = 1 + (number - 1) % ((1 << _NUMBER_BITS) - 1)
                 location = number << _OFFSET_BITS | offset + 1
                 return SharedArray(location, _views(array, memory, offset, part_bytes))

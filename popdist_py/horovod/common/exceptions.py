@@ -1,4 +1,4 @@
-"""The errors of Horovod that programs catch, ``horovod.common.exceptions``."""
+"""The exceptions of Horovod that programs catch: ``horovod.common.exceptions``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedI
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective call has failed: every error of a call in ``horovod.torch`` is one."""
+    """A collective call failed; base class of all errors of calls in ``horovod.torch``."""
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The hosts of an elastic job have changed; never raised, as there are no elastic jobs here."""
+    """The hosts of an elastic job changed; never raised, as jobs are not elastic here."""
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__()
@@ -18,4 +18,4 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Horovod was built for another version of a framework; never raised, as nothing is built."""
+    """Horovod was built for another framework version; never raised, as nothing is built here."""

@@ -1,6 +1,7 @@
-"""Small helpers of Horovod that programs import, ``horovod.common.util``.
+"""Small helper functions of Horovod that programs import: ``horovod.common.util``.
 
-They ask what Horovod was built with, change variables for a while, and split lists.
+They report the features that Horovod was built with, set environment variables for a block of code,
+and split lists.
 """
 
 from __future__ import annotations
@@ -28,43 +29,43 @@ Item = TypeVar("Item")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether Horovod has a part for a framework: for "torch" alone."""
+    """Tell whether Horovod supports a framework; True only for "torch"."""
     return ext_base_name == "torch"
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether GPUs are used: never."""
+    """Tell whether GPUs are used; always False."""
     return False
 
 
 def mpi_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether MPI can connect the instances: always."""
+    """Tell whether MPI can connect the instances; always True."""
     return True
 
 
 def gloo_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether Gloo connects the instances: never."""
+    """Tell whether Gloo connects the instances; always False."""
     return False
 
 
 def nccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether NCCL is used: never."""
+    """Tell whether NCCL is used; always False."""
     return False
 
 
 def ddl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether IBM's DDL is used: never."""
+    """Tell whether IBM's DDL is used; always False."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:  # noqa: ARG001
-    """Tell whether oneCCL is used: never."""
+    """Tell whether oneCCL is used; always False."""
     return False
 
 
 @contextlib.contextmanager
 def env(**kwargs: str | None) -> Iterator[None]:
-    """Set environment variables for the block; those whose value is None stay as they are."""
+    """Set environment variables for the block; a value of None leaves its variable unchanged."""
     before = {name: os.environ.get(name) for name, value in kwargs.items() if value is not None}
     os.environ.update({name: value for name, value in kwargs.items() if value is not None})
     try:
@@ -83,7 +84,7 @@ def num_rank_is_power_2(num_rank: int) -> bool:
 
 
 def split_list(l: Sequence[Item], n: int) -> list[Sequence[Item]]:  # noqa: E741
-    """Return ``n`` parts of a list; the first ones have one item more where they are uneven."""
+    """Return a list in ``n`` parts; if they are uneven, the first parts have one item more."""
     each, more = divmod(len(l), n)
     return [l[i * each + min(i, more) : (i + 1) * each + min(i + 1, more)] for i in range(n)]
 

@@ -118,9 +118,9 @@ class Handle:
 class Call:
     """One collective: ``run`` communicates, in any thread; ``finish`` works in the program's own.
 
-    ``name`` is that of our own call that does the same; ``names`` are those that the program gives
-    to its tensors. torch's own threads would start a second time in another thread, so tensors are
-    changed in ``finish`` only.
+    ``name`` is the name of this library's equivalent call. ``names`` are the names that the program
+    gives to its tensors. Only ``finish`` changes tensors: in another thread, torch would start a
+    second set of its own threads.
     """
 
     world: Communicator
@@ -133,8 +133,8 @@ class Call:
         """Make the call and return its result.
 
         Raises:
-            HorovodInternalError: the call failed, which is also an error of this library.
-            ValueError: a call that was started and is not complete has one of the names.
+            HorovodInternalError: the call failed. The error is a PopdistError, too.
+            ValueError: an asynchronous call that is still running has one of the names.
         """
         self._check_names()
         with horovod_errors(), activities.doing(activities.REDUCING, self.name):
@@ -145,7 +145,7 @@ class Call:
         """Make the call beside the program.
 
         Raises:
-            ValueError: another call that is not complete has one of the names.
+            ValueError: another call that is still running has one of the names.
         """
         self._check_names()
         work = self.world.background.submit(self.run, self.name)
@@ -165,14 +165,14 @@ class Call:
                 )
 
 
-# The calls that were started under a name of the program's, by kind and name, as long as they run.
+# The running calls that the program has named, by kind and name.
 _started: weakref.WeakValueDictionary[tuple[str, str], BackgroundCall[Any]] = (
     weakref.WeakValueDictionary()
 )
 
 
 def _is_given(name: str) -> bool:
-    """Tell whether a name is the program's, and not one for what the program gave no name."""
+    """Tell whether the program gave this name; generated names contain ``.noname``."""
     return bool(name) and ".noname" not in name
 
 
@@ -281,7 +281,7 @@ def is_root(call: str, root_rank: int) -> bool:
 
 
 def is_whole(x: Any) -> bool:
-    """Tell whether a value is a whole number of Python, NumPy or torch, and not a float."""
+    """Tell whether a value is an integer of Python, NumPy or torch."""
     try:
         operator.index(x)
     except (TypeError, RuntimeError):

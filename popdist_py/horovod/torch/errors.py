@@ -1,10 +1,10 @@
-"""The errors of Horovod's calls: each is an error of this library and a HorovodInternalError.
+"""The errors of Horovod's calls; each is both a PopdistError and a HorovodInternalError.
 
-MismatchError   CollectiveMismatchError: the ranks make different calls
-RankLostError   InstanceLostError: another rank ended, or did not come
-CallError       PopdistError: any other failure of a call
+MismatchError   a CollectiveMismatchError: the ranks make different calls
+RankLostError   an InstanceLostError: another rank ended, or did not come in time
+CallError       a PopdistError: any other failure of a call
 
-HorovodInternalError is a RuntimeError, which programs for Horovod catch. A call with wrong
+Programs for Horovod catch HorovodInternalError or its base class RuntimeError. A call with wrong
 arguments raises ValueError or TypeError on the rank that makes it.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["CallError", "MismatchError", "RankLostError", "as_horovod_error", "h
 
 
 class MismatchError(CollectiveMismatchError, HorovodInternalError):
-    """The ranks made different calls, or one with different arguments."""
+    """The ranks made different calls, or the same call with different arguments."""
 
 
 class RankLostError(InstanceLostError, HorovodInternalError):
@@ -28,11 +28,11 @@ class RankLostError(InstanceLostError, HorovodInternalError):
 
 
 class CallError(PopdistError, HorovodInternalError):
-    """A call has failed for another reason."""
+    """A call failed for any other reason."""
 
 
 def as_horovod_error(error: PopdistError) -> PopdistError:
-    """Return the error of this module for one that a collective raised."""
+    """Convert an error that a collective raised into an error of this module."""
     if isinstance(error, HorovodInternalError):
         return error
     if isinstance(error, CollectiveMismatchError):
@@ -44,7 +44,7 @@ def as_horovod_error(error: PopdistError) -> PopdistError:
 
 @contextmanager
 def horovod_errors() -> Iterator[None]:
-    """Raise the errors of collectives in the block as those of this module."""
+    """Convert errors of collectives in the block into errors of this module."""
     try:
         yield
     except PopdistError as error:

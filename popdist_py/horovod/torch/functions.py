@@ -68,8 +68,8 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give the optimizers of all ranks the state and options of that of rank ``root_rank``.
 
-    An optimizer that has made no step yet gets the state as well, and, as with Horovod, its
-    parameters have gradients of zeros afterwards where they had none.
+    An optimizer that has made no step yet gets the state as well. As with Horovod, its parameters
+    without gradients have gradients of zeros afterwards.
 
     Args:
         optimizer: of equal parameter groups on all ranks.
@@ -93,7 +93,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Give every parameter a gradient: programs for Horovod may use it before a backward."""
+    """Give every parameter a gradient, as programs may use it before the first backward pass."""
     is_sparse = isinstance(optimizer, torch.optim.SparseAdam)
     for group in optimizer.param_groups:
         for parameter in group["params"]:

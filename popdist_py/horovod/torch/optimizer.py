@@ -69,7 +69,7 @@ class _Reduction:
         def store() -> None:
             reduced = self.compression.decompress(handle.wait(), saved)
             if sparse_dim:
-                # The optimizer may take nothing else, as SparseAdam.
+                # Some optimizers, such as SparseAdam, accept only sparse gradients.
                 parameter.grad = reduced.to_sparse(sparse_dim)
             elif reduced is not gradient:
                 gradient.copy_(reduced)

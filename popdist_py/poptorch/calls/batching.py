@@ -25,8 +25,8 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
     """Check that the replicas can be divided into groups that share their inputs.
 
     Raises:
-        ValueError: another type than Consecutive and Orthogonal, a group larger than all replicas,
-            or a size that does not divide their number.
+        ValueError: the type is neither Consecutive nor Orthogonal, or the group size is larger
+            than the number of replicas or does not divide it.
     """
     known = (enums.CommGroupType.Consecutive, enums.CommGroupType.Orthogonal)
     if group_type not in known:
@@ -44,10 +44,10 @@ def check_groups(replicas: int, group_size: int, group_type: enums.CommGroupType
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """The factors of one model: DI, GA, R, G, and what is returned.
+    """The batching factors of one model (DI, GA, R, G), and the outputs that are returned.
 
     Raises:
-        ValueError: groups of replicas that are not allowed.
+        ValueError: the replicas cannot be divided into these groups.
     """
 
     device_iterations: int
@@ -59,7 +59,7 @@ class Batching:
     output_period: int
 
     def __post_init__(self) -> None:
-        # Here again: options that an earlier version saved were not checked when they were changed.
+        # Checked again, as options saved by an earlier version were not checked when they were set.
         check_groups(self.replicas, self.group_size, self.group_type)
 
     @property

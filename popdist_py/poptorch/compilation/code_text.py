@@ -1,8 +1,8 @@
 """A model's settings and the code that its forward can reach, as text: for a key of the cache.
 
-Tensors, which weights are, are named by their shapes and formats. Of Python's library, torch and
-this package only the names count: their versions say the rest. The code of other libraries counts
-where it is called directly; to look further takes seconds.
+Tensors, such as weights, count by shape and format. Code of Python's library, torch and this
+package counts by name only, because the key has their versions. Code of other libraries counts
+where it is called directly: following their further calls would take seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VERSIONED: Final = sys.stdlib_module_names | {"torch", "popdist_py"}
 _LIBRARIES: Final = ("site-packages", "dist-packages")
 # Attributes that every module has: what they hold has a name of its own, or does not compute.
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))
-# Those of them that a module has for itself where it is not a part of the model.
+# The part of these attributes that also counts for a module that an object of the model holds.
 _OWN: Final = ("training", "_parameters", "_buffers", "_modules")
 _HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _Code = FunctionType | type
@@ -54,9 +54,9 @@ _Code = FunctionType | type
 def code_text(model: nn.Module) -> list[str]:
     """Return the settings of each module of a model, and all code that their classes lead to.
 
-    Settings are attributes and hooks: numbers, strings and the like, functions, collections and
-    objects of these. Of objects of Python's library and torch without a value of their own, such as
-    locks and loggers, only the class counts.
+    Settings are attributes and hooks: plain values, functions, and collections and objects of
+    them. Objects of Python's library and torch that have no value of their own, such as locks and
+    loggers, count by class only.
     """
     reached = _Reached()
     settings = [
@@ -76,7 +76,7 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 class _Reached:
-    """The functions, classes and objects met so far."""
+    """The functions, classes and objects that were found so far."""
 
     def __init__(self) -> None:
         self._met: list[Any] = []
@@ -85,7 +85,7 @@ class _Reached:
         self._is_in_library = False
 
     def made_of(self) -> Iterator[str]:
-        """Yield what all functions, classes and objects do or hold, with those they lead to."""
+        """Yield the code or content of all functions, classes and objects found, recursively."""
         for value in self._met:  # which grows meanwhile
             self._is_in_library = isinstance(value, _Code) and _is_of_library(value)
             yield from map(self.text, _made_of(value))
@@ -122,7 +122,7 @@ class _Reached:
         self._parents.append(id(value))
         try:
             if isinstance(value, set | frozenset):
-                # Sorted before anything in it gets a number.
+                # Items get numbers in the order of visits, so they are sorted before.
                 parts = sorted(value, key=lambda item: (_name(type(item)), _sort_text(item)))
             else:
                 parts = list(value.items()) if isinstance(value, dict) else list(value)
@@ -176,7 +176,7 @@ def _sort_text(value: Any) -> str:
 
 
 def _of_object(value: Any) -> list[Any]:
-    """Return what an object holds."""
+    """Return the values that an object holds."""
     if isinstance(value, partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, nn.Module):
@@ -187,7 +187,7 @@ def _of_object(value: Any) -> list[Any]:
         attributes = _attributes(value)
         if attributes:
             return attributes
-    # A date compares by its value, for example, and a function in C can be called.
+    # Objects with a value of their own (a date) and functions in C are read as pickle would.
     kind: Any = type(value)
     is_function = callable(value) and not kind.__module__.startswith("popdist_py.")
     if kind.__eq__ is object.__eq__ and not is_function:
@@ -198,22 +198,22 @@ def _of_object(value: Any) -> list[Any]:
         if isinstance(reduced, str):
             return [reduced]
         return [list(part) if isinstance(part, Iterator) else part for part in reduced]
-    except Exception:  # anything may be raised by what cannot be copied
+    except Exception:  # an object that cannot be pickled may raise anything
         return []
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else {}  # not what a __getattr__ makes up
+    return found if isinstance(found, dict) else {}  # a __getattr__ may return anything
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, those in slots included."""
+    """Return the attributes of an object, including its ``__slots__``."""
     found = list(_dictionary(value).items())
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
             if isinstance(slot, MemberDescriptorType) and not _is_versioned(kind):
-                with suppress(AttributeError):  # it has no value yet
+                with suppress(AttributeError):  # a slot without a value
                     found.append((name, slot.__get__(value, kind)))
     return found
 

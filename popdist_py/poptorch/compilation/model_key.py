@@ -27,7 +27,7 @@ def model_key(
     """Return a name that differs for every model, options, kind of arguments and version.
 
     Of an optimizer only the class counts: its settings act in the update, which is not compiled.
-    What a forward reads elsewhere, such as a file, is not seen here.
+    Other inputs of a forward, such as a file that it reads, do not change the name.
     """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)

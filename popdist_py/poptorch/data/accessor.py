@@ -70,12 +70,13 @@ class AsynchronousDataAccessor:
         load_indefinitely: whether to load the next epoch before it is asked for.
         early_preload: whether to start loading now rather than at the first ``iter()``.
         sharing_strategy: how the process is started and gets the data set: ForkServer, Fork,
-            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file). The name of a
-            strategy will do.
+            SharedMemory (spawn), FileSystem (spawn, data set in a temporary file). A strategy
+            or its name.
         rebatched_size: assemble batches of this many elements from the items' first dimension.
 
-    A sampler of a DataLoader, and a data set, may be told of epochs by ``set_epoch()`` in this
-    process, as torch's DistributedSampler is: what was loaded ahead of another epoch is left.
+    The program may call ``set_epoch()`` of a DataLoader's sampler, such as DistributedSampler, and
+    of the data set, in this process. Items that were loaded ahead for another epoch are then
+    discarded.
 
     The tensors of an item are overwritten after the next one is asked for: clone them to keep
     them. Tuples come back as lists.
@@ -101,7 +102,7 @@ class AsynchronousDataAccessor:
         source = source_of(dataset, rebatched_size)
         self._length = source.length
         self._sampler, self._dataset = source.sampler, source.dataset
-        # What the loader process knows of.
+        # The epochs that the loader process has been told.
         self._told = ToldEpochs.of(source.sampler, source.dataset)
         job = Job(
             source=source.items,
@@ -247,7 +248,7 @@ class AsynchronousDataAccessor:
         self._resume = dict(state_dict)
 
     def _newly_told(self) -> ToldEpochs | None:
-        """Return the epochs that the program has set, if others than the last time."""
+        """Return the epochs that the program has set; None if they are as at the last call."""
         told = ToldEpochs.of(self._sampler, self._dataset)
         if told == self._told:
             return None
@@ -305,7 +306,7 @@ def _check(buffer_size: int, miss_sleep_time_in_ms: float, rebatched_size: int |
 
 
 def _strategy_of(given: Any) -> SharingStrategy:
-    """Return the strategy that is given as a member, by its name or by its number.
+    """Return the strategy for an enum member, a name or a number.
 
     Raises:
         AssertionError: there is no such strategy.
@@ -323,7 +324,7 @@ def _start(job: Job, connection: Connection, strategy: SharingStrategy) -> Any:
     """Start the loader process.
 
     Raises:
-        Error: the data set cannot be pickled, which every strategy but Fork needs.
+        Error: the data set cannot be pickled, and the strategy is not Fork.
     """
     here: Any = multiprocessing.current_process()
     if here.name == _NAME and getattr(here, "_inheriting", False):

@@ -99,12 +99,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         shuffle: whether to read in a random order, new each epoch; not for iterable data sets.
             Several instances share one order: it comes from ``options.randomSeed``, equal on all of
             them, or else from a seed that instance 0 draws; then all make the loader. A sampler of
-            torch draws from that seed too, if it has no generator; one of the program's own has to
-            yield the same order on every instance.
+            torch without a generator draws from that seed, too. A sampler of the program's own
+            has to yield the same order on every instance.
         num_workers: worker processes that load batches.
         drop_last: whether to leave out the elements that do not fill a batch.
-        persistent_workers: whether workers outlive an epoch; None means yes if there are any. A
-            data set that is told of another epoch, by ``set_epoch()``, has new ones.
+        persistent_workers: whether workers outlive an epoch; None means yes if there are any. New
+            workers are started after the data set's ``set_epoch()`` got another epoch.
         auto_distributed_partitioning: whether each process reads only its own share. A
             DistributedSampler of torch for several processes gives that share itself.
         mode: Sync loads in this process; Async in a process of its own, ahead of time;
@@ -150,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         self._place: _Place | None = None  # in the epoch that was begun last
         self._resume: Mapping[str, Any] | None = None  # where the next ``iter()`` goes on
-        self._dataset_epochs: tuple[Any, ...]  # that workers of an earlier epoch know of
+        self._dataset_epochs: tuple[Any, ...]  # the epochs of the data sets in existing workers
         partitioned = (
             auto_distributed_partitioning
             and options.Distributed.numProcesses > 1
@@ -213,7 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if sizes.combined is not None and batch_sampler is None and not drop_last:
             self._warn_of_short_batch(sizes.combined)
         if mode == DataLoaderMode.Sync:
-            # Of whole batches, all instances have the same number.
+            # With drop_last, all instances have equally many batches, so one warning is enough.
             says_it = options.Distributed.processId == 0 or not drop_last
             if self._why_empty is not None and says_it:
                 logger.warning(self._why_empty)
@@ -230,7 +230,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     @property
     def _combined_batch_size(self) -> int | None:
-        """PopTorch's attribute behind combinedBatchSize, which programs read too."""
+        """The same as combinedBatchSize: PopTorch's private name, which some programs read."""
         return self._sizes.combined
 
     @property

@@ -1,8 +1,8 @@
-"""The orders that samplers of the program's own have drawn, compared between the instances.
+"""A check that the program's own samplers draw the same order on every instance.
 
-Each instance reads its share of one order. Where a sampler draws another order on each of them, the
-shares overlap, and other elements are never read. The orders are compared when a model that trains
-is compiled, since all instances do that together.
+Each instance reads its share of one order. If a sampler draws a different order on each instance,
+the shares overlap, and some elements are never read. The orders are compared when a training model
+is compiled, because all instances do that together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from popdist_py.poptorch.logger import logger
 
 __all__ = ["DrawnOrder", "check", "note"]
 
-# Two orders that differ do so here already.
+# Different orders almost certainly differ within their first elements.
 _COMPARED_ELEMENTS: Final = 10_000
 
 
@@ -24,10 +24,10 @@ class DrawnOrder(NamedTuple):
     """The first order of a sampler.
 
     Attributes:
-        number: which of the shared-out samplers of this process it is.
-        sampler: the name of its class.
-        length: of the order.
-        digest: of its first elements.
+        number: index among the samplers of this process that are shared out.
+        sampler: class name of the sampler.
+        length: length of the order.
+        digest: hash of the first elements of the order.
     """
 
     number: int
@@ -37,23 +37,23 @@ class DrawnOrder(NamedTuple):
 
     @classmethod
     def of(cls, number: int, sampler: Any, order: Sequence[Any]) -> DrawnOrder:
-        """Return what is compared of an order."""
+        """Return the record of an order that is compared."""
         text = repr(list(order[:_COMPARED_ELEMENTS])).encode()
         digest = hashlib.blake2b(text, digest_size=8).hexdigest()
         return cls(number, type(sampler).__name__, len(order), digest)
 
 
-# Those that have not been compared.
+# The orders that have not been compared yet.
 _drawn: list[DrawnOrder] = []
 
 
 def note(order: DrawnOrder) -> None:
-    """Have an order compared at the next ``check``."""
+    """Add an order to the next ``check``."""
     _drawn.append(order)
 
 
 def check(communicator: Communicator) -> None:
-    """Warn of samplers that have drawn different orders on the instances; collective."""
+    """Warn of samplers whose orders differ between instances; a collective call."""
     if communicator.num_instances == 1:
         return
     everyone = communicator.all_gather_object(tuple(_drawn), "orders of samplers")
@@ -62,7 +62,7 @@ def check(communicator: Communicator) -> None:
         return
     for own in everyone[0]:
         for index, others in enumerate(everyone):
-            # The same loader of another instance, as far as can be told.
+            # Equal number, class and length: most likely the same loader on another instance.
             same = [each for each in others if each[:3] == own[:3]]
             if same and same[0].digest != own.digest:
                 first, other = communicator.instances[0], communicator.instances[index]

@@ -69,7 +69,7 @@ class Draws:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)  # as for a seed
 
     def end_workers(self) -> None:
-        """End the workers of an earlier epoch, so that the next has others: with new data sets."""
+        """End the workers of an earlier epoch: new workers get the data set as it is now."""
         if self._has_workers:
             self.loader._iterator = None  # type: ignore[union-attr]
 

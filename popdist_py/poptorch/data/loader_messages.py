@@ -32,8 +32,8 @@ __all__ = [
 class Start(NamedTuple):
     """Begin this epoch, leaving an unfinished one.
 
-    ``resume`` is where it began before, and how many of its items are not wanted again;
-    ``told`` is what the program has told samplers and data sets since, if it has.
+    ``resume`` holds the start of an epoch that goes on, and the number of its items to skip.
+    ``told`` holds the epochs that the program has set since the last message, if any.
     """
 
     epoch: int
@@ -55,9 +55,10 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first item has been loaded; ``start`` is what the order is drawn from.
+    """The first item has been loaded.
 
-    ``order`` is that of a sampler of the program's own.
+    ``start`` holds the random state that the order was drawn from. ``order`` describes the order of
+    a sampler of the program's own.
     """
 
     start: dict[str, Any]

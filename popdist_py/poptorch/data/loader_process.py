@@ -256,7 +256,7 @@ class _Loader:
         self._sent: Any = None  # the description that the accessor got last
         self._start: dict[str, Any] = {}  # what the order of this epoch is drawn from
         self._resume: tuple[dict[str, Any], int] | None = None  # how the next epoch begins
-        self._told: ToldEpochs | None = None  # what its samplers and data sets are told before
+        self._told: ToldEpochs | None = None  # epochs to set before the next epoch
 
     def run(self) -> None:
         """Load epoch after epoch until told to stop, unless there is nothing to load."""

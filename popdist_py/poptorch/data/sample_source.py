@@ -36,7 +36,7 @@ class Source:
         drop_last: whether a last batch with fewer elements is left out when rebatching.
         length: answers the number of items in an epoch; TypeError where the data set has none.
         sampler: gives the order of the items, in this process: the program may tell it of epochs.
-        dataset: of the items, in this process: the program may tell it of epochs, too.
+        dataset: the data set of the items, in this process; the program may call its ``set_epoch``.
         why_empty: what to say if there is no item at all.
     """
 

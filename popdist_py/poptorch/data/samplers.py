@@ -53,7 +53,7 @@ class ShardSampler(torch.utils.data.Sampler[int]):
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._epoch = 0
         self._number = next(_numbers)
-        self.drawn: drawn_orders.DrawnOrder | None = None  # of a sampler of the program's own
+        self.drawn: drawn_orders.DrawnOrder | None = None  # for a sampler of the program's own
 
     @property
     def sampler(self) -> Any:
@@ -209,7 +209,7 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def drawn_order(sampler: Any) -> drawn_orders.DrawnOrder | None:
-    """Return the order that a sampler of the program's own has drawn, for a sampler in a chain."""
+    """Return the order that the program's own sampler has drawn, if ``sampler`` wraps one."""
     while sampler is not None:
         if isinstance(sampler, ShardSampler):
             return sampler.drawn

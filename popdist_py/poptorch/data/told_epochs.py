@@ -1,6 +1,6 @@
-"""Epochs that the program tells its samplers and data sets, by ``set_epoch()``.
+"""Epochs that the program sets on its samplers and data sets with ``set_epoch()``.
 
-They go on to copies of these: in worker processes that outlive an epoch, and in a loader process.
+They are passed on to the copies in a loader process and in workers that outlive an epoch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["ToldEpochs", "dataset_epochs"]
 
 @dataclass(frozen=True, slots=True)
 class ToldEpochs:
-    """The epochs that samplers and data sets were told last.
+    """The epochs that were last set on samplers and data sets.
 
     Attributes:
-        samplers: of the samplers of a chain that have an ``epoch``.
-        datasets: of the data sets with a ``set_epoch()``; None for one that was told nothing.
+        samplers: epochs of the samplers in a chain that have an ``epoch``.
+        datasets: epochs of the data sets with a ``set_epoch()``; None where it was not called.
     """
 
     samplers: tuple[int, ...]
@@ -28,11 +28,11 @@ class ToldEpochs:
 
     @classmethod
     def of(cls, sampler: Any, dataset: Any) -> ToldEpochs:
-        """Return the epochs that a sampler and a data set know of."""
+        """Return the epochs last set on a sampler and a data set."""
         return cls(sampler_epochs(sampler), dataset_epochs(dataset))
 
     def tell(self, sampler: Any, dataset: Any) -> bool:
-        """Tell these epochs to copies; return whether the data set was told another one."""
+        """Set these epochs on copies; return whether an epoch of the data set has changed."""
         set_sampler_epochs(sampler, self.samplers)
         if dataset_epochs(dataset) == self.datasets:
             return False
@@ -43,7 +43,10 @@ class ToldEpochs:
 
 
 class _RecordedCalls:
-    """Stands in the place of a data set's ``set_epoch``: data sets keep an epoch as they like."""
+    """Replaces a data set's ``set_epoch`` and records the epoch.
+
+    The epoch cannot be read from the data set, which may store it in any way.
+    """
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -56,7 +59,7 @@ class _RecordedCalls:
 
 
 def dataset_epochs(dataset: Any) -> tuple[Any, ...]:
-    """Return the last epoch of each data set with a ``set_epoch()``, whose calls are recorded."""
+    """Return the epoch last set on each data set that has a ``set_epoch()``."""
     return tuple(
         calls.epoch if isinstance(calls := each.set_epoch, _RecordedCalls) else None
         for each in _with_set_epoch(dataset)
@@ -76,7 +79,7 @@ def _with_set_epoch(dataset: Any) -> Iterator[Any]:
             if not isinstance(method, _RecordedCalls):
                 try:
                     each.set_epoch = _RecordedCalls(method)
-                except (AttributeError, TypeError):  # a class without such attributes
+                except (AttributeError, TypeError):  # the attribute cannot be set
                     continue
             yield each
         waiting.append(getattr(each, "dataset", None))

@@ -1,9 +1,9 @@
 """The replica back ends: which there are, which models each can run, and how each is made.
 
-Another back end is a class that runs replicas, and one row here: ``compilation/backend_choice.py``
-chooses among the rows without knowing their names. A new value of ``replicaExecution`` is also
-added to the setter in ``options/groups.py``. The first row defines the result; what another one
-computes is compared with it when a model is first compiled.
+To add a back end, write a class that runs replicas and add a row here.
+``compilation/backend_choice.py`` chooses among the rows without knowing their names. A new value of
+``replicaExecution`` is also added to the setter in ``options/groups.py``. The first row defines the
+result: results of other rows are compared with it when a model is first compiled.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _unchanged_argument(node: fx.Node) -> Any:
     if node.target in (_ATEN.detach.default, _ATEN.alias.default):
         return first
     if node.target is _ATEN.mul.Scalar and node.args[1] == 1:
-        return first if _dtype(node) == _dtype(first) else None  # whole numbers times 1.0 are not
+        return first if _dtype(node) == _dtype(first) else None  # int times 1.0 is a float
     if node.target is _ATEN.permute.default:
         dims = list(node.args[1])  # type: ignore[arg-type]
         return first if dims == sorted(dims) and min(dims, default=0) >= 0 else None
@@ -174,9 +174,9 @@ def _move_before_views(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is_biased_product(node: fx.Node) -> bool:
-    """Tell whether ``node`` adds a bias to a reshaped matrix product that nothing else uses.
+    """Tell whether ``node`` adds a bias to a reshaped matrix product without other users.
 
-    The bias has a value for each column of the product, and the view keeps the columns.
+    The bias must have one value for each column of the product, and the view must keep the columns.
     """
     if node.target is not _ATEN.add.Tensor or node.kwargs:
         return False
@@ -198,7 +198,7 @@ def _is_biased_product(node: fx.Node) -> bool:
 
 
 def _is_written_between(first: fx.Node, last: fx.Node) -> bool:
-    """Tell whether an operation between two others changes a tensor, whichever that is."""
+    """Tell whether any operation between two others changes any tensor in place."""
     node = first.next
     while node is not last:
         if _writes(node):

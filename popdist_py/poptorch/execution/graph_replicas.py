@@ -132,14 +132,14 @@ class GraphReplicas:
         """Run the replicas.
 
         Raises:
-            Exception: what the forward raises for these inputs; else, what the graph does.
+            Exception: the error of the forward for these inputs, or else the error of the graph.
         """
         try:
-            with torch._C.DisableTorchFunction():  # what a mode does is in the graph
+            with torch._C.DisableTorchFunction():  # the graph has the effect of modes
                 return self._run(inputs, number, scale)
         except Exception as error:
             failure = error
-        if self._model.norm_groups is None:  # their replicas would wait for those of others
+        if self._model.norm_groups is None:  # norm groups would wait for other replicas
             self._model.run_as_written(call, inputs, number)
         raise failure
 

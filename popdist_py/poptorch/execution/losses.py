@@ -22,13 +22,13 @@ __all__ = ["LossRecorder", "identity_loss"]
 
 
 def _is_name_of_loss(name: str) -> bool:
-    """Tell whether torch names a loss function so: all but ``kl_div`` say what they compute."""
+    """Tell whether a name has the form of torch's loss functions, or is ``kl_div``."""
     is_named = name.endswith(("_loss", "_loss2d")) or "cross_entropy" in name or name == "kl_div"
     return is_named and not name.startswith("_")
 
 
 def _loss_functions() -> frozenset[Callable[..., Any]]:
-    """Return the loss functions of this torch, in every place where a program can find them."""
+    """Return the loss functions of the installed torch, under all of their public names."""
     names = {name for place in (F, torch._C._nn) for name in dir(place) if _is_name_of_loss(name)}
     found = []
     for place in (F, torch, torch._C._nn):

@@ -71,7 +71,7 @@ class _PerReplica(TorchFunctionMode):
     """Runs each random function replica by replica, each with its own stream.
 
     The random functions are listed by name in ``_random_functions()``. Any other function that
-    draws numbers runs once for all replicas; the comparison with the loop then fails.
+    draws numbers runs once for all replicas. The comparison with the loop back end then fails.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:

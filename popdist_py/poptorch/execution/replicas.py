@@ -122,9 +122,9 @@ class DeviceModel:
         ]
 
     def run_as_written(self, call: Call, inputs: Sequence[torch.Tensor], number: int) -> None:
-        """Run the forward of each replica for what it raises; it leaves nothing behind.
+        """Run the forward of each replica only to raise its error; no state changes remain.
 
-        Where a captured graph fails, this is the error as the program knows it, with its own lines.
+        It is called after a captured graph has failed: the error then shows the program's lines.
         """
         state, random = self.state, torch.get_rng_state()
         kept = [rows.clone() for rows in self._changing_buffers()]

@@ -157,7 +157,7 @@ class _Made(TorchFunctionMode):
     ) -> Any:
         """Call the function and note its results.
 
-        A hook on a gradient is Python that runs with each backward.
+        Hooks on gradients are noted, too, because they run Python code in each backward pass.
         """
         if func in _HOOKING:
             forward_phase.require_python()

@@ -78,7 +78,8 @@ class PoplarExecutor(DeviceReports):
         self._attached = False
         self._num_ipus = 1
         self._unwatch: Callable[[], None] | None = None
-        # Arguments to build the program with again, for another optimiser; none without a program.
+        # The arguments with which the program is rebuilt for another optimiser.
+        # _NO_CALL while there is no program.
         self._last_call = _NO_CALL
         # What compiling makes:
         self._compiled: Compiled | None = None
@@ -283,7 +284,7 @@ class PoplarExecutor(DeviceReports):
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._training:
-            context.check_process()  # before gradients are written to memory that instances share
+            context.check_process()  # gradients will be written to shared memory
         if self._compiled is None:
             self._compile(args, kwargs, None)
         else:
@@ -334,7 +335,7 @@ class PoplarExecutor(DeviceReports):
         return trace.outputs.rebuild(iter(results))
 
     def _with_hooks(self, compiled: Compiled, link: OptimizerLink) -> Compiled:
-        """Return the compiled model; built again if parameters got hooks on their gradients."""
+        """Return the compiled model, rebuilt if parameters have got hooks on their gradients."""
         hooks = compiled.state.gradient_hooks
         if hooks is None or not hooks.are_missing:
             return compiled

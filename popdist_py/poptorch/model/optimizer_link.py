@@ -211,13 +211,13 @@ class OptimizerLink:
         self._training.optimizer.load_parameter_tensors(rates)
 
     def loss_scaling(self) -> dict[str, float] | None:
-        """Return where automatic loss scaling is; None if it is off."""
+        """Return the state of automatic loss scaling; None if it is off."""
         scaler = self._training.scaler
         state: dict[str, float] | None = None if scaler is None else scaler.state()
         return state
 
     def load_loss_scaling(self, state: Mapping[str, float] | None) -> None:
-        """Let automatic loss scaling, if it is on, go on from :meth:`loss_scaling`'s state."""
+        """Restore a state that :meth:`loss_scaling` returned, if automatic loss scaling is on."""
         scaler = self._training.scaler
         if scaler is not None and state is not None:
             scaler.load_state(state)
@@ -241,7 +241,7 @@ class OptimizerLink:
             group.update(saved)
 
     def attributes(self) -> dict[str, Any]:
-        """Return the numbers that a PopTorch optimiser has for all groups and that may change."""
+        """Return the variable numbers that a PopTorch optimiser has outside its groups."""
         if not isinstance(self.optimizer, optim.Optimizer):
             return {}
         variable = self.optimizer.variable_attrs
@@ -254,7 +254,7 @@ class OptimizerLink:
         }
 
     def load_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Give a PopTorch optimiser what :meth:`attributes` returned."""
+        """Restore the numbers that :meth:`attributes` returned."""
         for name, value in attributes.items():
             if name in getattr(self.optimizer, "_own", {}):
                 setattr(self.optimizer, name, value)

@@ -66,7 +66,7 @@ def load_host_state(
     """Give the user's module and optimiser what was saved of them."""
     module.load_state_dict(shared["model"])
     link.load_settings(shared["settings"])
-    link.load_attributes(shared.get("attributes", {}))  # earlier versions saved none
+    link.load_attributes(shared.get("attributes", {}))  # not saved by earlier versions
     module.load_state_dict(own_state(instances)["host_buffers"], strict=False)
 
 
@@ -77,9 +77,9 @@ def load_device_state(
     instances: Sequence[Mapping[str, Any]],
 ) -> None:
     """Give the compiled model what only the device holds."""
-    link.load_rates(shared.get("rates", {}))  # nor these
+    link.load_rates(shared.get("rates", {}))  # not saved by earlier versions
     link.load_state_tensors(shared["optimizer"])
-    link.load_loss_scaling(shared.get("loss_scaling"))  # nor this
+    link.load_loss_scaling(shared.get("loss_scaling"))  # not saved by earlier versions
     communicator = context.communicator()
     for name, rows in _buffers_of_replicas(compiled).items():
         rows_of_all = torch.cat([state["buffers"].get(name, rows[:0]) for state in instances])

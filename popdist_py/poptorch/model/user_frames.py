@@ -1,8 +1,8 @@
-"""Tracebacks of a model's errors: the program's frames, without those of this package.
+"""Tracebacks of a model's errors, shortened to the frames of the program.
 
 An error in a forward passes through some twenty frames of the compiler, the replica back ends and
-torch's modes. They are left out of its traceback, so that it shows the call of the wrapper and then
-the forward. At log level DEBUG nothing is left out.
+torch's modes. The shortened traceback shows the program's call of the wrapper, followed by the
+forward. At log level DEBUG, tracebacks stay whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OURS: Final = str(Path(popdist_py.__file__).parent) + os.sep
 _TORCH: Final = str(Path(torch.__file__).parent) + os.sep
 _PYTHON: Final = sysconfig.get_path("stdlib") + os.sep
 _LIBRARIES: Final = ("site-packages", "dist-packages")
-# Our generated code, and what torch and Python put between a call and the function that is called.
+# Generated code of this package, and wrappers of torch and Python around a called function.
 _BETWEEN: Final = frozenset(
     {
         "<captured graph>",
@@ -41,7 +41,7 @@ _MODULE_CALLS: Final = ("_wrapped_call_impl", "_call_impl", "inner")
 
 
 class _FramesFolded:
-    """Leaves frames out of the traceback of an error that leaves the ``with`` statement."""
+    """Shortens the traceback of an error that leaves the ``with`` statement."""
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -57,7 +57,7 @@ frames_folded: Final = _FramesFolded()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that Python shows before it."""
+    """Yield an error and the earlier errors that Python shows with it."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:
@@ -67,11 +67,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
-    """Return the traceback of an error without our frames, or whole if it is our own failure.
+    """Return an error's traceback without frames of this package; whole for an internal error.
 
     Args:
         error: the error.
-        keeps_first: whether its first frame is the call of the wrapper, which is shown.
+        keeps_first: whether to keep the first frame, which is the call of the wrapper.
     """
     entries = []
     at = error.__traceback__
@@ -92,14 +92,14 @@ def _folded(error: BaseException, *, keeps_first: bool) -> TracebackType | None:
 
 
 def _concerns_the_program(error: BaseException, entries: Sequence[TracebackType]) -> bool:
-    """Tell whether the program, or its model, made the error; else our frames are what counts."""
+    """Tell whether the program or its model caused the error, rather than this package."""
     if isinstance(error, Error | AssertionError) and error.args:
         return True
     return any(_is_module_call(entry) or _is_of_program(_file(entry)) for entry in entries)
 
 
 def _is_between(entry: TracebackType, following: Sequence[TracebackType]) -> bool:
-    """Tell whether a frame only leads to the next one: ours, or one that a mode was asked from."""
+    """Tell whether a frame only passes a call on: in this package, or in torch before a mode."""
     file = _file(entry)
     if file.startswith(_OURS) or file in _BETWEEN or _is_module_call(entry):
         return True

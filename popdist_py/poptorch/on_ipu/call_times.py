@@ -102,7 +102,7 @@ def timeline(run: Run) -> Timeline:
         for number, arrival in arrivals.items():
             entered = window * report.window + begins[made.cycles[arrival.step - 1] - 1]
             start = window * report.window + begins[made.cycles[results[number].step - 1] - 1]
-            # I/O tiles load a micro-batch while the others work on the one before.
+            # I/O tiles load a micro-batch while the other tiles compute the previous one.
             begin, before = before if settings.overlaps_io else entered, entered
             arrived = begin + receive
             # On one stage the same forward receives and gives results.
@@ -176,9 +176,10 @@ def window(run: Run) -> Window:
 
 
 def _laid_out(run: Run) -> tuple[CycleReport, Schedule, float, list[float]]:
-    """Return a window's cycles of the device, its schedule, and where the schedule's cycles begin.
+    """Return a window's cycle report, its schedule, and the scale and begins of its cycles.
 
-    The third value stretches the work of the IPUs to the window: it leaves out what is between.
+    The scale stretches the cycles of the schedule to the length of the window, which also has the
+    copies and synchronisations between IPUs.
     """
     settings = run.settings
     report = cycles(run.graph, run.placement, settings, run.ipu, run.model)

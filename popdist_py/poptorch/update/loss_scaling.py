@@ -53,11 +53,11 @@ class AutomaticLossScaling:
         self._steps = 0
 
     def state(self) -> dict[str, float]:
-        """Return what a later training goes on with."""
+        """Return the state that a checkpoint saves."""
         return {"factor": self.factor, "steps": self._steps}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Take what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         self.factor, self._steps = float(state["factor"]), int(state["steps"])
 
     @property

@@ -324,7 +324,7 @@ class DeviceState:
         return [] if device is None else [device]
 
     def hook_gradients(self, hosts: Iterable[torch.Tensor]) -> GradientHooks:
-        """Call the program's hooks on the gradients of these parameters from now on."""
+        """Start calling the program's hooks on the gradients of these parameters."""
         if self.gradient_hooks is not None:
             self.gradient_hooks.remove()
         self.gradient_hooks = GradientHooks(hosts, self.device_tensors)

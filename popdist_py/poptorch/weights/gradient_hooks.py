@@ -1,9 +1,9 @@
-"""The program's hooks on parameters: called with the gradients on the device.
+"""Hooks on gradients: the program's hooks, called with the gradients on the device.
 
 A program registers them with ``register_hook`` and ``register_post_accumulate_grad_hook`` on the
 parameters of its module, which are on the host. A hook gets the gradient of one replica's
 micro-batch, as ``loss.backward()`` would make it: without loss scaling, and before it is added to
-others. So the result does not depend on how the replicas are split over instances.
+other gradients. So the result does not depend on how the replicas are split over instances.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["GradientHooks", "has_hooks"]
 
 def has_hooks(host: Any) -> bool:
     """Tell whether a program registered a hook on the gradient of a parameter."""
-    with torch._C.DisableTorchFunctionSubclass():  # of a watched parameter nothing is fetched
+    with torch._C.DisableTorchFunctionSubclass():  # avoids fetching weights
         return bool(host._backward_hooks or host._post_accumulate_grad_hooks)
 
 
@@ -28,11 +28,11 @@ class GradientHooks:
 
     Args:
         hosts: the module's parameters.
-        device_of: the device parameters of a host parameter.
+        device_of: returns the device parameters of a host parameter.
 
     Attributes:
-        scale: the factor on the gradients of the backward that runs.
-        reach: whether there are hooks to call.
+        scale: the factor on the gradients of the current backward pass, such as the loss scale.
+        reach: whether any parameter has hooks.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GradientHooks:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a parameter has got its first hook since; asked before each call."""
+        """Whether a parameter got its first hook after this object was made; read at each call."""
         with torch._C.DisableTorchFunctionSubclass():
             for host in self._others:
                 if host._backward_hooks or host._post_accumulate_grad_hooks:
@@ -60,16 +60,16 @@ class GradientHooks:
         return False
 
     def remove(self) -> None:
-        """Call no hooks any more."""
+        """Stop calling hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _changed(
         self, host: Any, device: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """Return what the hooks of a parameter make of its gradient.
+        """Return the gradient of a parameter as its hooks have changed it.
 
-        A hook that was removed is not called any more.
+        The hooks are read at each call, so a removed hook is not called.
         """
         with torch._C.DisableTorchFunctionSubclass():
             before = list((host._backward_hooks or {}).values())
@@ -86,7 +86,10 @@ class GradientHooks:
 def _after(
     device: torch.Tensor, gradient: torch.Tensor, hooks: Sequence[Callable[[Any], None]]
 ) -> torch.Tensor:
-    """Return what hooks make of a parameter's ``grad`` that holds this gradient alone."""
+    """Return a gradient after post-accumulate hooks, which may change the parameter's ``grad``.
+
+    While the hooks run, ``grad`` holds this gradient alone, without the sum so far.
+    """
     sum_so_far = device.grad
     device.grad = gradient.clone()
     try:

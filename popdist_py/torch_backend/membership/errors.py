@@ -58,8 +58,8 @@ def store_lost(rank: str, error: Exception) -> StoreLostError:
     """Return the error for a store that does not answer.
 
     Args:
-        rank: this one, as messages name it.
-        error: what the store has raised.
+        rank: name of this rank in messages.
+        error: the error that the store has raised.
     """
     return StoreLostError(
         f"{rank} cannot reach the store over which the ranks of a group meet: the process that "

@@ -1,11 +1,11 @@
-"""Keys of their own for each of the groups that a program makes, one after the other, in one store.
+"""Separate keys for groups that a program makes one after the other in the same store.
 
-torch.distributed gives a group that is made again the name of the one before, and so its keys. A
-store often lives on: that of torchrun's agent, that of a rank which is later than the others, and
-those for which the program has a reference. So each rank counts in the store the groups that it
-has made there, and a group uses the keys of its number, which is equal on all of its ranks.
+torch.distributed gives a group that is made again the name of its predecessor, and so the same
+keys. A store often outlives a group: torchrun's agent keeps one, a rank that is late keeps one, and
+so may the program. Therefore each rank counts in the store the groups that it has made there. The
+count, which is equal on all ranks of a group, is a part of the group's keys.
 
-Nothing here knows what the keys are for.
+This module does not know the purpose of the keys.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["own_store"]
 # The prefixes that torch puts before the keys of the group of all if it has made the store itself:
 # the device, the name of the group, and "default_pg".
 _PREFIXES_OF_RENDEZVOUS = 3
-# Without torch's stubs, which do not name these.
+# Typed as Any because torch's stubs lack PrefixStore and TCPStore.
 _c10d: Any = dist
-# The store in which the group of all was made last. Its server, in rank 0, serves the ranks that
-# are late in this group and those that are early in the next one.
+# The store of the newest group of all ranks. It is kept because its server, in rank 0, still serves
+# ranks that are late in this group or early in the next group.
 _kept: Any = None
 
 
 def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
-    """Return the store of one group alone, and the number of this group among those of its name.
+    """Return a store with keys of this group only, and the group's number among its namesakes.
 
     Args:
-        store: that torch gives the group.
-        rank: of this process in the group.
-        size: of the group.
+        store: the store that torch gives the group.
+        rank: rank of this process in the group.
+        size: number of ranks in the group.
 
     Raises:
         StoreLostError: the store does not answer.
     """
     _keep(store)
-    # The elastic agent keeps its store, with what the ranks said before they were restarted.
+    # The store of the elastic agent still has the keys that ranks wrote before a restart.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    # Other ranks may form the group of one name once the group of all is another one.
+    # A new group of all ranks may have other ranks in its subgroup of the same name.
     of_all = getattr(dist.group.WORLD, "generation", 0)
     store = _c10d.PrefixStore(f"attempt_{attempt}/{of_all}", store)
     try:
@@ -55,9 +55,9 @@ def own_store(store: Any, rank: int, size: int) -> tuple[Any, int]:
 
 
 def _keep(store: Any) -> None:
-    """Keep the server of a store that torch has made for the group of all, until the next one.
+    """Keep the store that torch made for the group of all ranks, until torch makes the next one.
 
-    A store that the program has made itself is the program's to keep or to end.
+    Stores that the program has made are left alone: the program decides how long they live.
     """
     global _kept
     prefixes = 0

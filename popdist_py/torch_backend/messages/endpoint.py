@@ -152,7 +152,7 @@ class Endpoint:
         """Return the address at which other hosts reach this one."""
         address = tcp_connect.own_address(self._network, hosts, os.environ.get("MASTER_ADDR"))
         if address is None and not self._network:
-            # On the host of MASTER_ADDR, the name of this host may lead to loopback.
+            # On the host of MASTER_ADDR itself, that name may resolve to the loopback address.
             others = sorted(hosts - {self._card.host})
             address = next(filter(None, map(tcp_connect.address_towards, others)), None)
         return address

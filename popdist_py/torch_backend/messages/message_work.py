@@ -64,7 +64,7 @@ class MessageWork(dist.Work):
         self._contiguous = self._tensor
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             plain = self._tensor.resolve_conj().resolve_neg()
-            # The device is named: the program may have another one as its default.
+            # The device is given because the program may have set another default device.
             self._contiguous = (
                 plain.contiguous()
                 if verb == "send"
