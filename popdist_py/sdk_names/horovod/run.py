@@ -1,4 +1,4 @@
-"""Refuses Horovod's own launcher, with what to do instead."""
+"""Refuses ``horovod.run``, Horovod's launcher as a function, and says what to do instead."""
 
 raise ImportError(
     f"{__name__} is not available here: start the program with poprun-py, or a function with "

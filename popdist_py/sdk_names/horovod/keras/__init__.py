@@ -1,4 +1,4 @@
-"""Refuses Horovod's part for another framework, with what to do instead."""
+"""Refuses Horovod's Keras API, and says what to do instead."""
 
 raise ImportError(
     f"{__name__} is not available here: write the model in PyTorch, and use horovod.torch",

@@ -1,4 +1,4 @@
-"""Refuses Horovod on Spark, with what to do instead."""
+"""Refuses Horovod on Spark, and says what to do instead."""
 
 raise ImportError(
     f"{__name__} is not available here: start the program with poprun-py, or a function with "
