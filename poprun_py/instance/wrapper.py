@@ -57,6 +57,8 @@ _SIGNALS = (*_ENDING, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGC
 # The program's output waits in its pipe while this much is on the way to the launcher.
 _MAX_UNSENT = 1 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+# How long a launcher that was killed may still have the job's folders.
+_DYING_SECONDS = 0.3
 _KEPT = (
     "poprun-py: {} s (--grace) after the exception that ended its main thread, the program was "
     "killed: it waited for threads that are no daemons, or for processes of its own\n"
@@ -131,6 +133,7 @@ class Wrapper:
         self._output = ProgramOutput(self._queue)
         self._outcome: dict[str, Any] | None = None  # how the program ended
         self._released = False  # the launcher said bye, or is gone
+        self._is_launcher_lost = False
         self._leave_at = float("inf")  # when to end without a release
         self._stop_signal = int(signal.SIGTERM)  # asks the program to end
         self._steps = StopSteps(
@@ -298,7 +301,7 @@ class Wrapper:
         if self._lease is not None:
             self._lease.close()
         for folder in self._folders:
-            folder.leave()
+            folder.leave(_DYING_SECONDS if self._is_launcher_lost else 0.0)
 
     def _sweep(self) -> None:
         """Remove what dead jobs have left on this host; the launcher looks on its own."""
@@ -706,7 +709,7 @@ class Wrapper:
     def _launcher_gone(self) -> None:
         """End the program, whose output is still read, so that it can end, and dropped."""
         self._connected = False
-        self._released = True
+        self._released = self._is_launcher_lost = True
         self._unsent.clear()
         if self._files is not None:
             self._files.remove()

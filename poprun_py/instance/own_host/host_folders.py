@@ -6,6 +6,7 @@ wrapper use this: standard library only, cheap to import, nothing is done at imp
 """
 
 import os
+import time
 
 # As typing's, which takes longer to import than everything here.
 TYPE_CHECKING = False
@@ -28,6 +29,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Somebody sweeps, or leaves, at the same moment: the folder is gone then, and made again.
 _TIMES = 20
 _KINDS = ("host", "job")
+_PAUSE_SECONDS = 0.005
 _DAEMON = "daemon-"
 # Where Open MPI puts files that its processes map: segments, and windows. The first is Open MPI
 # 5's name, the second Open MPI 4's, which 5 takes as well, and in silence.
@@ -145,11 +147,23 @@ class HeldFolder:
             except OSError:
                 pass  # another instance did
 
-    def leave(self) -> None:
-        """Remove the folder if no other process has it; else it is theirs to remove."""
+    def leave(self, wait_seconds: float = 0.0) -> None:
+        """Remove the folder if no other process has it; else it is theirs to remove.
+
+        Args:
+            wait_seconds: how long to wait for a killed process that still has the folder. The
+                kernel may close its connections, by which others notice its end, before it closes
+                its folders.
+        """
+        deadline = time.monotonic() + wait_seconds
         try:
-            if self._descriptor >= 0 and _is_left(self._descriptor):
-                self.remove()
+            while self._descriptor >= 0:
+                if _is_left(self._descriptor):
+                    self.remove()
+                elif time.monotonic() >= deadline:
+                    return
+                else:
+                    time.sleep(_PAUSE_SECONDS)
         finally:
             self.close()
 

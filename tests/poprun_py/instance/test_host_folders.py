@@ -34,6 +34,15 @@ def test_the_name_of_a_folder_is_ours(kind):
     assert name_of(kind, SECRET) == f"poprun-{kind}-000000000000"
 
 
+def test_a_killed_process_that_still_has_the_folder_is_waited_for(tmp_path):
+    mine, others = (HeldFolder.make(str(tmp_path), name_of("12", SECRET)) for _ in range(2))
+    ends = threading.Timer(0.05, others.close)
+    ends.start()
+    mine.leave(wait_seconds=30)
+    ends.join()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "name",
     [
