@@ -30,10 +30,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from conftest import remove_surroundings  # noqa: E402
 from soak.record import Record, last_attempts  # noqa: E402
 from soak.rows import Row  # noqa: E402
 from soak.soaks import Soak, draw, possible_rows  # noqa: E402
+from support.processes import remove_surroundings  # noqa: E402
 
 
 def soak(args: argparse.Namespace, rows: Sequence[Row], record: Record) -> None:

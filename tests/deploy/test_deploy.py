@@ -15,8 +15,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from conftest import ROOT
 from deploy.image_build import context_files, copied, stages
+from support.repository import ROOT
 
 DEPLOY = ROOT / "examples/deploy"
 DOCKERFILE = DEPLOY / "docker/Dockerfile"

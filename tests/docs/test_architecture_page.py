@@ -6,7 +6,7 @@ import importlib.util
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ROOT
 from support import cnns
-from support.scripts import load
+from support.repository import ROOT, load
 
 cnn_options = load("docs/cnn_options.py")
 PAGE = ROOT / "docs" / "cnns.md"

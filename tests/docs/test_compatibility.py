@@ -6,7 +6,7 @@ import sys
 import zipfile
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 

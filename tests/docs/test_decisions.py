@@ -6,7 +6,7 @@ import configparser
 import re
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 # A record begins with the bold name of what was taken; several may share one.
 RECORDS = re.findall(

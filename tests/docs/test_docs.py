@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from system.test_main_job import MAIN_JOBS
 
 DOCUMENTS = [

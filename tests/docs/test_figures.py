@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from conftest import ROOT
-from support.scripts import load
+from support.repository import ROOT, load
 
 figures = load("docs/figures.py")
 from seed_texts import index  # noqa: E402

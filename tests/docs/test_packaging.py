@@ -6,7 +6,7 @@ import configparser
 import importlib.util
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 PINNED = (ROOT / "constraints.txt").read_text()
 

@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, survivors, wait_until
 from support.own_commands import make_commands
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 from support.transcript import File, Terminal, differences, parse
 
 # A page is a sweep where a quicker test runs the same program; those of minutes are long.

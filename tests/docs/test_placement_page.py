@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 
-from conftest import ROOT
+from support.repository import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py import LaunchConfig

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 _LOSS = re.compile(r"epoch (\d+), instance (\d+): loss (\d\.\d+)")

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 sys.path.append(str(ROOT / "tools"))
 

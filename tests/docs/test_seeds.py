@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT, survivors, wait_until
-from support.scripts import load
+from support.processes import survivors, wait_until
+from support.repository import ROOT, load
 
 seeds = load("docs/seeds.py")
 from seed_texts import index  # noqa: E402

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from conftest import ROOT
 from support.browser import CHROMIUM, open_browser
+from support.repository import ROOT
 
 DOCS = ROOT / "docs"
 PHONE, SCREEN = 390, 1280

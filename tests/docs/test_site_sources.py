@@ -12,7 +12,7 @@ import tomllib
 
 import pytest
 import yaml
-from conftest import ROOT
+from support.repository import ROOT
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

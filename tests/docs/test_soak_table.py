@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import cnns
 
@@ -407,7 +407,6 @@ def test_splits_are_all_layers_but_the_first_in_the_order_in_which_they_run(word
         assert name.startswith((*covered, first.rpartition(".")[0] or first))
 
 
-@settings(max_examples=30)
 @given(st.data())
 def test_every_choice_of_splits_puts_each_layer_on_its_ipu(data):
     shards = data.draw(st.sampled_from([2, 4, 8]))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from support import cnns
+from support.repository import ROOT
 
 COMMANDS = ROOT / "tests" / "sdk_programs" / "commands"
 SMALL = ("--generated-data --generated-samples {images} --image-size 32 --model-size 18 "

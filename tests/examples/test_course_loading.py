@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 COURSE = ROOT / "examples" / "course"
 MODULES = (

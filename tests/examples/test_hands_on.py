@@ -13,7 +13,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, survivors, wait_until
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 
 FOLDER = ROOT / "examples" / "hands_on"
 CUT = ["--model", "resnet18", "--side", "16", "--batch-size", "2", "--steps", "1", "--epochs", "1"]

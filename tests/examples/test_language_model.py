@@ -9,7 +9,7 @@ import signal
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 PROGRAM = ROOT / "examples" / "language_model.py"
 SMALL = ("--steps", "150", "--width", "16", "--layers", "1", "--heads", "2", "--context", "16",

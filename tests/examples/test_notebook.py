@@ -8,7 +8,8 @@ import re
 import time
 
 import pytest
-from conftest import ROOT, survivors, wait_until
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 
 FOLDER = ROOT / "examples" / "notebook"
 

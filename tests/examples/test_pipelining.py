@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.ipu.graph import Placement
 from popdist_py.ipu.schedule import schedule

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import ROOT, remove_surroundings
 from support.forks import forks
+from support.processes import remove_surroundings
+from support.repository import ROOT
 
 EXAMPLES = ROOT / "examples"
 PROGRAMS = sorted(

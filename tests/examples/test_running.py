@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 pytestmark = pytest.mark.timeout(60)
 DATA = ("--training", "50", "--test", "10")

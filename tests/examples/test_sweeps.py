@@ -11,7 +11,8 @@ import sys
 import time
 
 import pytest
-from conftest import ROOT, survivors, wait_until
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 
 FOLDER = ROOT / "examples" / "sweeps"
 STUDY = FOLDER / "optuna_study.py"

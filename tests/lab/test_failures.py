@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
 from lab.wire import IN, OUT, Faults, missing
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py.collectives.between_hosts.tcp import SILENT_SECONDS
 

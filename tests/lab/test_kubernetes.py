@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 from lab.lab import SUBNET
 from support.own_commands import make_commands
+from support.repository import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 DOCKER = ROOT / "examples/deploy/docker"

@@ -7,7 +7,7 @@ import json
 import sys
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 ONE_EACH = ["-n", "2", "--num-replicas", "2", "--cores-per-instance", "1"]

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from support import shared_memory_program
+from support.processes import wait_until
 
 pytestmark = pytest.mark.hosts
 

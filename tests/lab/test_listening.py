@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from lab.lab import Lab, LabHost
 from support.listening import Listening, all_in_network_of, an_mpi
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 from support.typist import LAUNCHER, Typist
 from system import parity_program
 

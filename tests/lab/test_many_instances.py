@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.hosts]
 HOSTS, EACH = 8, 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import find_run

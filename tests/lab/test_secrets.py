@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from lab import slurm
 from lab.slurm import Slurm
+from support.processes import wait_until
 from system.test_secrets import search
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]

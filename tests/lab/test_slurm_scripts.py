@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
 from lab import slurm
 from lab.slurm import Slurm
 from support.own_commands import make_commands
+from support.processes import wait_until
+from support.repository import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(360)]
 SCRIPTS = ROOT / "examples/deploy/slurm"

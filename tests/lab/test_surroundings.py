@@ -7,8 +7,8 @@ import shutil
 import sys
 
 import pytest
-from conftest import ROOT
 from lab.lab import IPV6_SUBNET, Lab
+from support.repository import ROOT
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 TRAINING = ROOT / "tests" / "system" / "surroundings_program.py"

@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.trace_tables import query
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.damage import damaged
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py.checkpoint import Checkpoint, Checkpoints
 
@@ -67,7 +68,6 @@ def test_more_than_a_million_million_steps_sort_as_numbers(tmp_path):
     assert checkpoints.latest().step == 1_000_000_000_000
 
 
-@settings(max_examples=60)
 @given(data=st.binary(max_size=200), where=st.integers(0, 10_000), bit=st.integers(0, 7))
 def test_damaged_file_is_never_loaded(tmp_path, data, where, bit):
     checkpoints = Checkpoints(tmp_path, keep=2)
@@ -79,7 +79,6 @@ def test_damaged_file_is_never_loaded(tmp_path, data, where, bit):
     assert checkpoints.latest().step == 1
 
 
-@settings(max_examples=60)
 @given(data=st.binary(max_size=200), lost=st.integers(1, 10_000))
 def test_torn_file_is_never_loaded(tmp_path, data, lost):
     checkpoints = Checkpoints(tmp_path, keep=2)

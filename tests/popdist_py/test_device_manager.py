@@ -8,8 +8,8 @@ import threading
 import time
 
 import pytest
-from conftest import ROOT
 from support.program_pods import configuring, held, partition
+from support.repository import ROOT
 
 from popdist_py import popart, popdist_functions
 from popdist_py.devices import attaching

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 PROGRAMS = [

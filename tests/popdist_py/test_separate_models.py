@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-from conftest import ROOT
 from support.ranks import run_ranks, values
+from support.repository import ROOT
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from poprun_py.instance.vitals import Vitals

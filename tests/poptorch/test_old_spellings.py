@@ -11,8 +11,8 @@ from operator import attrgetter
 
 import pytest
 import torch
-from conftest import ROOT
 from support.models import Mlp, classified, quiet_options
+from support.repository import ROOT
 
 import popdist_py.poptorch as poptorch
 from popdist_py.poptorch import old_spellings

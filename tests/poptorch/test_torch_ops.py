@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import ROOT
 from support.models import inside, quiet_options
+from support.repository import ROOT
 from torch import nn
 
 import popdist_py.poptorch as poptorch

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 NAMES = ROOT / "popdist_py" / "sdk_names"
 PACKAGES = ("horovod", "popart", "popdist", "poptorch")

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from sdk_names.conftest import NAMES, PACKAGES
+from support.repository import ROOT
 from support.surroundings import new_environment
 
 from poprun_py import LaunchConfig, plan

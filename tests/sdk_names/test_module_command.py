@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.surroundings import copied_sources, install, new_environment
 
 SEEN = """

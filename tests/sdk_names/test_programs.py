@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from sdk_names.conftest import NAMES
+from support.repository import ROOT
 
 HERE = Path(__file__).parent
 WITHOUT = () if importlib.util.find_spec("torchvision") else ("import torchvision",)

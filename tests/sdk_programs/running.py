@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT
 from sdk_programs.catalog import HERE, Command, Run
 from support.printed import visible
+from support.repository import ROOT
 
 __all__ = ["START", "plan", "run_program"]
 

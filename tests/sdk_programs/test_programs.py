@@ -12,10 +12,11 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, survivors, wait_until
 from sdk_programs.catalog import COMMANDS, HERE, RUNS
 from sdk_programs.running import plan, run_program
 from support.printed import comparable
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 from support.sdk_data import make_data
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from conftest import survivors
 from lab.lab import Lab, LabHost
+from support.processes import survivors
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "TEST_MARK_OF_POPRUN"

@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from conftest import ROOT, survivors, wait_until
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
 STALE_SECONDS = 6.0

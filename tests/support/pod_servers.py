@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.pod_server.application import make_application
 from poprun_py.pod_server.serving import PodServer, listen

@@ -15,7 +15,7 @@ import termios
 import time
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 __all__ = ["Typist"]
 

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.surroundings import copied_sources, install, new_environment
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]

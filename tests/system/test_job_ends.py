@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import survivors
+from support.processes import survivors
 from support.typist import LAUNCHER, Typist
 
 pytestmark = pytest.mark.mpi

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(240)]
 TRAINING = Path(__file__).with_name("killed_training.py")

@@ -8,7 +8,7 @@ import signal
 import sys
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 from support.typist import LAUNCHER, Typist
 
 from poprun_py.hardware.sysfs import format_cpu_list

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import remove_surroundings, running_jobs, wait_until
 from support import shared_memory_program
+from support.processes import remove_surroundings, running_jobs, wait_until
 
 from poprun_py.instance import processes
 from poprun_py.instance.own_host.host_folders import MEMORY

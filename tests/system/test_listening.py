@@ -6,8 +6,8 @@ import textwrap
 
 import psutil
 import pytest
-from conftest import wait_until
 from support.listening import Listening, an_mpi, of_processes
+from support.processes import wait_until
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 pytestmark = pytest.mark.mpi
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from support.processes import wait_until
 
 pytestmark = pytest.mark.mpi
 

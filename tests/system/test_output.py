@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 from poprun_py.output.instance_files import InstanceFiles
 

@@ -11,9 +11,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import wait_until
 from support.partition_states import FITTING, pod_in_state
 from support.pod_servers import ServerProcess
+from support.processes import wait_until
 
 from popdist_py.pods.errors import UnknownNameError
 from poprun_py.pods.own_partitions import is_own

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.hardware.sysfs import parse_cpu_list
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py import LaunchConfig, UsageError, launch, plan
 from poprun_py.planning.plan_file import plan_from_json, plan_to_json

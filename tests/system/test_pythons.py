@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.surroundings import copied_sources
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sweep, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ import resource
 import stat
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.runs.recorded_run import read_run
 from poprun_py.runs.run_files import RunFiles

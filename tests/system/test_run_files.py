@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.trace_tables import query
 from system.run_files_program import MICRO_BATCHES, STEPS
 

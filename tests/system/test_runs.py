@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py import LaunchConfig, launch
 

@@ -11,7 +11,7 @@ import json
 import re
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.sweep]
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 from support.surroundings import as_stranger, mounted
 
 from poprun_py.cli import run

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 from support.trace_tables import events, query
 from system.timeline_program import STEPS
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py import LaunchConfig, plan
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -74,7 +74,6 @@ def pair(left, right):
 
 
 @given(st.data(), st.integers(1, 40))
-@settings(max_examples=200)
 def test_the_tree_does_not_depend_on_who_holds_which_leaves(data, leaves):
     cuts = data.draw(st.lists(st.integers(0, leaves), max_size=5).map(sorted))
     bounds = [0, *cuts, leaves]

@@ -43,7 +43,6 @@ def finish(mesh, all_reduces):
         mesh.progress(0.1)
 
 
-@settings(max_examples=25)
 @given(
     count=st.integers(2, 4),
     sizes=st.lists(st.sampled_from([0, 1, 3, 100, 9_000, 70_001]), min_size=1, max_size=6),

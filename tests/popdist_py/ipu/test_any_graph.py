@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.ipu.cycles import cycles
@@ -64,7 +64,6 @@ def graphs(draw):
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     graph=graphs(),
     data=st.data(),

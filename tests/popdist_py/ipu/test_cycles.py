@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.ipu_graphs import mlp, resnet, transformer, with_8_bit_input, with_checkpoints
 
@@ -84,7 +84,6 @@ def test_phases_overlap_loading_in_parallel():
     assert parallel.total < serial.total
 
 
-@settings(max_examples=30)
 @given(
     batch=st.integers(1, 32),
     stages=st.integers(1, 4),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.ipu_graphs import cnn, mlp, resnet, transformer, with_checkpoints
 
@@ -163,7 +163,6 @@ def test_serialized_products_need_less():
     assert cut["working set"] < whole["working set"]
 
 
-@settings(max_examples=40)
 @given(
     batch=st.integers(1, 64),
     more=st.integers(1, 64),
@@ -288,7 +287,6 @@ SAVING = [
 ]
 
 
-@settings(max_examples=60)
 @given(
     blocks=st.lists(st.integers(1, 2), min_size=4, max_size=4),
     batch=st.integers(1, 32),

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from support.ipu_graphs import mlp, resnet, transformer
@@ -87,7 +87,6 @@ def test_what_json_holds_is_the_model_s(named_run):
     assert taken["samples_per_second"] * taken["seconds"] == pytest.approx(taken["samples"])
 
 
-@settings(max_examples=25)
 @given(
     widths=st.lists(st.integers(1, 600), min_size=4, max_size=8),
     stages=st.integers(1, 3),

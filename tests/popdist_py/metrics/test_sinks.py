@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 import popdist_py
 from popdist_py.metrics.sink import AppendedFile

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support.processes import wait_until
 
 from popdist_py.peers import gate as gate_module
 from popdist_py.peers import greeting
@@ -125,7 +125,6 @@ def test_words_that_follow_the_greeting_are_left_for_who_reads_them():
         guests[0].connection.close()
 
 
-@settings(max_examples=30)
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=4))
 def test_random_bytes_are_turned_away(parts):
     before = descriptors()

@@ -12,9 +12,9 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from conftest import wait_until
 from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
+from support.processes import wait_until
 
 from popdist_py.pods import client, wire
 from popdist_py.pods.client import ServerStore

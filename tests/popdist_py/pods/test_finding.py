@@ -8,7 +8,7 @@ import sys
 import types
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.pods.errors import InvalidRequestError, PodError, UnknownNameError
 from popdist_py.pods.finding import find_pod

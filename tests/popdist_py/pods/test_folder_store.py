@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
 from support.damage import damaged
 from support.pod_contract import POD16, PodContract, holder
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py.pods import tables
 from popdist_py.pods.database import FolderStore

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.run_files.place import claim
 

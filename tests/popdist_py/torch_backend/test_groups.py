@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import wait_until
+from support.processes import wait_until
 from support.ranks import run_ranks, values
 
 

@@ -14,9 +14,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import wait_until
 
 from popdist_py.collectives.signature import Names
 from popdist_py.environment import CollectiveSettings

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from conftest import ROOT
+from support.repository import ROOT
 from torch.torch_version import TorchVersion
 
 from popdist_py.environment import TORCH_BACKEND

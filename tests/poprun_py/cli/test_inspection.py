@@ -10,7 +10,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 from support.sysfs_trees import SNAPSHOTS
 
 from poprun_py.cli import run

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.cli import run
 from poprun_py.planning import option_sources

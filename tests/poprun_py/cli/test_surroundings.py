@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py import LaunchConfig, StartError, UsageError, launch, launcher, plan, terminal
 from poprun_py.cli import run

@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.cli import run
 from poprun_py.commands.scale import _own_words

@@ -8,9 +8,9 @@ import json
 import re
 
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from support.repository import ROOT
 
 from poprun_py.config.environment_options import (
     INTERNAL_VARIABLES,

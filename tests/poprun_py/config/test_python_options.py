@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py import LaunchConfig, UsageError
 from poprun_py.config.launch_options import LaunchOptions

@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 from poprun_py.devices import commands
 from poprun_py.devices import survey as module_of_survey

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 import poprun_py
 from poprun_py.errors import JobFailedError

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.machines import machines
 from support.sysfs_trees import GIB, SNAPSHOTS, TREES, Thread, Tree, regular, snapshot
@@ -108,7 +108,6 @@ def test_a_machine_is_found_whatever_file_is_missing(missing, tmp_path):
     assert Machine.from_json(machine.to_json()) == machine
 
 
-@settings(max_examples=25)
 @given(data=st.data())
 def test_damaged_files_never_raise_anything_but_hardware_error(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("damaged")

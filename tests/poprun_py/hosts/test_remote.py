@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.config.launch_config import LaunchConfig
 from poprun_py.errors import StartError, UsageError

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from support.repository import ROOT
 
 from poprun_py.instance import fast_stdlib
 

@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.environment import CALL, CALL_FILES
 from poprun_py.instance import protocol

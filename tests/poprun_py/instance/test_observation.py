@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import wait_until
 
 from popdist_py import environment
 from popdist_py.activities import ledger

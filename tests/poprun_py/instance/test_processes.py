@@ -8,7 +8,7 @@ import subprocess
 import sys
 from textwrap import dedent
 
-from conftest import ROOT
+from support.repository import ROOT
 
 # A shell at a terminal gives each job a process group of its own; a script gives none.
 SHELL = """

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 from poprun_py.instance import protocol
 from poprun_py.instance.stop_steps import LEAVE_SECONDS

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, survivors, wait_until
+from support.processes import survivors, wait_until
+from support.repository import ROOT
 from support.typist import Typist
 
 pytestmark = pytest.mark.mpi

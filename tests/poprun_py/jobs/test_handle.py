@@ -10,7 +10,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError, StartError, TimeLimitError, UsageError

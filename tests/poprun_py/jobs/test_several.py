@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 import poprun_py
 from poprun_py import JobFailedError

@@ -6,7 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 import poprun_py
 from poprun_py.jobs.status import JobStatus

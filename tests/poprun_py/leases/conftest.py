@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 HOLDER = ROOT / "tests" / "support" / "lease_holder.py"
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 from poprun_py.leases import locked_files
 from poprun_py.leases.book import OvertakenError, decided, leases_folder, opened, this_process

@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.leases.book import opened, this_process
@@ -117,7 +117,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=30)
 @given(JSON | st.lists(st.tuples(st.sampled_from(["lease-1", "ticket-1"]), JSON, JSON)))
 def test_anything_may_be_told(told):
     assert rivals_of(told, "x") == ((), ())

@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py import leasing
 from poprun_py.cli import run

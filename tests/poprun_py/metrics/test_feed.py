@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.metrics import feed
 from poprun_py.metrics.feed import Feed

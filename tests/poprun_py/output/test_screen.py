@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from poprun_py.output.screen import MAX_HELD, Screen, Sink, keep_end, make_stream
@@ -38,7 +38,6 @@ def test_character_in_two_reads_stays_whole():
     assert written.data == b"[1,0]<stdout>:" + line
 
 
-@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.binary(max_size=40)), max_size=40),
     st.booleans(),

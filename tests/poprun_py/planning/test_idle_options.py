@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import ROOT
 from support.plans import plan_blindly
+from support.repository import ROOT
 
 from poprun_py.cli import run
 from poprun_py.config.environment_options import variables_layer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.pods.database import FolderStore
 from popdist_py.pods.folder import make_pod

@@ -10,11 +10,11 @@ import time
 
 import pytest
 import urllib3
-from conftest import wait_until
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.memory_pod import POD, MemoryPod
 from support.pod_servers import TOKEN, served
+from support.processes import wait_until
 
 from popdist_py.pods import wire
 
@@ -197,7 +197,6 @@ def test_the_access_log_says_who_asked_what_and_no_secret(site):
     assert "hidden-one" not in "".join(site.access)
 
 
-@settings(max_examples=60)
 @given(
     st.binary(max_size=200)
     | st.binary(max_size=60).map(

@@ -14,8 +14,9 @@ import threading
 import time
 
 import pytest
-from conftest import ROOT, wait_until
 from support.pod_servers import ServerProcess
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py.pods.client import ServerStore
 from popdist_py.pods.database import FolderStore

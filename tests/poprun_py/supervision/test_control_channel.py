@@ -13,9 +13,10 @@ import time
 import tracemalloc
 
 import pytest
-from conftest import ROOT, wait_until
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py.peers import greeting
 from popdist_py.peers.calls import Calls

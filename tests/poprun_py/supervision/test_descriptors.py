@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 from poprun_py.cli import run
 from poprun_py.errors import StartError

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.supervision.mpirun_process import Mpirun
 

@@ -7,7 +7,7 @@ import selectors
 import socket
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.instance import protocol
 from poprun_py.supervision.control_channel import ControlChannel

@@ -10,7 +10,8 @@ import timeit
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, wait_until
+from support.processes import wait_until
+from support.repository import ROOT
 
 from popdist_py import environment, heartbeat
 from poprun_py.instance import protocol, vitals

@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import wait_until
+from support.processes import wait_until
 
 from poprun_py.errors import StartError
 from poprun_py.supervision.startup import Finding, Question, Startup

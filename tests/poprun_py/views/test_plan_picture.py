@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.machines import machines
 from support.plans import plan_blindly
@@ -99,7 +99,6 @@ def test_no_text_lies_on_another_or_across_an_edge(name):
     assert_is_drawn_well(plan_picture(CASES[name]()))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     machine=machines(),
     mode=st.sampled_from(list(MODES)),

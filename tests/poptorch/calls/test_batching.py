@@ -56,7 +56,6 @@ def expected(parts, mode, period, replicas):
     return torch.stack(flat) if flat[0].dim() == 0 else torch.cat(flat)
 
 
-@settings(max_examples=40)
 @given(
     mb=st.integers(1, 3),
     factors=st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3)),

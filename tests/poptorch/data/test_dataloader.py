@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.loading import ASYNC, FORK, REBATCHED, flat, read
 
@@ -45,7 +45,6 @@ def log(caplog):
     return caplog
 
 
-@settings(max_examples=60)
 @given(
     batch_size=st.integers(1, 4),
     di=st.integers(1, 3),

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import wait_until
 from support.loading import ASYNC, FORK, Broken, Stream, numbers
+from support.processes import wait_until
 
 from popdist_py import poptorch
 from popdist_py.poptorch import DataLoader, Options

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, wait_until
 from support.models import Mlp, classified, quiet_options
+from support.processes import wait_until
 from support.program_pods import configuring, held, partition
+from support.repository import ROOT
 from torch import nn
 
 import popdist_py.poptorch as poptorch

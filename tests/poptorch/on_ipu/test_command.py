@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT
+from support.repository import ROOT
 
 from popdist_py.poptorch.on_ipu.command import COMMAND
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from support.repository import ROOT
 
 PROGRAMS = ROOT / "tests" / "sdk_programs" / "recreated"
 

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from popdist_py.poptorch import ops
@@ -14,7 +14,6 @@ def labels_of(alignment, blank):
     return tuple(label for label, _ in itertools.groupby(alignment) if label != blank)
 
 
-@settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(2, 3), st.integers(0, 1), st.integers(0, 10_000))
 def test_ctc_decoding_finds_the_most_likely_labels(time, classes, blank, seed):
     generator = torch.Generator().manual_seed(seed)

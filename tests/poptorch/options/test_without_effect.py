@@ -8,8 +8,8 @@ import logging
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from support.models import Mlp, classified, quiet_options
+from support.repository import ROOT
 from torch import nn
 
 import popdist_py

@@ -86,7 +86,6 @@ def assert_equal_bits(results):
         assert np.array_equal(results[0].view(np.uint32), other.view(np.uint32))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     hosts=st.integers(2, 4),

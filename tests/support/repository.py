@@ -1,14 +1,15 @@
-"""Imports programs of the project that are in no package."""
+"""The repository's root folder, and its programs that are in no package."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
-from conftest import ROOT
+__all__ = ["ROOT", "load"]
 
-__all__ = ["load"]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def load(path: str) -> ModuleType:
