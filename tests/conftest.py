@@ -7,6 +7,7 @@ read, and a look at what its jobs left behind.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -80,6 +81,17 @@ def pytest_unconfigure(config):
     """Remove it."""
     if _FOLDER in config.stash:
         shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
+
+
+def pytest_collection(session):
+    """Collect without looking for garbage: of thousands of tests none is any."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    """Keep the collected tests out of every later search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

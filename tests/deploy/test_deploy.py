@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from deploy.image_build import context_files, copied, stages
@@ -36,6 +34,10 @@ def test_linters_have_nothing_to_say():
 
 
 def test_an_mpijob_has_the_fields_of_the_api():
+    # Their import takes two seconds, which the collection of every other test would pay.
+    import jsonschema
+    import kubernetes_validate
+
     job = yaml.safe_load((DEPLOY / "kubernetes/mpijob.yaml").read_text())
     schema = json.loads((Path(__file__).parent / "mpijob_schema.json").read_text())
     jsonschema.validate(job, schema)

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as checkpoint
 from support.ranks import run_ranks, values
 from torch.distributed._functional_collectives import all_reduce
 
@@ -79,6 +78,8 @@ def test_a_mesh_of_cpus_is_popdist(tmp_path):
 
 
 def _save(rank, folder):
+    from torch.distributed import checkpoint  # a second, which every collection would pay
+
     checkpoint.async_save({"rank": torch.tensor(rank)}, checkpoint_id=folder).result()
     state = {"rank": torch.tensor(-1)}
     checkpoint.load(state, checkpoint_id=folder)
